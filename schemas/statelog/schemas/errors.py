@@ -1,0 +1,278 @@
+"""The one tree of errors that statelog raises.
+
+    StatelogError
+    ├── Misuse                      the caller asked for something that cannot be
+    │   ├── ConfigError             a setting is wrong, unknown or contradicts another
+    │   ├── InvalidName             a log, writer or topic name outside the allowed form
+    │   ├── InvalidChange           a change that no log of this kind can hold
+    │   ├── KeyGroupMismatch        the named key group is not the key's, or not this writer's
+    │   ├── ValueTooLarge           one change is larger than a chunk may be
+    │   ├── IncompatibleSchema      a value schema that earlier values cannot be read with
+    │   ├── CheckpointMismatch      the log is not at the checkpoint that the caller expects
+    │   ├── ClosedError             used after close, from another thread or after a fork
+    │   └── OverlappingTasks        two tasks of one commit wrote the same key group
+    ├── NotFound                    the log, checkpoint or position asked for does not exist
+    ├── AlreadyExists               the name or slot is taken
+    ├── Unsafe                      a topic or store that would lose data; refused, not used
+    │   ├── UnsafeTopic             a topic setting that deletes or may lose what is acknowledged
+    │   └── UnsafeStore             a store that ignores put-if-absent
+    ├── Unavailable                 the world is in the way; the same call may succeed later
+    │   ├── BrokerUnavailable       Kafka does not answer, or not in time
+    │   ├── StoreUnavailable        the file system does not answer, or not in time
+    │   └── StorageFull             a disk or quota is full
+    ├── PersistFailed               change sets that did not become durable; nothing of them counts
+    ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
+    ├── Fenced                      a newer writer owns the partitions or the name; this one is over
+    ├── CommitRefused               the ledger shows the commit void for another reason than fencing
+    └── Damaged                     what was stored is not what is there
+        ├── Corrupt                 bytes that are not what was written
+        │   ├── CorruptChunk
+        │   ├── CorruptLedger
+        │   ├── CorruptDescriptor
+        │   ├── CorruptManifest
+        │   └── CorruptRun
+        ├── UnknownFormat           written by a newer statelog: this reader must stop
+        └── DataLoss                committed changes that cannot be read any more
+            ├── IdentityChanged     another cluster, or a topic that was made anew
+            ├── OffsetGone          the log starts above an offset that is needed
+            ├── BeyondEnd           the log ends below an offset that was committed
+            ├── AnchorMismatch      a record is not the one that the snapshot was built on
+            └── IncompleteChangeSet a listed change set lacks chunks or changes
+
+Four axes, and they are the caller's: *misuse* is mended in the calling program, *unavailable* is
+tried again, *fenced* ends this writer, and *damaged* needs a person. `RETRYABLE` is that rule as data.
+
+Every error carries `facts` (plain values: topic, partition, offsets, paths) and a `hint` that says
+what to do. Errors survive pickling, because they travel from Spark's workers to its driver.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "AlreadyExists",
+    "AnchorMismatch",
+    "BeyondEnd",
+    "BrokerUnavailable",
+    "CheckpointMismatch",
+    "ClosedError",
+    "CommitRefused",
+    "ConfigError",
+    "Corrupt",
+    "CorruptChunk",
+    "CorruptDescriptor",
+    "CorruptLedger",
+    "CorruptManifest",
+    "CorruptRun",
+    "Damaged",
+    "DataLoss",
+    "Fact",
+    "Fenced",
+    "IdentityChanged",
+    "IncompatibleSchema",
+    "IncompleteChangeSet",
+    "InvalidChange",
+    "InvalidName",
+    "KeyGroupMismatch",
+    "Misuse",
+    "NotFound",
+    "OffsetGone",
+    "OutcomeUnknown",
+    "OverlappingTasks",
+    "PersistFailed",
+    "StatelogError",
+    "StorageFull",
+    "StoreUnavailable",
+    "Unavailable",
+    "UnknownFormat",
+    "Unsafe",
+    "UnsafeStore",
+    "UnsafeTopic",
+    "ValueTooLarge",
+]
+
+Fact = str | int | float | bool | None
+
+
+def _rebuild(cls: "type[StatelogError]", message: str, hint: str, facts: dict[str, Fact]) -> "StatelogError":
+    return cls(message, hint=hint, **facts)
+
+
+class StatelogError(Exception):
+    """Root of the tree. `message` says what is wrong, `facts` where, `hint` what to do."""
+
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Fact) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.facts: Mapping[str, Fact] = facts
+
+    def __str__(self) -> str:
+        facts = ", ".join(f"{name}={value}" for name, value in self.facts.items())
+        text = f"{self.message} ({facts})" if facts else self.message
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _rebuild, (type(self), self.message, self.hint, dict(self.facts))
+
+
+class Misuse(StatelogError):
+    """The caller asked for something that cannot be."""
+
+
+class ConfigError(Misuse):
+    """A setting is wrong, unknown or contradicts another."""
+
+
+class InvalidName(Misuse):
+    """A name outside `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, or one that is reserved."""
+
+
+class InvalidChange(Misuse):
+    """A change that no log of this kind can hold: no key, a wrong type, a null value in a put."""
+
+
+class KeyGroupMismatch(Misuse):
+    """The named key group is not the key's own, or does not belong to this writer."""
+
+
+class ValueTooLarge(Misuse):
+    """One change is larger than a chunk may be."""
+
+
+class IncompatibleSchema(Misuse):
+    """A value schema that earlier values cannot be read with."""
+
+
+class CheckpointMismatch(Misuse):
+    """The log is not at the checkpoint that the caller expects to continue."""
+
+
+class ClosedError(Misuse):
+    """Used after close, from a second thread, or in a process forked after it was made."""
+
+
+class OverlappingTasks(Misuse):
+    """Two tasks of one commit wrote the same key group, so the order of their changes is arbitrary."""
+
+    default_hint = "Repartition by statelog's key-group expression, or declare that keys are unique per batch"
+
+
+class NotFound(StatelogError):
+    """The log, checkpoint, position or file asked for does not exist."""
+
+
+class AlreadyExists(StatelogError):
+    """The name or slot is taken."""
+
+
+class Unsafe(StatelogError):
+    """A topic or store that would lose data: refused, not used."""
+
+
+class UnsafeTopic(Unsafe):
+    """A topic setting that deletes, or may lose, what was acknowledged."""
+
+
+class UnsafeStore(Unsafe):
+    """A store that ignores put-if-absent, so that two materializers could overwrite each other."""
+
+
+class Unavailable(StatelogError):
+    """The world is in the way; the same call may succeed later. Nothing is lost."""
+
+
+class BrokerUnavailable(Unavailable):
+    """Kafka does not answer, or not in time."""
+
+    default_hint = "Check bootstrap.servers and that the broker is up; then try again"
+
+
+class StoreUnavailable(Unavailable):
+    """The file system does not answer, or not in time."""
+
+    default_hint = "Check the root URL, its credentials and the network; then try again"
+
+
+class StorageFull(Unavailable):
+    """A disk or quota is full. What was committed before stands."""
+
+    default_hint = "Free space, then run again: nothing that was committed is lost"
+
+
+class PersistFailed(StatelogError):
+    """Change sets that did not become durable. They were never committed and count for nobody."""
+
+
+class OutcomeUnknown(StatelogError):
+    """A ledger record was sent and not answered: valid or not, only a new Open can settle it."""
+
+
+class Fenced(StatelogError):
+    """A newer writer owns one of the partitions or the writer name. This one is over for good."""
+
+    default_hint = "Another writer took over; stop this one, or open it again if it should win"
+
+
+class CommitRefused(StatelogError):
+    """The ledger shows the commit void, for another reason than fencing."""
+
+
+class Damaged(StatelogError):
+    """What was stored is not what is there. Never skipped, never repaired silently."""
+
+
+class Corrupt(Damaged):
+    """Bytes that are not what was written."""
+
+
+class CorruptChunk(Corrupt):
+    """A chunk that does not decode, or whose checksum differs."""
+
+
+class CorruptLedger(Corrupt):
+    """A ledger record that does not decode, or whose checksum differs."""
+
+
+class CorruptDescriptor(Corrupt):
+    """A descriptor that does not decode, or whose checksum differs."""
+
+
+class CorruptManifest(Corrupt):
+    """A manifest that does not decode, whose checksum differs, or that breaks the chain."""
+
+
+class CorruptRun(Corrupt):
+    """A run that does not decode, or whose length or checksum differ from its manifest."""
+
+
+class UnknownFormat(Damaged):
+    """Written by a newer statelog. This reader stops, because skipping it could hide commits."""
+
+    default_hint = "Upgrade statelog on this machine"
+
+
+class DataLoss(Damaged):
+    """Committed changes that cannot be read any more."""
+
+
+class IdentityChanged(DataLoss):
+    """Another cluster, or a topic that was deleted and made anew under the same name."""
+
+
+class OffsetGone(DataLoss):
+    """The log starts above an offset that is needed: something truncated more than was safe."""
+
+
+class BeyondEnd(DataLoss):
+    """The log ends below an offset that was committed: acknowledged records are gone."""
+
+
+class AnchorMismatch(DataLoss):
+    """A record is not the one that the snapshot was built on."""
+
+
+class IncompleteChangeSet(DataLoss):
+    """A change set that a commit lists lacks chunks or changes, or they are not the ones listed."""
