@@ -1,0 +1,75 @@
+"""Fixtures that tests of every kind share, and the lines that say on what a run was made.
+
+    broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
+    own_broker  a separate one that a fault test may kill, pause and restart
+    log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
+    topic_name  the same, for a bare topic
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support import broker as brokers
+
+__all__: list[str] = []
+
+
+def pytest_report_header() -> list[str]:
+    """Say before the first test which kind of broker this run will use."""
+    named = os.environ.get(brokers.BROKER_VARIABLE, "")
+    if named:
+        return [f"kafka: {named}, named by {brokers.BROKER_VARIABLE}"]
+    reason = brokers.docker_reason()
+    return [f"kafka: embedded broker ({reason})" if reason else f"kafka: testcontainers, {brokers.KAFKA_IMAGE}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end which brokers were really used."""
+    if brokers.choices:
+        terminalreporter.section("kafka")
+        for line in brokers.choices:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Broker]:
+    """The Kafka broker that this run's tests share. Topics are created by the tests, under names of their own."""
+    with ExitStack() as stack:
+        yield brokers.open_shared_broker(stack, tmp_path_factory.mktemp("broker"))
+
+
+@pytest.fixture(scope="session")
+def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.OwnBroker]:
+    with ExitStack() as stack:
+        yield brokers.open_own_broker(stack, tmp_path_factory.mktemp("own-broker"))
+
+
+@pytest.fixture
+def own_broker(_own_broker: brokers.OwnBroker) -> brokers.OwnBroker:
+    """A broker apart from the shared one, alive at the start of every test that asks for it."""
+    if not _own_broker.alive:
+        _own_broker.restart()
+    return _own_broker
+
+
+@pytest.fixture
+def log_name(request: pytest.FixtureRequest) -> str:
+    """A log name that no other test and no other run uses."""
+    return _unique(request)
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A topic name that no other test and no other run uses."""
+    return _unique(request)
+
+
+def _unique(request: pytest.FixtureRequest) -> str:
+    """The test's own name, for whoever looks at the broker, and a random part."""
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
+    return f"{readable}-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,74 @@
+"""The embedded broker: the one that the development command starts, and the tests where Docker does not answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statelog.cli.devbroker.embedded import EmbeddedBroker
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One embedded broker for this file, alive."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("embedded"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+def _create(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])[topic].result(timeout=10)
+
+
+def _produce(bootstrap: str, topic: str, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    producer.produce(topic, value=value, partition=0)
+    assert producer.flush(10) == 0
+
+
+def _first_value(bootstrap: str, topic: str) -> bytes | None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        message = consumer.poll(20)
+        assert message is not None
+        assert message.error() is None
+        return message.value()
+    finally:
+        consumer.close()
+
+
+def test_a_record_outlives_sigkill(embedded: EmbeddedBroker, topic_name: str) -> None:
+    """What was acknowledged before a SIGKILL is there after a restart, at the same address."""
+    before = embedded.bootstrap
+    _create(before, topic_name)
+    _produce(before, topic_name, b"kept")
+    embedded.kill()
+    assert not embedded.alive
+    embedded.restart()
+    assert embedded.bootstrap == before
+    assert _first_value(before, topic_name) == b"kept"
+
+
+def test_starting_twice_is_starting_once(embedded: EmbeddedBroker) -> None:
+    """Start leaves a running broker alone."""
+    before = embedded.process
+    embedded.start()
+    assert embedded.process == before
+
+
+def test_stop_leaves_no_process(tmp_path: Path) -> None:
+    """After stop no process is left, even if the broker was paused; and stop can be called again."""
+    broker = EmbeddedBroker(tmp_path)
+    broker.start()
+    broker.pause()
+    assert broker.alive
+    broker.stop()
+    assert not broker.alive
+    broker.stop()

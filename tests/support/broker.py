@@ -1,0 +1,204 @@
+"""The Kafka brokers of the tests: which one a run gets, and one that a fault test may kill.
+
+A shared broker is, in this order: the one that `STATELOG_TEST_BROKER=host:port` names, a container of
+`apache/kafka:4.3.1` where Docker answers, the embedded broker (Kafka's own jars on this machine's Java). What was
+chosen, and why, is in `choices`, for the run's summary. Never falls back in silence, never touches a topic.
+"""
+
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import docker
+from docker.errors import DockerException
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
+
+from statelog.cli.devbroker.embedded import EmbeddedBroker
+from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties
+from statelog.cli.devbroker.ready import wait_until_ready
+
+__all__ = [
+    "BROKER_VARIABLE",
+    "KAFKA_IMAGE",
+    "Broker",
+    "KafkaContainer",
+    "OwnBroker",
+    "choices",
+    "docker_reason",
+    "open_own_broker",
+    "open_shared_broker",
+]
+
+BROKER_VARIABLE = "STATELOG_TEST_BROKER"
+KAFKA_IMAGE = "apache/kafka:4.3.1"
+_HEAP_MB = 512
+_START_TIMEOUT_S = 90.0
+
+choices: list[str] = []
+"""One line for every broker that this run chose, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """The broker that most tests share: `bootstrap` is host:port, `kind` one of named, testcontainers, embedded."""
+
+    bootstrap: str
+    kind: str
+
+
+class OwnBroker(Protocol):
+    """A broker that belongs to one test at a time, which may do anything to it. Address and data outlive its deaths."""
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, the same for the broker's whole life."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """testcontainers or embedded."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process exists; a paused one does."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        ...
+
+    def restart(self) -> None:
+        """Start it again on the same data and address, killing it first if it lives; returns when it takes records."""
+        ...
+
+    def pause(self) -> None:
+        """Stop it answering, with its connections open."""
+        ...
+
+    def resume(self) -> None:
+        """End a pause."""
+        ...
+
+
+class KafkaContainer(DockerContainer):
+    """`apache/kafka:4.3.1` as one KRaft node, on one fixed port of this machine so that it survives a restart."""
+
+    kind = "testcontainers"
+
+    def __init__(self) -> None:
+        super().__init__(KAFKA_IMAGE)
+        self._port = _free_port()
+        self._host = self.get_docker_client().host()
+        local = self._host in {"localhost", "127.0.0.1"}
+        self._advertised_host = "127.0.0.1" if local else self._host
+        listeners = Listeners(bind_host="0.0.0.0", port=self._port, controller_port=9093, advertised=self.bootstrap)
+        for name, value in container_environment(node_properties(listeners), _HEAP_MB).items():
+            self.with_env(name, value)
+        # A pair instead of a port number tells the Docker client the address to bind to.
+        self.ports[f"{self._port}/tcp"] = ("127.0.0.1", self._port) if local else self._port
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, the same for the container's whole life."""
+        return f"{self._advertised_host}:{self._port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container runs or is paused."""
+        container = self.get_wrapped_container()
+        container.reload()
+        return container.status in {"running", "paused"}
+
+    def start(self) -> "KafkaContainer":
+        """Start the container; returns when it takes records."""
+        super().start()
+        self._wait()
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        if self.alive:
+            container = self.get_wrapped_container()
+            if container.status == "paused":
+                container.unpause()
+            container.kill(signal="SIGKILL")
+            container.wait()
+
+    def restart(self) -> None:
+        """Start it again on the same data and port; returns when it takes records."""
+        self.kill()
+        self.get_wrapped_container().start()
+        self._wait()
+
+    def pause(self) -> None:
+        """Freeze the process; its connections stay open."""
+        self.get_wrapped_container().pause()
+
+    def resume(self) -> None:
+        """End a pause."""
+        self.get_wrapped_container().unpause()
+
+    def _wait(self) -> None:
+        wait_until_ready(self.bootstrap, _START_TIMEOUT_S, still_alive=lambda: self.alive)
+
+
+def open_shared_broker(stack: ExitStack, directory: Path) -> Broker:
+    """The broker of this run; `stack` ends it. `directory` is where an embedded one keeps its data."""
+    named = os.environ.get(BROKER_VARIABLE, "")
+    if named:
+        wait_until_ready(named, 10.0)
+        choices.append(f"shared broker: {named}, named by {BROKER_VARIABLE}")
+        return Broker(bootstrap=named, kind="named")
+    own = _open(stack, directory, "shared broker")
+    return Broker(bootstrap=own.bootstrap, kind=own.kind)
+
+
+def open_own_broker(stack: ExitStack, directory: Path) -> OwnBroker:
+    """A broker to be killed; `stack` ends it. Never the one that the environment names."""
+    return _open(stack, directory, "broker of the fault tests")
+
+
+def docker_reason() -> str:
+    """Why Docker cannot be used here, or an empty string if it answers."""
+    try:
+        client = docker.from_env(timeout=5)
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except DockerException as error:
+        return f"Docker does not answer: {_first_line(error)}"
+    return ""
+
+
+def _open(stack: ExitStack, directory: Path, purpose: str) -> OwnBroker:
+    reason = docker_reason()
+    if not reason:
+        try:
+            container = stack.enter_context(KafkaContainer())
+        except (DockerException, ContainerStartException, ContainerConnectException) as error:
+            reason = f"Docker answers, but {KAFKA_IMAGE} does not start: {_first_line(error)}"
+        else:
+            choices.append(f"{purpose}: testcontainers, {KAFKA_IMAGE} at {container.bootstrap}")
+            return container
+    embedded = EmbeddedBroker(directory)
+    stack.callback(embedded.stop)
+    embedded.start()
+    choices.append(f"{purpose}: embedded Kafka {embedded.version} at {embedded.bootstrap} ({reason})")
+    return embedded
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
