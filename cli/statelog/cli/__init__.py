@@ -1,0 +1,3 @@
+"""The cli room of statelog."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The materializer room of statelog."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The producer room of statelog."""
+
+__all__: list[str] = []

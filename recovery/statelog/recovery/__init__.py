@@ -1,0 +1,3 @@
+"""The recovery room of statelog."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The schemas room of statelog."""
+
+__all__: list[str] = []

@@ -1,0 +1,211 @@
+"""Handles: durable change sets on their way from persist to commit.
+
+A handle says everything that a commit has to list: where each change set lies, how many chunks and changes
+it has, and their checksum. It is a value: it travels between processes, is stored by a caller's own
+two-phase commit, and is adopted by a later life of the writer.
+
+Invariants:
+- All change sets of a handle were written under its one (epoch, nonce), and its steps are checkpoints in
+  ascending order, the first one continuing `base`.
+- A handle includes what earlier unconfirmed checkpoints persisted since `base`. So a checkpoint that is
+  never confirmed needs no clean-up: the next one lists the same change sets again.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, cast
+
+import xxhash
+
+from statelog.schemas.avro import Datum, RecordCodec
+from statelog.schemas.errors import CheckpointMismatch, Corrupt, UnknownFormat
+from statelog.schemas.identity import LogIdentity
+
+__all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step"]
+
+NO_NONCE = bytes(16)
+_HANDLES = RecordCodec("handle")
+_MAGIC = b"SLHD"
+_VERSION = 1
+_PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of the record that follows
+
+
+class Checkpoint(NamedTuple):
+    """A writer's checkpoint: its id, and the nonce of the epoch that persisted it.
+
+    The id alone would not do: two lives of a writer can both take the id 7.
+    """
+
+    id: int
+    nonce: bytes
+
+
+NO_CHECKPOINT = Checkpoint(0, NO_NONCE)
+
+
+class Entry(NamedTuple):
+    """One change set in one partition.
+
+    `key_groups` is a bitmap over the partition's key groups, `checksum` the xxh3-64 over its chunks' checksums in
+    index order, `size_bytes` the sum of its record values.
+    """
+
+    partition: int
+    sqn: int
+    chunks: int
+    changes: int
+    size_bytes: int
+    first_offset: int
+    end_offset: int
+    checksum: int
+    key_groups: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one checkpoint added: its change sets, and its meta records (the last one of a key wins)."""
+
+    checkpoint_id: int
+    entries: tuple[Entry, ...] = ()
+    meta: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """Durable change sets since `base`, written under (epoch, nonce), not yet committed."""
+
+    identity: LogIdentity
+    writer: str
+    epoch: int
+    nonce: bytes
+    base: Checkpoint
+    steps: tuple[Step, ...]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the writer is at once this handle is committed."""
+        return Checkpoint(self.steps[-1].checkpoint_id, self.nonce)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The change sets of all steps."""
+        return tuple(entry for step in self.steps for entry in step.entries)
+
+    @property
+    def changes(self) -> int:
+        """How many changes the handle holds."""
+        return sum(entry.changes for entry in self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of record values the handle holds."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    def continuing(self, last: Checkpoint) -> "Handle":
+        """This handle without the steps that are committed when the writer is at `last`.
+
+        Raises CheckpointMismatch if the handle does not continue `last`: it was committed as a whole
+        already, or the log went on without it.
+        """
+        if last == self.base:
+            return self
+        done = [i for i, step in enumerate(self.steps[:-1]) if Checkpoint(step.checkpoint_id, self.nonce) == last]
+        if not done:
+            raise CheckpointMismatch(
+                f"the handle for checkpoint {self.checkpoint.id} does not continue the log",
+                writer=self.writer,
+                handle_base=self.base.id,
+                log_checkpoint=last.id,
+                hint="The log went on without this handle: drop it and resume from last_commit",
+            )
+        return replace(self, base=last, steps=self.steps[done[-1] + 1 :])
+
+    def to_record(self) -> bytes:
+        """In Avro's single-object encoding, as a commit embeds it."""
+        return _HANDLES.encode(_to_datum(self))
+
+    @classmethod
+    def from_record(cls, data: bytes) -> "Handle":
+        """From Avro's single-object encoding, whose bytes the caller has verified."""
+        datum, size = _HANDLES.decode(data)
+        if size != len(data):
+            raise Corrupt("bytes follow a handle", size_bytes=len(data))
+        return _from_datum(datum)
+
+    def to_bytes(self) -> bytes:
+        """With magic, version and checksum, to be stored or sent."""
+        record = self.to_record()
+        return _PREFIX.pack(_MAGIC, _VERSION, xxhash.xxh3_64_intdigest(record)) + record
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Handle":
+        """From `to_bytes`. Raises Corrupt, UnknownFormat."""
+        if len(data) < _PREFIX.size or data[:4] != _MAGIC:
+            raise Corrupt("these bytes are no statelog handle", size_bytes=len(data))
+        _, version, checksum = _PREFIX.unpack_from(data)
+        if version > _VERSION:
+            raise UnknownFormat("a handle has a newer format version", found=version, known=_VERSION)
+        record = data[_PREFIX.size :]
+        if version != _VERSION or any(data[5:8]) or checksum != xxhash.xxh3_64_intdigest(record):
+            raise Corrupt("a handle's checksum differs", size_bytes=len(data))
+        return cls.from_record(record)
+
+
+def _to_datum(handle: Handle) -> Datum:
+    return {
+        "writer": handle.writer,
+        "epoch": handle.epoch,
+        "nonce": handle.nonce,
+        "identity": handle.identity.to_datum(),
+        "base_id": handle.base.id,
+        "base_nonce": handle.base.nonce,
+        "steps": [_step_to_datum(step) for step in handle.steps],
+    }
+
+
+def _step_to_datum(step: Step) -> Datum:
+    columns: Iterable[tuple[object, ...]] = zip(*step.entries, strict=True) if step.entries else ((),) * 9
+    partitions, sqns, chunks, changes, size_bytes, first_offsets, end_offsets, checksums, key_groups = columns
+    return {
+        "checkpoint_id": step.checkpoint_id,
+        "partitions": partitions,
+        "sqns": sqns,
+        "chunks": chunks,
+        "changes": changes,
+        "size_bytes": size_bytes,
+        "first_offsets": first_offsets,
+        "end_offsets": end_offsets,
+        "checksums": struct.pack(f"<{len(checksums)}Q", *checksums),
+        "key_groups": key_groups,
+        "meta": step.meta,
+    }
+
+
+def _from_datum(datum: Datum) -> Handle:
+    steps = cast("list[dict[str, object]]", datum["steps"])
+    return Handle(
+        identity=LogIdentity.from_datum(datum["identity"]),
+        writer=cast("str", datum["writer"]),
+        epoch=cast("int", datum["epoch"]),
+        nonce=cast("bytes", datum["nonce"]),
+        base=Checkpoint(cast("int", datum["base_id"]), cast("bytes", datum["base_nonce"])),
+        steps=tuple(_step_from_datum(step) for step in steps),
+    )
+
+
+def _step_from_datum(datum: Datum) -> Step:
+    checksums = cast("bytes", datum["checksums"])
+    names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
+    numbers = [cast("list[int]", datum[name]) for name in names]
+    rows = zip(
+        *numbers,
+        struct.unpack(f"<{len(checksums) // 8}Q", checksums),
+        cast("list[bytes]", datum["key_groups"]),
+        strict=True,
+    )
+    return Step(
+        checkpoint_id=cast("int", datum["checkpoint_id"]),
+        entries=tuple(Entry(*row) for row in rows),
+        meta=cast("dict[str, bytes]", datum["meta"]),
+    )

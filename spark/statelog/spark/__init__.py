@@ -1,0 +1,3 @@
+"""The spark room of statelog."""
+
+__all__: list[str] = []

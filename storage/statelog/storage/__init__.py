@@ -1,0 +1,3 @@
+"""The storage room of statelog."""
+
+__all__: list[str] = []
