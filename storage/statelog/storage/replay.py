@@ -1,0 +1,57 @@
+"""The one replay path: materializer, recovery and Spark read committed changes here and nowhere else.
+
+It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists, and fails if
+anything listed is missing or differs. Whoever consumes the batches must publish nothing before the
+iterator has ended: only its end says that all that was listed is there.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from statelog.schemas.chunk import decode_batch, decode_head
+from statelog.schemas.replay_plan import PartitionCheck, ReplayPlan
+from statelog.storage.kafka import OffsetRange, Reader
+
+__all__ = ["CommittedChunk", "replay"]
+
+
+class CommittedChunk(NamedTuple):
+    """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`."""
+
+    partition: int
+    offset: int
+    value_schema_id: int
+    size_bytes: int
+    changes: pa.RecordBatch
+
+
+def replay(
+    reader: Reader,
+    topic: str,
+    plan: ReplayPlan,
+    change_schema: Callable[[int], pa.Schema],
+    *,
+    stall_timeout_s: float,
+) -> Iterator[CommittedChunk]:
+    """Yield the committed chunks of `plan`, in offset order within a partition.
+
+    `change_schema` gives the Arrow schema of changes whose values have a schema id. Raises IncompleteChangeSet,
+    CorruptChunk, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
+    checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
+    rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
+    for i in range(rounds):
+        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
+        for record in reader.read(wanted, stall_timeout_s=stall_timeout_s):
+            decoded = decode_head(record.value)
+            if decoded is None:
+                continue  # A stranger's record is void.
+            head, at = decoded
+            if not checks[record.partition].counts(record.offset, head):
+                continue
+            changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
+            yield CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
+    for check in checks.values():
+        check.finish()
