@@ -1,9 +1,9 @@
 """Fixtures that tests of every kind share, and the lines that say on what a run was made.
 
-    broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
-    own_broker  a separate one that a fault test may kill, pause and restart
-    log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
-    topic_name  the same, for a bare topic
+broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
+own_broker  a separate one that a fault test may kill, pause and restart
+log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
+topic_name  the same, for a bare topic
 """
 
 import os
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-
 from tests.support import broker as brokers
 
 __all__: list[str] = []

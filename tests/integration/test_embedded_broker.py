@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.cli.devbroker.embedded import EmbeddedBroker
+from statelog.cli.devbroker.ready import create_topic
 
 pytestmark = pytest.mark.broker
 
@@ -19,11 +19,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroke
     broker.start()
     yield broker
     broker.stop()
-
-
-def _create(bootstrap: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])[topic].result(timeout=10)
 
 
 def _produce(bootstrap: str, topic: str, value: bytes) -> None:
@@ -47,7 +42,7 @@ def _first_value(bootstrap: str, topic: str) -> bytes | None:
 def test_a_record_outlives_sigkill(embedded: EmbeddedBroker, topic_name: str) -> None:
     """What was acknowledged before a SIGKILL is there after a restart, at the same address."""
     before = embedded.bootstrap
-    _create(before, topic_name)
+    assert create_topic(before, topic_name, 10.0) == ""
     _produce(before, topic_name, b"kept")
     embedded.kill()
     assert not embedded.alive

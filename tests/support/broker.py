@@ -10,7 +10,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import docker
 from docker.errors import DockerException
@@ -99,8 +99,9 @@ class KafkaContainer(DockerContainer):
         listeners = Listeners(bind_host="0.0.0.0", port=self._port, controller_port=9093, advertised=self.bootstrap)
         for name, value in container_environment(node_properties(listeners), _HEAP_MB).items():
             self.with_env(name, value)
-        # A pair instead of a port number tells the Docker client the address to bind to.
-        self.ports[f"{self._port}/tcp"] = ("127.0.0.1", self._port) if local else self._port
+        # A pair instead of a port number names the address to bind to; the annotation leaves it out.
+        ports = cast("dict[str, object]", self.ports)
+        ports[f"{self._port}/tcp"] = ("127.0.0.1", self._port) if local else self._port
 
     @property
     def bootstrap(self) -> str:

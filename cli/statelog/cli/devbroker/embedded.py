@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -202,7 +202,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Generator[None]:
     """Hold the lock file `path`, waiting for whoever holds it. The system lets go of a dead process's lock."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

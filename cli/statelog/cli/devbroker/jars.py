@@ -15,7 +15,7 @@ from pathlib import Path
 
 from statelog.schemas.errors import ConfigError, Corrupt, Unavailable
 
-__all__ = ["KAFKA_VERSION", "check_jars", "ensure_jars", "parse_pins", "pinned_jars"]
+__all__ = ["KAFKA_VERSION", "check_jars", "clean_abandoned", "ensure_jars", "parse_pins", "pinned_jars"]
 
 KAFKA_VERSION = "4.3.1"
 _PINS = "jars.sha256"
@@ -44,7 +44,7 @@ def ensure_jars(directory: Path, java: Path, *, fetch_timeout_s: float = 600.0) 
 
 def pinned_jars() -> dict[str, str]:
     """SHA-256 in hexadecimal by the name of the jar."""
-    return parse_pins(resources.files(__package__).joinpath(_PINS).read_text(encoding="ascii"))
+    return parse_pins(resources.files("statelog.cli.devbroker").joinpath(_PINS).read_text(encoding="ascii"))
 
 
 def parse_pins(text: str) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _fetch(jars: Path, java: Path, timeout_s: float) -> None:
 
 
 def _run_ivy(ivy: Path, java: Path, staging: Path, timeout_s: float) -> None:
-    # An empty home keeps Ivy from the user's Maven cache: a description found there without its jar ends the resolution.
+    # An empty home keeps Ivy from the user's Maven cache: a description there without its jar ends the resolution.
     (staging / "home").mkdir()
     (staging / "ivy.xml").write_text(_MODULE, encoding="ascii")
     log = staging.parent / "fetch.log"

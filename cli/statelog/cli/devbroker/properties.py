@@ -47,7 +47,7 @@ COMMON_PROPERTIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Where a node listens. `bind_host` is an address of this machine, `advertised` what clients are told (host:port)."""
+    """Where a node listens: `bind_host` is an address of its machine, `advertised` what clients are told, host:port."""
 
     bind_host: str
     port: int

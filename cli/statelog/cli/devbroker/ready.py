@@ -6,16 +6,27 @@ topic and nothing else. Invariant: returns only after a broker acknowledged a re
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from statelog.schemas.errors import BrokerUnavailable
 
-__all__ = ["PROBE_TOPIC", "produce_probe", "wait_until_ready"]
+__all__ = ["PROBE_TOPIC", "create_topic", "produce_probe", "wait_until_ready"]
 
 PROBE_TOPIC = "__statelog_ready"
 _ATTEMPT_S = 2.0
+
+
+class _Admin(Protocol):
+    """The one call of the admin client that is used; the library's own annotation leaves the result open."""
+
+    def create_topics(
+        self, new_topics: list[NewTopic], *, operation_timeout: float, request_timeout: float
+    ) -> dict[str, Future[None]]: ...
 
 
 def wait_until_ready(
@@ -47,11 +58,11 @@ def wait_until_ready(
 
 def produce_probe(bootstrap: str, timeout_s: float) -> str:
     """Produce one record within `timeout_s` seconds. Returns why it failed, or an empty string."""
-    reason = _ensure_topic(bootstrap, timeout_s)
+    reason = create_topic(bootstrap, PROBE_TOPIC, timeout_s)
     return reason or _produce(bootstrap, timeout_s)
 
 
-def _client_settings(bootstrap: str) -> dict[str, str | int]:
+def _client_settings(bootstrap: str) -> dict[str, str | int | float | bool]:
     """Quick to reconnect, because the broker may come up at any moment; silent, because failures are expected."""
     return {
         "bootstrap.servers": bootstrap,
@@ -62,18 +73,24 @@ def _client_settings(bootstrap: str) -> dict[str, str | int]:
     }
 
 
-def _ensure_topic(bootstrap: str, timeout_s: float) -> str:
-    admin = AdminClient(_client_settings(bootstrap))
-    topic = NewTopic(PROBE_TOPIC, num_partitions=1, replication_factor=1, config={"retention.ms": "60000"})
+def create_topic(bootstrap: str, name: str, timeout_s: float) -> str:
+    """Create a topic of one partition unless it exists. Returns why it failed, or an empty string."""
+    topic = NewTopic(name, num_partitions=1, replication_factor=1)
+    # The client is kept in a name: its futures are never done once it is collected.
+    admin = _admin(bootstrap)
     created = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s)
     try:
-        created[PROBE_TOPIC].result(timeout=timeout_s + 1)
+        created[name].result(timeout=timeout_s + 1)
     except KafkaException as error:
         cause: KafkaError = error.args[0]
         return "" if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS else cause.str()
     except TimeoutError:
         return "the broker does not answer"
     return ""
+
+
+def _admin(bootstrap: str) -> _Admin:
+    return AdminClient(_client_settings(bootstrap))
 
 
 def _produce(bootstrap: str, timeout_s: float) -> str:

@@ -1,0 +1,55 @@
+"""An S3 service for the tests: a container of `versity/versitygw:v1.8.0`, on one port of this machine.
+
+Two ways to run it: as an S3 store should be, and without the metadata that its conditional writes are decided on,
+which makes it a real store that answers 200 to the second create of the same object.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
+
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import HttpWaitStrategy
+
+__all__ = ["S3_IMAGE", "S3Service", "open_s3"]
+
+S3_IMAGE = "versity/versitygw:v1.8.0"
+_PORT = 7070
+_BUCKET = "statelog-test"
+_ACCESS_KEY = "statelog-test-key"
+_SECRET_KEY = "statelog-test-canary-secret"  # noqa: S105 - of a container that lives for one run of the tests
+_START_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Service:
+    """A running service with one empty bucket. `options` are s3fs's."""
+
+    bucket: str
+    endpoint: str
+    options: dict[str, object]
+    secret: str
+
+
+def open_s3(stack: ExitStack, *, honours_conditions: bool = True) -> S3Service:
+    """Start a service; `stack` ends it. Raises docker's errors if it does not start."""
+    container = stack.enter_context(_container(honours_conditions))
+    endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(_PORT)}"
+    options: dict[str, object] = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": endpoint}
+    return S3Service(bucket=_BUCKET, endpoint=endpoint, options=options, secret=_SECRET_KEY)
+
+
+def _container(honours_conditions: bool) -> DockerContainer:
+    # A directory of the top level is a bucket. Side files hold the metadata, as not every file system has attributes.
+    metadata = "--sidecar /gateway/side" if honours_conditions else "--nometa"
+    script = f"mkdir -p /gateway/side /gateway/top/{_BUCKET} && exec versitygw --health /health posix {metadata} /gateway/top"
+    container = (
+        DockerContainer(S3_IMAGE)
+        .with_kwargs(entrypoint=["sh", "-c", script])
+        .with_env("ROOT_ACCESS_KEY", _ACCESS_KEY)
+        .with_env("ROOT_SECRET_KEY", _SECRET_KEY)
+        .waiting_for(HttpWaitStrategy(_PORT, "/health").with_startup_timeout(_START_TIMEOUT_S))
+    )
+    # A pair instead of a port number names the address to bind to; the annotation leaves it out.
+    cast("dict[str, object]", container.ports)[f"{_PORT}/tcp"] = ("127.0.0.1",)
+    return container
