@@ -1,0 +1,122 @@
+"""The descriptor: what a log is, written once into its directory when the log is made.
+
+Invariants:
+- Nothing in it ever changes. A log whose topics or cluster differ from it is refused, and both values are named.
+- What is read back passes the same checks as what a caller gives: a file is untrusted input.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from statelog.schemas.avro import Datum, FileCodec
+from statelog.schemas.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType, check_counts
+from statelog.schemas.names import check_name
+
+__all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "verify"]
+
+FORMAT_VERSION = 1
+_FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor)
+
+
+class HashRule(StrEnum):
+    """How a key's key group is known: it follows from the key, or the caller names it (then no look-up by key)."""
+
+    CRC32 = "crc32"
+    CALLER = "caller"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptor:
+    """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
+
+    Raises InvalidName, ConfigError.
+    """
+
+    name: str
+    identity: LogIdentity
+    partitions: int
+    key_groups: int
+    hash_rule: HashRule
+    key_type: KeyType
+    value_schema_id: int
+
+    def __post_init__(self) -> None:
+        check_name("log", self.name)
+        check_counts(self.partitions, self.key_groups)
+        if self.value_schema_id < 0:
+            raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return _FILE.encode(
+            {
+                "name": self.name,
+                "identity": self.identity.to_datum(),
+                "partitions": self.partitions,
+                "key_groups": self.key_groups,
+                "hash_rule": self.hash_rule.value,
+                "key_type": self.key_type.value,
+                "value_schema_id": self.value_schema_id,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Descriptor":
+        """From the file's bytes; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
+        datum = _FILE.decode(data, path)
+        try:
+            return _from_datum(datum)
+        except (Misuse, ValueError) as error:
+            raise CorruptDescriptor(f"{path} says what no descriptor says: {error}", path=path) from error
+
+
+def _from_datum(datum: Datum) -> Descriptor:
+    return Descriptor(
+        name=cast("str", datum["name"]),
+        identity=LogIdentity.from_datum(datum["identity"]),
+        partitions=cast("int", datum["partitions"]),
+        key_groups=cast("int", datum["key_groups"]),
+        hash_rule=HashRule(cast("str", datum["hash_rule"])),
+        key_type=KeyType(cast("str", datum["key_type"])),
+        value_schema_id=cast("int", datum["value_schema_id"]),
+    )
+
+
+def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:
+    """Compare the descriptor with what the cluster shows. Returns a warning for people, or None if all is equal.
+
+    Partitions that were added later are ignored with that warning: the log's key groups stay where they are.
+    Raises IdentityChanged, naming both values, for another cluster, another topic, or fewer partitions.
+    """
+    expected = descriptor.identity
+    _compare(descriptor, "cluster", expected.cluster_id, found_identity.cluster_id)
+    _compare(descriptor, "data topic", expected.data_topic_id, found_identity.data_topic_id)
+    _compare(descriptor, "ledger topic", expected.ledger_topic_id, found_identity.ledger_topic_id)
+    if found_partitions < descriptor.partitions:
+        raise IdentityChanged(
+            "the data topic has fewer partitions than the log",
+            log=descriptor.name,
+            expected=descriptor.partitions,
+            found=found_partitions,
+            hint="The topic was made anew: restore it, or delete the log",
+        )
+    if found_partitions == descriptor.partitions:
+        return None
+    return (
+        f"the data topic of {descriptor.name} has {found_partitions} partitions, the log uses the first"
+        f" {descriptor.partitions}; the added ones are ignored"
+    )
+
+
+def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> None:
+    if expected != found:
+        raise IdentityChanged(
+            f"the log was made on {what} {expected}, and this is {what} {found}",
+            log=descriptor.name,
+            expected=expected,
+            found=found,
+            hint="Check bootstrap.servers and the root URL; a topic that was deleted and made anew is another topic",
+        )
