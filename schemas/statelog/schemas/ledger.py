@@ -11,7 +11,7 @@ Invariants:
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, cast
@@ -19,9 +19,10 @@ from typing import NamedTuple, cast
 import xxhash
 
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import Corrupt, CorruptLedger, UnknownFormat
+from statelog.schemas.errors import Corrupt, CorruptLedger, InvalidName, UnknownFormat
 from statelog.schemas.handle import Checkpoint, Entry, Handle
 from statelog.schemas.identity import LogIdentity
+from statelog.schemas.names import check_name
 
 __all__ = ["AcceptLoss", "Commit", "CommitBody", "Extent", "LedgerRecord", "LossRange", "Open", "decode", "encode"]
 
@@ -49,6 +50,7 @@ class Open:
 
     `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
     writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences nobody.
+    Raises InvalidName: a manifest carries the writer's name, so no Open may bring one that a manifest refuses.
     """
 
     writer: str
@@ -57,6 +59,9 @@ class Open:
     prior: int
     last: Checkpoint
     identity: LogIdentity
+
+    def __post_init__(self) -> None:
+        check_name("writer", self.writer)
 
 
 class Extent(NamedTuple):
@@ -125,7 +130,8 @@ class Commit:
         except Corrupt as error:
             raise CorruptLedger(f"a commit's body does not decode: {error}", epoch=self.epoch) from error
         extents = _extents(entry for handle in handles for entry in handle.entries)
-        if size != len(self.body) or extents != self.extents:
+        has_meta = any(step.meta for handle in handles for step in handle.steps)
+        if size != len(self.body) or extents != self.extents or has_meta != self.has_meta:
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
         return CommitBody(metadata=cast("dict[str, str]", datum["metadata"]), handles=handles)
 
@@ -190,7 +196,7 @@ def decode(value: bytes) -> LedgerRecord | None:
         raise UnknownFormat("a ledger record has an unknown version or kind", version=version, kind=kind)
     try:
         return _DECODERS[kind](value[_PREFIX.size :])
-    except (Corrupt, struct.error) as error:
+    except (Corrupt, InvalidName, struct.error) as error:
         raise CorruptLedger(f"a ledger record does not decode: {error}", size_bytes=len(value)) from error
 
 
@@ -264,4 +270,8 @@ def _decode_whole(codec: RecordCodec, payload: bytes) -> dict[str, object]:
     return datum
 
 
-_DECODERS = {_Kind.OPEN: _decode_open, _Kind.COMMIT: _decode_commit, _Kind.ACCEPT_LOSS: _decode_loss}
+_DECODERS: dict[int, Callable[[bytes], LedgerRecord]] = {
+    _Kind.OPEN: _decode_open,
+    _Kind.COMMIT: _decode_commit,
+    _Kind.ACCEPT_LOSS: _decode_loss,
+}
