@@ -29,15 +29,16 @@ _CLUSTER_ID = "c3RhdGVsb2ctZGV2LTAwMQ"
 _FORMAT_TIMEOUT_S = 60.0
 
 
-def _nothing(_step: str) -> None:
-    """What to do with a step when nobody asked."""
+def _nothing(_event: object) -> None:
+    """What to do with an event when nobody asked."""
 
 
 class EmbeddedBroker:
     """One Kafka node with its data in `directory`.
 
     `port` 0 takes a free one; it stays the same for the life of this object. `jars_directory` is where the released
-    jars are kept, by default the user's cache. `on_step` is told what is being done, for a person who waits.
+    jars are kept, by default the user's cache. `on_step` is told what is being done, for a person who waits;
+    `on_spawn` is told every process as soon as there is one.
     """
 
     kind = "embedded"
@@ -52,6 +53,7 @@ class EmbeddedBroker:
         jars_directory: Path | None = None,
         start_timeout_s: float = 90.0,
         on_step: Callable[[str], None] = _nothing,
+        on_spawn: Callable[[ProcessId], None] = _nothing,
     ) -> None:
         self._directory = directory
         self._port = port or free_port()
@@ -59,6 +61,7 @@ class EmbeddedBroker:
         self._jars_directory = jars_directory or cache_directory()
         self._start_timeout_s = start_timeout_s
         self._on_step = on_step
+        self._on_spawn = on_spawn
         self._process: ProcessId | None = None
 
     @property
@@ -99,6 +102,7 @@ class EmbeddedBroker:
         self._on_step(f"starting Kafka {KAFKA_VERSION} at {self.bootstrap}")
         command = [*self._java(java, jars), "kafka.Kafka", str(settings)]
         self._process = process.spawn(command, self._directory, self.log_path)
+        self._on_spawn(self._process)
         self._wait()
 
     def stop(self, timeout_s: float = 20.0) -> None:

@@ -1,7 +1,7 @@
 """The Java that runs the broker: found, and new enough.
 
-Looks at `JAVA_HOME` first and then at the search path, as Kafka's own scripts do. Starts `java -version` and nothing
-else. Invariant: what `find_java` returns is Java 17 or newer.
+Takes the one that `JAVA_HOME` names, else the one on the search path, as Kafka's and Spark's own scripts do. Starts
+`java -version` and nothing else. Invariant: what `find_java` returns is Java 17 or newer.
 """
 
 import os
@@ -43,10 +43,8 @@ def parse_java_version(text: str) -> int | None:
 
 def _candidate(environment: Mapping[str, str]) -> Path:
     home = environment.get("JAVA_HOME", "")
-    named = Path(home, "bin", "java") if home else None
-    if named is not None and os.access(named, os.X_OK):
-        return named
-    found = shutil.which("java", path=environment.get("PATH"))
+    wanted = str(Path(home, "bin", "java")) if home else "java"
+    found = shutil.which(wanted, path=environment.get("PATH"))
     if found is None:
         raise ConfigError("no java was found", hint=_HINT, java_home=home or None)
     return Path(found)

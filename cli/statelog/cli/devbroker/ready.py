@@ -6,12 +6,9 @@ topic and nothing else. Invariant: returns only after a broker acknowledged a re
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.schemas.errors import BrokerUnavailable
 
@@ -19,14 +16,6 @@ __all__ = ["PROBE_TOPIC", "create_topic", "produce_probe", "wait_until_ready"]
 
 PROBE_TOPIC = "__statelog_ready"
 _ATTEMPT_S = 2.0
-
-
-class _Admin(Protocol):
-    """The one call of the admin client that is used; the library's own annotation leaves the result open."""
-
-    def create_topics(
-        self, new_topics: list[NewTopic], *, operation_timeout: float, request_timeout: float
-    ) -> dict[str, Future[None]]: ...
 
 
 def wait_until_ready(
@@ -77,20 +66,16 @@ def create_topic(bootstrap: str, name: str, timeout_s: float) -> str:
     """Create a topic of one partition unless it exists. Returns why it failed, or an empty string."""
     topic = NewTopic(name, num_partitions=1, replication_factor=1)
     # The client is kept in a name: its futures are never done once it is collected.
-    admin = _admin(bootstrap)
+    admin = AdminClient(_client_settings(bootstrap))
     created = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s)
     try:
         created[name].result(timeout=timeout_s + 1)
     except KafkaException as error:
         cause: KafkaError = error.args[0]
-        return "" if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS else cause.str()
+        return "" if cause.name() == "TOPIC_ALREADY_EXISTS" else cause.str()
     except TimeoutError:
         return "the broker does not answer"
     return ""
-
-
-def _admin(bootstrap: str) -> _Admin:
-    return AdminClient(_client_settings(bootstrap))
 
 
 def _produce(bootstrap: str, timeout_s: float) -> str:

@@ -1,0 +1,69 @@
+# What a person or a machine does with this tree. Needs make, Python 3.11 or newer, and Java 17 or newer for Kafka and
+# Spark. Every target brings up the virtual environment .venv first, again only when pyproject.toml changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := test,spark,s3,demo,check
+# Options for pytest: make test ARGS='-k fold'.
+ARGS ?=
+
+# Spark's workers would otherwise be whatever python3 is on the path.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+
+STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | cksum | cut -d' ' -f1)
+
+.PHONY: help venv java demo test check bench soak image clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo    a Spark job on a real Kafka, killed and recovered (no other command needed)'
+	@echo 'make test    all tests, at most ten minutes on two cores'
+	@echo 'make check   style, types and the import contract'
+	@echo 'make bench   the figures of bench/'
+	@echo 'make soak    long random runs'
+	@echo 'make clean   remove what these targets made'
+
+demo: venv java
+	$(BIN)/python -m demo $(ARGS)
+
+test: venv java
+	$(BIN)/python -m pytest -m 'not soak' tests $(ARGS)
+
+soak: venv java
+	$(BIN)/python -m pytest -m soak --timeout=7200 tests $(ARGS)
+
+bench: venv java
+	$(BIN)/python -m bench $(ARGS)
+
+check: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/unit/test_style.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(STAMP)
+
+# The new stamp is written last, so that an interrupted installation is done again.
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'statelog needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$$($(PYTHON) --version) cannot make virtual environments: install its venv package" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version); the first time takes a few minutes"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@rm -f $(VENV)/.made-of-*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+java:
+	@version=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | \
+	  sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	[ "$${version:-0}" -ge 17 ] || \
+	  { echo "statelog needs Java 17 or newer for Kafka and Spark; found: $${version:-none}" >&2; exit 1; }

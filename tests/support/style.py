@@ -1,0 +1,102 @@
+"""The house rules that no linter knows, as pure functions from source text to offences (line number and complaint)."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = [
+    "MAX_BODY_LINES",
+    "MAX_FILE_LINES",
+    "Offence",
+    "bare_ignores",
+    "declared_names",
+    "exported_names",
+    "long_file",
+    "long_functions",
+    "open_promises",
+    "undocumented_tests",
+]
+
+MAX_BODY_LINES = 50
+MAX_FILE_LINES = 500
+_PROMISE = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
+_IGNORE = re.compile(r"#\s*(noqa|type:\s*ignore|pyright:\s*ignore|mypy:|ruff:)(?P<rest>.*)")
+_REASONED = re.compile(r"\s*(:?\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*|\[[a-zA-Z, -]+\])\s*(-|#)\s*\w.*")
+
+
+class Offence(NamedTuple):
+    """A broken rule: where (1-based line) and what."""
+
+    line: int
+    complaint: str
+
+
+def long_functions(source: str) -> Iterator[Offence]:
+    """Functions whose body, without its docstring, has more than MAX_BODY_LINES lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
+            if lines > MAX_BODY_LINES:
+                yield Offence(node.lineno, f"{node.name} has {lines} lines of body")
+
+
+def long_file(source: str) -> Iterator[Offence]:
+    """A file of more than MAX_FILE_LINES lines."""
+    lines = source.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield Offence(lines, f"{lines} lines")
+
+
+def bare_ignores(source: str) -> Iterator[Offence]:
+    """Ignores of a linter or type checker that do not name a rule, or do not say why."""
+    for number, line in enumerate(source.splitlines(), 1):
+        found = _IGNORE.search(line)
+        if found and not _REASONED.fullmatch(found["rest"]):
+            yield Offence(number, f"no reason: {found.group().strip()}")
+
+
+def open_promises(source: str) -> Iterator[Offence]:
+    """Words that put work off."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if _PROMISE.search(line):
+            yield Offence(number, line.strip())
+
+
+def undocumented_tests(source: str) -> Iterator[Offence]:
+    """Test functions that do not state, in a docstring, the property that they show."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("test_") and not ast.get_docstring(node):
+            yield Offence(node.lineno, f"{node.name} has no docstring")
+
+
+def declared_names(source: str) -> list[str] | None:
+    """The names in `__all__` as they stand there, or None if the module has none."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in _bound(node):
+            assert node.value is not None
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def exported_names(source: str) -> set[str]:
+    """The public names that a module binds at its top: imports, definitions and assignments."""
+    names = {name for node in ast.parse(source).body for name in _bound(node)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in aliases)
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=targets):
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case _:
+            return

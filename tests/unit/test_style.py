@@ -1,0 +1,156 @@
+"""The house rules hold in the whole tree, and each check finds what it is there to find."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import style
+from tests.support.style import Offence
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "spark", "cli")
+PROGRAMS = ("bench", "demo")
+CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+OTHER_TEXT = ("*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run", "docs/*.md", "typings/**/*.pyi")
+
+Check = Callable[[str], Iterable[Offence]]
+
+
+def _python(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def _offences(check: Check, paths: Iterable[Path]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{offence.line}: {offence.complaint}"
+        for path in paths
+        for offence in check(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _room_modules() -> Iterator[Path]:
+    return (path for path in _python(*ROOMS))
+
+
+def test_no_function_is_too_long() -> None:
+    """No function outside the tests has a body of more than fifty lines."""
+    assert _offences(style.long_functions, _python(*ROOMS, *PROGRAMS)) == []
+
+
+def test_no_file_is_too_long() -> None:
+    """No file, tests included, has more than five hundred lines."""
+    assert _offences(style.long_file, _python(*ROOMS, *PROGRAMS, "tests")) == []
+
+
+def test_every_ignore_has_a_reason() -> None:
+    """Whoever silences a linter or a type checker names the rule and says why."""
+    assert _offences(style.bare_ignores, _python(*ROOMS, *PROGRAMS, "tests")) == []
+
+
+def test_every_ignore_of_the_configuration_has_a_reason() -> None:
+    """Each rule that pyproject.toml switches off is followed by a comment."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    silenced = re.search(r"^ignore = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert silenced
+    per_file = re.search(r"^\[tool\.ruff\.lint\.per-file-ignores\]\n(.*?)^$", text, re.MULTILINE | re.DOTALL)
+    assert per_file
+    lines = [*silenced.group(1).splitlines(), *per_file.group(1).splitlines()]
+    assert [line for line in lines if not re.search(r"# \w", line)] == []
+
+
+def test_nothing_is_put_off() -> None:
+    """No file of the project leaves a promise behind."""
+    others = [path for pattern in OTHER_TEXT for path in ROOT.glob(pattern)]
+    assert _offences(style.open_promises, [*_python(*ROOMS, *PROGRAMS, "tests"), *others]) == []
+
+
+def test_every_test_states_its_property() -> None:
+    """Each test function has a docstring."""
+    assert _offences(style.undocumented_tests, _python("tests")) == []
+
+
+def test_the_namespace_stays_open() -> None:
+    """No room has a `statelog/__init__.py`, which would hide all the other rooms."""
+    assert list(ROOT.glob("*/statelog/__init__.py")) == []
+
+
+def test_all_lists_of_rooms_agree() -> None:
+    """The rooms on disk are those that the build, pytest, both type checkers, ruff and the import contract name."""
+    tool = CONFIG["tool"]
+    wheel = tool["hatch"]["build"]["targets"]["wheel"]["packages"]
+    roots = tool["importlinter"]["root_packages"]
+    lists = {
+        "disk": {path.parts[-2] for path in ROOT.glob("*/statelog")},
+        "hatch dev mode": set(tool["hatch"]["build"]["dev-mode-dirs"]),
+        "wheel": {package.split("/")[0] for package in wheel},
+        "pytest": set(tool["pytest"]["ini_options"]["pythonpath"]) - {"."},
+        "mypy": set(tool["mypy"]["mypy_path"].split(":")) - {".", "typings"},
+        "pyright": set(tool["pyright"]["extraPaths"]) - {"."},
+        "import contract": {root.removeprefix("statelog.") for root in roots} - {"pyspark_statelog"},
+    }
+    assert {name: rooms for name, rooms in lists.items() if rooms != set(ROOMS)} == {}
+    assert set(ROOMS) <= set(tool["ruff"]["src"])
+    assert set(ROOMS) <= set(tool["mypy"]["files"])
+    assert set(ROOMS) <= set(tool["pyright"]["include"])
+
+
+def test_every_module_declares_its_names() -> None:
+    """Each module of a room has an `__all__` without repetitions, and binds every name in it."""
+    wrong: list[str] = []
+    for path in _room_modules():
+        source = path.read_text(encoding="utf-8")
+        names = style.declared_names(source)
+        if names is None:
+            wrong.append(f"{path.relative_to(ROOT)}: no __all__")
+        elif len(set(names)) != len(names) or not set(names) <= style.exported_names(source):
+            wrong.append(f"{path.relative_to(ROOT)}: {sorted(set(names) - style.exported_names(source)) or names}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_exports_what_it_says(room: str) -> None:
+    """The public names that a room's `__init__` binds are exactly those in its `__all__`."""
+    source = (ROOT / room / "statelog" / room / "__init__.py").read_text(encoding="utf-8")
+    assert style.exported_names(source) == set(style.declared_names(source) or [])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_typed(room: str) -> None:
+    """Each room tells type checkers that it is annotated."""
+    assert (ROOT / room / "statelog" / room / "py.typed").exists()
+
+
+_LONG = "def f():\n" + "    pass\n" * (style.MAX_BODY_LINES + 1)
+
+
+@pytest.mark.parametrize(
+    ("check", "bad", "good"),
+    [
+        (style.long_functions, _LONG, _LONG.removesuffix("    pass\n")),
+        (style.long_file, "\n" * (style.MAX_FILE_LINES + 1), "\n" * style.MAX_FILE_LINES),
+        (style.bare_ignores, "x = 1  # no" + "qa: S101", "x = 1  # no" + "qa: S101 - the fork is the test"),
+        (style.bare_ignores, "x = 1  # no" + "qa", ""),
+        (
+            style.bare_ignores,
+            "x = 1  # type: " + "ignore[arg-type]",
+            "x = 1  # type: " + "ignore[arg-type]  # the library's annotation is wrong",
+        ),
+        (style.open_promises, "# TO" + "DO: all", "# method"),
+        (style.undocumented_tests, "def test_x(): pass", 'def test_x():\n    """It holds."""'),
+    ],
+)
+def test_a_check_finds_its_offence(check: Check, bad: str, good: str) -> None:
+    """Each check complains about a planted offence, and not about its lawful twin."""
+    assert list(check(bad))
+    assert not list(check(good))
+
+
+def test_names_are_read_from_source() -> None:
+    """What a module binds and what it declares are read without importing it."""
+    source = "import a.b\nfrom c import d as e, _f\n__all__ = ['e', 'g']\ng: int = 1\nclass H: ...\n"
+    assert style.declared_names(source) == ["e", "g"]
+    assert style.exported_names(source) == {"a", "e", "g", "H"}
+    assert style.declared_names("x = 1") is None
