@@ -1,0 +1,52 @@
+"""`statelog dev start | stop | status` on a real broker."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from statelog.cli.devbroker import DevSettings, process, start, state, status, stop
+from statelog.cli.devbroker.embedded import cache_directory
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> DevSettings:
+    """A development broker of this test alone; the jars are those of the user's cache, if they are there."""
+    cached = cache_directory() / "kafka-4.3.1"
+    if cached.is_dir():
+        (tmp_path / cached.name).symlink_to(cached)
+    return DevSettings(directory=tmp_path, port=0)
+
+
+def test_two_starts_at_once_give_one_broker(settings: DevSettings) -> None:
+    """Of two starts at the same moment one starts the broker and the other finds it; stop ends it for both."""
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(start, [settings, settings])
+        assert first.pid == second.pid
+        assert {first.was_running, second.was_running} == {True, False}
+        seen = status(settings)
+        assert (seen.ready, seen.bootstrap, seen.pid) == (True, first.bootstrap, first.pid)
+    finally:
+        stopped = stop(settings)
+    assert stopped
+    assert process.identify(first.pid) is None
+    assert not status(settings).running
+    assert not stop(settings)
+
+
+def test_a_killed_broker_is_started_again(settings: DevSettings) -> None:
+    """After a SIGKILL the note of the dead broker is ignored, and start brings up a new one on the same data."""
+    first = start(settings)
+    try:
+        running = state.read_running(settings.directory)
+        assert running is not None
+        process.kill(running.process)
+        assert not status(settings).running
+        second = start(settings)
+        assert not second.was_running
+        assert second.pid != first.pid
+    finally:
+        stop(settings)

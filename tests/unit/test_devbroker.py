@@ -1,0 +1,244 @@
+"""The development broker's parts that need no broker: jars, Java, settings, processes, the running note."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from statelog.cli.devbroker import dev, java, process, state
+from statelog.cli.devbroker.dev import DevSettings
+from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
+from statelog.cli.devbroker.jars import KAFKA_VERSION, check_jars, ensure_jars, parse_pins, pinned_jars
+from statelog.cli.devbroker.process import ProcessId
+from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties, properties_text
+from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.cli.devbroker.state import RunningBroker
+from statelog.cli.devbroker.waiting import wait_for
+from statelog.schemas.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
+
+_LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Path:
+    """A directory of two jars that are as pinned."""
+    directory = tmp_path / "jars"
+    directory.mkdir()
+    (directory / "a.jar").write_bytes(b"a")
+    (directory / "b.jar").write_bytes(b"b")
+    return directory
+
+
+_PINS = {"a.jar": sha256(b"a").hexdigest(), "b.jar": sha256(b"b").hexdigest()}
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
+    """A process that ignores SIGTERM, once it has said so in its log."""
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    log = tmp_path / "log"
+    spawned = process.spawn([sys.executable, "-c", program], tmp_path, log)
+    assert wait_for(lambda: "up" in process.tail(log), 20.0)
+    yield spawned
+    process.kill(spawned)
+
+
+def test_pinned_jars_are_accepted(jars: Path) -> None:
+    """Exactly the pinned jars pass."""
+    check_jars(jars, _PINS)
+
+
+@pytest.mark.parametrize("fact", ["missing", "extra", "changed"])
+def test_other_jars_are_refused(jars: Path, fact: str) -> None:
+    """A jar that is missing, extra or changed is a typed error that names it."""
+    if fact == "missing":
+        (jars / "b.jar").unlink()
+    else:
+        (jars / ("c.jar" if fact == "extra" else "b.jar")).write_bytes(b"evil")
+    with pytest.raises(Corrupt) as refused:
+        check_jars(jars, _PINS)
+    assert refused.value.facts[fact] == ("c.jar" if fact == "extra" else "b.jar")
+    assert str(jars) in refused.value.hint
+
+
+def test_damaged_jars_are_found_at_every_start(tmp_path: Path) -> None:
+    """A directory of jars that is there already is checked again before it is used."""
+    (tmp_path / f"kafka-{KAFKA_VERSION}").mkdir()
+    with pytest.raises(Corrupt):
+        ensure_jars(tmp_path, Path("java-is-not-needed"))
+
+
+def test_a_failed_fetch_leaves_nothing(tmp_path: Path) -> None:
+    """A fetch that fails is Unavailable, names its log, and leaves no directory that looks like jars."""
+    with pytest.raises(Unavailable) as failed:
+        ensure_jars(tmp_path, Path("/bin/false"))
+    assert [path.name for path in tmp_path.iterdir()] == ["fetch.log"]
+    assert failed.value.facts["log"] == str(tmp_path / "fetch.log")
+
+
+def test_pins_name_the_broker_itself() -> None:
+    """The checked-in list pins the broker of the version that it is asked for, with whole checksums."""
+    pins = pinned_jars()
+    assert f"kafka_2.13-{KAFKA_VERSION}.jar" in pins
+    assert {len(checksum) for checksum in pins.values()} == {64}
+    assert parse_pins("00  x.jar\n11  y.jar\n") == {"x.jar": "00", "y.jar": "11"}
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("no such thing", None),
+    ],
+)
+def test_java_versions_are_understood(said: str, version: int | None) -> None:
+    """Old and new forms of a Java version are read."""
+    assert java.parse_java_version(said) == version
+
+
+def _fake_java(home: Path, said: str) -> None:
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "java"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\n", encoding="ascii")
+    program.chmod(0o755)
+
+
+def test_java_home_decides(tmp_path: Path) -> None:
+    """The Java that JAVA_HOME names is taken, whatever is on the path."""
+    _fake_java(tmp_path, 'openjdk version "21.0.1"')
+    found = java.find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    assert found == tmp_path / "bin" / "java"
+
+
+def test_an_old_java_is_refused(tmp_path: Path) -> None:
+    """A Java below 17 is a configuration error with both versions."""
+    _fake_java(tmp_path, 'openjdk version "11.0.2"')
+    with pytest.raises(ConfigError) as refused:
+        java.find_java({"JAVA_HOME": str(tmp_path)})
+    assert (refused.value.facts["version"], refused.value.facts["oldest"]) == (11, 17)
+
+
+def test_no_java_is_a_configuration_error(tmp_path: Path) -> None:
+    """Without any Java the error says what to install."""
+    with pytest.raises(ConfigError, match=r"no java was found.*Install a Java"):
+        java.find_java({"PATH": str(tmp_path)})
+
+
+def test_a_node_listens_on_loopback_only() -> None:
+    """Every listener is bound to the loopback address, the controller's always."""
+    properties = node_properties(_LISTENERS, Path("/data"))
+    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:4001,CONTROLLER://127.0.0.1:4002"
+    assert properties["auto.create.topics.enable"] == "false"
+    assert properties["log.dirs"] == "/data"
+
+
+def test_settings_become_files_and_variables() -> None:
+    """The same settings make a properties file, with backslashes escaped, and a container's environment."""
+    assert properties_text({"log.dirs": "a\\b"}) == "log.dirs=a\\\\b\n"
+    environment = container_environment({"log.dirs": "/d"}, heap_mb=512)
+    assert environment == {"KAFKA_LOG_DIRS": "/d", "KAFKA_HEAP_OPTS": "-Xmx512m"}
+
+
+def test_a_process_that_ignores_sigterm_is_killed(sleeper: ProcessId) -> None:
+    """End returns only when the process is gone, and it insists."""
+    assert process.is_alive(sleeper)
+    process.end(sleeper, timeout_s=0.2)
+    assert not process.is_alive(sleeper)
+    assert process.identify(sleeper.pid) is None
+
+
+def test_a_reused_process_id_is_another_process(sleeper: ProcessId) -> None:
+    """A process of the same id and another start time is not ours: it counts as dead and is never signalled."""
+    other = ProcessId(pid=sleeper.pid, started="0")
+    assert not process.is_alive(other)
+    process.end(other, timeout_s=0.0)
+    process.kill(other)
+    assert process.is_alive(sleeper)
+
+
+def test_the_note_of_a_dead_broker_does_not_count(tmp_path: Path, sleeper: ProcessId) -> None:
+    """A note is believed while its process lives, and not after."""
+    note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=1, kafka_version="x")
+    state.note_running(tmp_path, note)
+    assert state.read_running(tmp_path) == note
+    process.kill(sleeper)
+    assert state.read_running(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"pid": 1', '{"unknown": 1}'])
+def test_an_unreadable_note_is_no_note(tmp_path: Path, text: str) -> None:
+    """Whatever stands in a damaged note, there is no broker."""
+    (tmp_path / "running.json").write_text(text, encoding="ascii")
+    assert state.read_running(tmp_path) is None
+
+
+def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
+    """A port that another program listens on is refused before anything is fetched or started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="in use") as refused:
+            dev.start(DevSettings(directory=tmp_path, port=port))
+    assert refused.value.facts["port"] == port
+
+
+def test_another_port_than_the_running_one_is_refused(tmp_path: Path, sleeper: ProcessId) -> None:
+    """A second start on another port says which one runs; without a port, or with any, it finds the running one."""
+    note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=4711, kafka_version="x")
+    state.note_running(tmp_path, note)
+    with pytest.raises(ConfigError, match="running_port=4711"):
+        dev.start(DevSettings(directory=tmp_path, port=4712))
+    for port in (None, 0, 4711):
+        found = dev.start(DevSettings(directory=tmp_path, port=port))
+        assert (found.bootstrap, found.pid, found.was_running) == ("127.0.0.1:4711", sleeper.pid, True)
+
+
+def test_status_and_stop_without_a_broker(tmp_path: Path) -> None:
+    """Where nothing was ever started, status says so, stop has nothing to do, and neither makes a directory."""
+    settings = DevSettings(directory=tmp_path / "none")
+    assert not dev.stop(settings)
+    seen = dev.status(settings)
+    assert (seen.running, seen.ready, seen.bootstrap, seen.pid) == (False, False, None, None)
+    assert not settings.directory.exists()
+
+
+def test_waiting_ends_with_the_process() -> None:
+    """Nobody waits for a broker whose process is gone."""
+    with pytest.raises(BrokerUnavailable, match="ended before it was ready"):
+        wait_until_ready(f"127.0.0.1:{free_port()}", 60.0, still_alive=lambda: False)
+
+
+def test_waiting_ends_in_time() -> None:
+    """Waiting asks at least once, and gives up when its clock says so."""
+    ticks = iter([0.0, 100.0])
+    with pytest.raises(BrokerUnavailable, match="in time"):
+        wait_until_ready(f"127.0.0.1:{free_port()}", 60.0, clock=lambda: next(ticks))
+    times = iter([0.0, 1.0, 2.0, 3.0])
+    slept: list[float] = []
+    assert not wait_for(lambda: False, 2.0, pause_s=0.5, clock=lambda: next(times), sleep=slept.append)
+    assert slept == [0.5]
+
+
+def test_the_lock_keeps_other_processes_out(tmp_path: Path) -> None:
+    """While one holds the lock another process cannot take it, and can afterwards."""
+    lock = tmp_path / "lock"
+    attempt = f"import fcntl; fcntl.flock(open({str(lock)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", attempt]
+    with locked(lock):
+        assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XDG_CACHE_HOME moves the broker; without it, it is below the home directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "statelog" / "dev"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/h")
+    assert cache_directory() == Path("/h/.cache/statelog/dev")
