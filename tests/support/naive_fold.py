@@ -1,0 +1,123 @@
+"""A second ledger fold, naive on purpose: it keeps the whole history and judges every record from scratch.
+
+It shares no state, no increments and no short cuts with `statelog.schemas.fold`, so that the two can only agree if
+both follow DESIGN section 2.
+"""
+
+from typing import NamedTuple
+
+from statelog.schemas.fold import Reason
+from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.ledger import Commit, LedgerRecord, Open
+
+__all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
+
+NOT_LIVE = frozenset({Reason.FENCED, Reason.UNKNOWN_EPOCH})
+
+
+class _Valid(NamedTuple):
+    offset: int
+    record: LedgerRecord
+
+
+def same_verdict(one: Reason | None, other: Reason | None) -> bool:
+    """Whether two folds agree. Fenced and unknown are one verdict: a fold from a snapshot cannot tell them apart."""
+    return one == other or (one in NOT_LIVE and other in NOT_LIVE)
+
+
+class NaiveFold:
+    """Valid records in order, and questions answered by reading all of them."""
+
+    def __init__(self, identity: LogIdentity) -> None:
+        self.identity = identity
+        self.valid: list[_Valid] = []
+
+    def apply(self, offset: int, record: LedgerRecord | None) -> Reason | None:
+        """Judge the next record. Returns None if it is valid, else why it is void."""
+        if record is None:
+            return None
+        reason = self.judge(record)
+        if reason is None:
+            self.valid.append(_Valid(offset, record))
+        return reason
+
+    def judge(self, record: LedgerRecord) -> Reason | None:
+        """The verdict on `record` if it came next."""
+        match record:
+            case Open():
+                return self._judge_open(record)
+            case Commit():
+                return self._judge_commit(record)
+            case _:
+                return None
+
+    def opens(self) -> list[tuple[int, Open]]:
+        """Every valid Open with its offset."""
+        return [(offset, record) for offset, record in self.valid if isinstance(record, Open)]
+
+    def commits(self) -> list[tuple[int, Commit]]:
+        """Every valid commit with its offset."""
+        return [(offset, record) for offset, record in self.valid if isinstance(record, Commit)]
+
+    def writer(self, commit: Commit) -> str:
+        """Whose commit it is."""
+        return dict(self.opens())[commit.epoch].writer
+
+    def last_final(self, writer: str) -> int:
+        """The offset of the writer's last final commit, -1 if there is none."""
+        return max((offset for offset, c in self.commits() if c.final and self.writer(c) == writer), default=-1)
+
+    def last(self, writer: str) -> Checkpoint:
+        """The writer's last checkpoint since its last final commit."""
+        since = self.last_final(writer)
+        mine = [c.checkpoint for offset, c in self.commits() if self.writer(c) == writer and offset > since]
+        return mine[-1] if mine else NO_CHECKPOINT
+
+    def prior(self, writer: str, partitions: tuple[int, ...]) -> int:
+        """The newest valid Open that shares a partition, or the name since its last final commit."""
+        since = self.last_final(writer)
+        return max(
+            (
+                offset
+                for offset, o in self.opens()
+                if set(o.partitions) & set(partitions) or (o.writer == writer and offset > since)
+            ),
+            default=-1,
+        )
+
+    def fenced(self, epoch: int) -> bool:
+        """Whether a later valid Open shares a partition or the name with the Open at `epoch`, or it was ended."""
+        mine = dict(self.opens())[epoch]
+        later = [o for offset, o in self.opens() if offset > epoch]
+        ended = any(c.final and c.epoch == epoch for _, c in self.commits())
+        return ended or any(o.writer == mine.writer or set(o.partitions) & set(mine.partitions) for o in later)
+
+    def committed(self, partition: int) -> int:
+        """The largest end offset that any valid commit lists in the partition."""
+        ends = [e.end_offset for _, c in self.commits() for e in c.extents if e.partition == partition]
+        return max(ends, default=0)
+
+    def _judge_open(self, record: Open) -> Reason | None:
+        if record.identity != self.identity:
+            return Reason.OTHER_LOG
+        seen = (record.prior, record.last)
+        now = (self.prior(record.writer, record.partitions), self.last(record.writer))
+        return None if seen == now else Reason.STALE_OPEN
+
+    def _judge_commit(self, record: Commit) -> Reason | None:
+        mine = dict(self.opens()).get(record.epoch)
+        if mine is None or mine.nonce != record.nonce:
+            return Reason.UNKNOWN_EPOCH
+        if self.fenced(record.epoch):
+            return Reason.FENCED
+        if not {extent.partition for extent in record.extents} <= set(mine.partitions):
+            return Reason.NOT_OWNED
+        last = self.last(mine.writer)
+        if record.base != last:
+            return Reason.WRONG_BASE
+        if record.checkpoint.id <= last.id:
+            return Reason.NOT_LATER
+        if any(extent.first_offset < self.committed(extent.partition) for extent in record.extents):
+            return Reason.OVERLAP
+        return None
