@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 import xxhash
 
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import Corrupt, CorruptLedger, InvalidName, UnknownFormat
+from statelog.schemas.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
 from statelog.schemas.handle import Checkpoint, Entry, Handle
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.names import check_name
@@ -50,7 +50,7 @@ class Open:
 
     `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
     writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences nobody.
-    Raises InvalidName: a manifest carries the writer's name, so no Open may bring one that a manifest refuses.
+    Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
     """
 
     writer: str
@@ -62,6 +62,8 @@ class Open:
 
     def __post_init__(self) -> None:
         check_name("writer", self.writer)
+        if min(self.partitions, default=0) < 0:
+            raise ConfigError("an Open names a negative partition", writer=self.writer)
 
 
 class Extent(NamedTuple):
@@ -196,7 +198,7 @@ def decode(value: bytes) -> LedgerRecord | None:
         raise UnknownFormat("a ledger record has an unknown version or kind", version=version, kind=kind)
     try:
         return _DECODERS[kind](value[_PREFIX.size :])
-    except (Corrupt, InvalidName, struct.error) as error:
+    except (Corrupt, Misuse, struct.error) as error:
         raise CorruptLedger(f"a ledger record does not decode: {error}", size_bytes=len(value)) from error
 
 
