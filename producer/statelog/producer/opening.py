@@ -1,0 +1,154 @@
+"""Opening a writer: read the ledger, check what the caller expects, write an Open, learn whether it is valid.
+
+A valid Open fences every earlier epoch that shares a partition or the name, and settles all their unknown
+outcomes: whatever they sent lies before it and is final, or will never be valid.
+
+Invariants:
+- Every Open goes out through a new producer, so nothing an earlier one has in flight can follow it.
+- An Open whose outcome is unknown is not waited for: the next one settles it.
+- After success the fold stands right behind our Open, and the state that it shows for our partitions only we can change.
+"""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from statelog.producer.grant import Grant
+from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
+from statelog.schemas.fold import LedgerFold
+from statelog.schemas.handle import Checkpoint
+from statelog.schemas.ledger import Open
+from statelog.schemas.names import check_name
+from statelog.storage.kafka import Producer
+from statelog.storage.ledger_client import LedgerClient, append_record
+from statelog.storage.log import Log
+
+__all__ = ["Opened", "open_epoch", "random_nonce"]
+
+_ATTEMPTS = 8
+
+
+def random_nonce() -> bytes:
+    """16 random bytes: what tells one life of a writer from every other."""
+    return os.urandom(16)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A grant with the clients that it was opened through. The owner closes them."""
+
+    grant: Grant
+    ledger: LedgerClient
+    producer: Producer
+
+    def close(self) -> None:
+        """Release both clients. Idempotent."""
+        self.producer.close()
+        self.ledger.close()
+
+
+def open_epoch(
+    log: Log,
+    writer: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    expect: int | Checkpoint | None = None,
+    ours: Collection[bytes] | None = None,
+    new_nonce: Callable[[], bytes] = random_nonce,
+) -> Opened:
+    """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
+    and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
+    the name must still belong to one of them, so that a re-open never takes them back from somebody else.
+
+    Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """
+    check_name("writer", writer)
+    taken = _partitions(log, partitions)
+    issued = None if ours is None else set(ours)
+    failure: StatelogError = Fenced("other writers keep opening in between", writer=writer, log=log.name)
+    ledger = log.newest_ledger()
+    try:
+        for _ in range(_ATTEMPTS):
+            ledger.read_end()
+            _check_expected(ledger.fold, writer, expect)
+            _check_still_ours(ledger.fold, writer, taken, issued)
+            nonce = new_nonce()
+            if issued is not None:
+                issued.add(nonce)
+            try:
+                opened = _try_open(log, ledger, writer, taken, nonce)
+            except OutcomeUnknown as error:
+                failure = error  # The next Open settles it.
+                continue
+            if opened is not None:
+                return opened
+        raise failure
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _try_open(log: Log, ledger: LedgerClient, writer: str, partitions: tuple[int, ...], nonce: bytes) -> Opened | None:
+    """One Open; None if it is void because another record came in between."""
+    fold = ledger.fold
+    record = Open(
+        writer=writer,
+        partitions=partitions,
+        nonce=nonce,
+        prior=fold.prior(writer, partitions),
+        last=fold.last_checkpoint(writer),
+        identity=log.descriptor.identity,
+    )
+    producer = log.kafka.producer()
+    try:
+        epoch = append_record(producer, ledger.topic, record)
+        void = ledger.verdict(epoch, record)
+        last = fold.last_commit(writer)
+        live = fold.live_epoch(epoch)
+        if void is None and live is not None and live.nonce == nonce:
+            grant = Grant(
+                descriptor=log.descriptor,
+                value_schema=log.value_schemas.newest(),
+                writer=writer,
+                epoch=epoch,
+                nonce=nonce,
+                partitions=partitions,
+                base=fold.last_checkpoint(writer),
+                metadata=last.metadata if last else {},
+            )
+            return Opened(grant, ledger, producer)
+    except BaseException:
+        producer.close()
+        raise
+    producer.close()
+    return None
+
+
+def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
+    count = log.descriptor.partitions
+    taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+    if not taken or taken[0] < 0 or taken[-1] >= count:
+        raise ConfigError("a writer needs partitions of its log", partitions=str(partitions), log_partitions=count)
+    return taken
+
+
+def _check_still_ours(
+    fold: LedgerFold, writer: str, partitions: tuple[int, ...], ours: Collection[bytes] | None
+) -> None:
+    newest = fold.live_epoch(fold.prior(writer, partitions))
+    if ours is not None and (newest is None or newest.nonce not in ours):
+        raise Fenced("another writer took over", writer=writer, by_writer=newest.writer if newest else None)
+
+
+def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:
+    last = fold.last_checkpoint(writer)
+    found = last.id if isinstance(expect, int) else last
+    if expect is not None and found != expect:
+        wanted = expect if isinstance(expect, int) else expect.id
+        raise CheckpointMismatch(
+            f"the caller resumes from checkpoint {wanted}, but the log is at {last.id}",
+            writer=writer,
+            expected=wanted,
+            found=last.id,
+            hint="Resume from last_commit; history is never rewound, going back is a commit of the difference",
+        )

@@ -1,0 +1,32 @@
+"""A writer's settings: small, frozen, checked once."""
+
+from dataclasses import dataclass
+
+from statelog.schemas.errors import ConfigError
+
+__all__ = ["WriterSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """How a writer batches and bounds. The defaults are what measured best; see `bench`.
+
+    `roll_rows` and `list_bytes`: single changes wait in plain lists until either is reached, then become Arrow.
+    `roll_bytes`: Arrow changes wait until they reach this, then are split by partition and sent as chunks.
+    `chunk_bytes`: the size that a chunk aims at. `in_flight_bytes_max`: above it, appending blocks.
+    """
+
+    roll_rows: int = 20_000
+    list_bytes: int = 2 << 20
+    roll_bytes: int = 8 << 20
+    chunk_bytes: int = 1 << 20
+    in_flight_bytes_max: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+        if self.chunk_bytes > 8 << 20:
+            raise ConfigError("chunk_bytes is above 8 MiB", hint="A topic takes records of 16 MiB, framing included")
+        if self.in_flight_bytes_max < self.chunk_bytes:
+            raise ConfigError("in_flight_bytes_max is below chunk_bytes, so that no chunk could ever be sent")

@@ -1,0 +1,190 @@
+"""Tasks: parallel writing for one coordinator. Tasks write chunks anywhere; one process opens and commits.
+
+    coordinator = Coordinator(log, "job-1")                  # one process
+    task = TaskWriter(producer, coordinator.task(2), slot=0) # any process: a TaskGrant pickles
+    task.append_batch(table); handle = task.finish()         # handles pickle, too
+    coordinator.commit(2, handles, {"offset": "42"})
+
+Tasks that lose, retry or come too late are never listed and cost only bytes: readers see none of it.
+
+Invariants:
+- A task's change set has a number of its own within the epoch: the checkpoint's slot, which the caller keeps unique
+  among all attempts of all tasks. A number is never used twice.
+- A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from statelog.producer.buffer import ChangeBuffer, Key, Value
+from statelog.producer.change_set import ChangeSet
+from statelog.producer.commit import refuse_overlaps
+from statelog.producer.committer import Committer, nowhere
+from statelog.producer.grant import Grant
+from statelog.producer.opening import Opened, open_epoch, random_nonce
+from statelog.producer.settings import WriterSettings
+from statelog.schemas.errors import ClosedError, Fenced
+from statelog.schemas.handle import Checkpoint, Handle, Step
+from statelog.schemas.ledger_state import LastCommit
+from statelog.schemas.names import data_topic
+from statelog.storage.kafka import Producer
+from statelog.storage.log import Log
+
+__all__ = ["Coordinator", "TaskGrant", "TaskWriter", "resume_grant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskGrant:
+    """The right to write one checkpoint's changes: a grant, the checkpoint, and the one that it continues. Pickles."""
+
+    grant: Grant
+    base: Checkpoint
+    checkpoint_id: int
+
+
+class TaskWriter:
+    """Writes one change set for a coordinator. One thread, one process; touches neither ledger nor DFS.
+
+    `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
+    `producer` is the caller's: tasks of one process may use it one after another, and it is not closed here.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        task: TaskGrant,
+        *,
+        slot: int,
+        settings: WriterSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        grant = task.grant
+        settings = settings or WriterSettings()
+        self._task = task
+        self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings)
+        self._change_set = ChangeSet(producer, data_topic(grant.descriptor.name), grant, slot, settings, clock=clock)
+        self._finished = False
+
+    def put(self, key: Key, value: Value) -> None:
+        """Set `key` to `value`. Raises as `Writer.put`."""
+        if self._buffer.put(key, value):
+            self._send()
+
+    def delete(self, key: Key) -> None:
+        """Remove `key`. Raises as `Writer.delete`."""
+        if self._buffer.delete(key):
+            self._send()
+
+    def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
+        """Many changes at once. Columns and errors as `Writer.append_batch`."""
+        if self._buffer.extend(table):
+            self._send()
+
+    def finish(self) -> Handle:
+        """Persist; the handle goes back to the coordinator. Raises PersistFailed."""
+        self._send()
+        self._finished = True
+        task = self._task
+        step = Step(checkpoint_id=task.checkpoint_id, entries=self._change_set.persist())
+        return Handle(
+            identity=task.grant.descriptor.identity,
+            writer=task.grant.writer,
+            epoch=task.grant.epoch,
+            nonce=task.grant.nonce,
+            base=task.base,
+            steps=(step,),
+        )
+
+    def _send(self) -> None:
+        if self._finished:
+            raise ClosedError("a task writer writes one change set", hint="Make a new one for every task")
+        changes = self._buffer.take()
+        if changes is not None:
+            self._change_set.send(changes)
+
+
+class Coordinator:
+    """Opens a writer for tasks elsewhere and commits what they return. One thread, one process."""
+
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        expect: int | None = None,
+        opened: Opened | None = None,
+        new_nonce: Callable[[], bytes] = random_nonce,
+        clock: Callable[[], float] = time.monotonic,
+        crash: Callable[[str], None] = nowhere,
+    ) -> None:
+        if opened is None:
+            opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce)
+        self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that tasks write under now."""
+        return self._committer.grant
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """The writer's last valid commit: where its source resumes."""
+        return self._committer.last
+
+    def task(self, checkpoint_id: int) -> TaskGrant:
+        """What the tasks of the next checkpoint need."""
+        return TaskGrant(grant=self.grant, base=self._committer.base, checkpoint_id=checkpoint_id)
+
+    def commit(
+        self,
+        checkpoint_id: int,
+        handles: Sequence[Handle],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        unique_keys: bool = False,
+        final: bool = False,
+    ) -> LastCommit:
+        """Commit the winners' handles as one checkpoint, all or nothing.
+
+        `unique_keys` declares that no key comes from two tasks; otherwise two tasks in one key group are refused with
+        OverlappingTasks before anything is written. Raises as `Writer.confirm`.
+        """
+        if not unique_keys:
+            refuse_overlaps(handles)
+        listed = [handle for handle in handles if handle.entries]
+        return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
+
+    def close(self) -> None:
+        """Release the clients. Idempotent."""
+        self._committer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def resume_grant(log: Log, grant: Grant) -> Opened:
+    """Clients for a grant that another process of the same job opened. Writes nothing to the ledger.
+
+    Raises Fenced if the grant is over, Damaged, Unavailable.
+    """
+    ledger = log.newest_ledger()
+    try:
+        ledger.read_end()
+        live = ledger.fold.live_epoch(grant.epoch)
+        if live is None or live.nonce != grant.nonce:
+            raise Fenced("the grant is over: another writer took its partitions or name", writer=grant.writer)
+        return Opened(grant, ledger, log.kafka.producer())
+    except BaseException:
+        ledger.close()
+        raise
