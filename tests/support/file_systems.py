@@ -1,8 +1,10 @@
 """File systems that behave as real ones do in the one respect that a test is about."""
 
 import errno
+import io
 import uuid
 from threading import RLock
+from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -14,7 +16,7 @@ class CarelessFileSystem(MemoryFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> object:
         """Write in any case."""
-        return super().pipe_file(path, value, **kwargs)
+        return super().pipe_file(path, value, mode="overwrite", **kwargs)
 
 
 class HdfsLikeFileSystem(MemoryFileSystem):
@@ -26,7 +28,13 @@ class HdfsLikeFileSystem(MemoryFileSystem):
         """Write; with mode "create" raise, because Arrow's file has no such mode."""
         if mode != "overwrite":
             raise ValueError(f"unsupported mode for Arrow filesystem: {mode!r}")
-        return super().pipe_file(path, value, **kwargs)
+        return super().pipe_file(path, value, mode="overwrite", **kwargs)
+
+    def open(self, path: str, mode: str = "rb", **kwargs: object) -> BinaryIO:
+        """Every reader gets a cursor of its own, which fsspec's memory does not give."""
+        if mode == "rb":
+            return io.BytesIO(self.cat_file(path))
+        return super().open(path, mode, **kwargs)
 
     def mv(self, path1: str, path2: str, **kwargs: object) -> None:
         """Rename in one step, or raise what libhdfs raises."""

@@ -11,13 +11,13 @@ from typing import cast
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import HttpWaitStrategy
 
-__all__ = ["S3_IMAGE", "S3Service", "open_s3"]
+__all__ = ["S3_IMAGE", "SECRET_KEY", "S3Service", "open_s3"]
 
 S3_IMAGE = "versity/versitygw:v1.8.0"
 _PORT = 7070
 _BUCKET = "statelog-test"
 _ACCESS_KEY = "statelog-test-key"
-_SECRET_KEY = "statelog-test-canary-secret"  # noqa: S105 - of a container that lives for one run of the tests
+SECRET_KEY = "statelog-test-canary-secret"
 _START_TIMEOUT_S = 60
 
 
@@ -28,26 +28,26 @@ class S3Service:
     bucket: str
     endpoint: str
     options: dict[str, object]
-    secret: str
 
 
 def open_s3(stack: ExitStack, *, honours_conditions: bool = True) -> S3Service:
     """Start a service; `stack` ends it. Raises docker's errors if it does not start."""
     container = stack.enter_context(_container(honours_conditions))
     endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(_PORT)}"
-    options: dict[str, object] = {"key": _ACCESS_KEY, "secret": _SECRET_KEY, "endpoint_url": endpoint}
-    return S3Service(bucket=_BUCKET, endpoint=endpoint, options=options, secret=_SECRET_KEY)
+    options: dict[str, object] = {"key": _ACCESS_KEY, "secret": SECRET_KEY, "endpoint_url": endpoint}
+    return S3Service(bucket=_BUCKET, endpoint=endpoint, options=options)
 
 
 def _container(honours_conditions: bool) -> DockerContainer:
-    # A directory of the top level is a bucket. Side files hold the metadata, as not every file system has attributes.
-    metadata = "--sidecar /gateway/side" if honours_conditions else "--nometa"
-    script = f"mkdir -p /gateway/side /gateway/top/{_BUCKET} && exec versitygw --health /health posix {metadata} /gateway/top"
+    # A directory of the top level is a bucket. Metadata lives in file attributes: side files, the gateway's other
+    # choice, change apart from the data, so a reader of a file being replaced could see a wrong checksum.
+    gateway = f"versitygw --health /health posix {'' if honours_conditions else '--nometa'} /gateway"
+    script = f"mkdir -p /gateway/{_BUCKET} && exec {gateway}"
     container = (
         DockerContainer(S3_IMAGE)
         .with_kwargs(entrypoint=["sh", "-c", script])
         .with_env("ROOT_ACCESS_KEY", _ACCESS_KEY)
-        .with_env("ROOT_SECRET_KEY", _SECRET_KEY)
+        .with_env("ROOT_SECRET_KEY", SECRET_KEY)
         .waiting_for(HttpWaitStrategy(_PORT, "/health").with_startup_timeout(_START_TIMEOUT_S))
     )
     # A pair instead of a port number names the address to bind to; the annotation leaves it out.

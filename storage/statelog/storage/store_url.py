@@ -124,7 +124,8 @@ def _check_place(protocol: str, place: str, shown: str) -> None:
 
 def log_url(root: RootUrl, log: str) -> str:
     """The URL of a log's directory. Raises InvalidName."""
-    return f"{root.url.rstrip('/')}/{check_name('log', log)}"
+    separator = "" if root.url.endswith("/") else "/"
+    return f"{root.url}{separator}{check_name('log', log)}"
 
 
 def check_path(path: str) -> str:

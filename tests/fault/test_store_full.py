@@ -1,0 +1,83 @@
+"""A disk that fills up under a real local store: a small file system in memory, mounted for the test."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statelog.schemas.errors import NotFound, StorageFull
+from statelog.storage.store_local import LocalStore
+
+SIZE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one mebibyte."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(directory)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("A full disk is not tested in this run: there is no mount command")
+    if done.returncode:
+        pytest.skip(f"A full disk is not tested in this run: mounting one is not allowed ({done.stderr.strip()})")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_create_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
+    """StorageFull, no name and no temporary file; what was there stands, and with space the same call succeeds."""
+    store = LocalStore(small_disk, "orders")
+    store.put_if_absent("manifests/1", b"x" * (SIZE_BYTES // 2))
+    with pytest.raises(StorageFull) as caught:
+        store.put_if_absent("manifests/2", b"y" * SIZE_BYTES)
+    assert caught.value.facts["code"] == "ENOSPC"
+    assert _names(small_disk) == {"1"}
+    assert store.read("manifests/1") == b"x" * (SIZE_BYTES // 2)
+    store.delete("manifests/1")
+    store.put_if_absent("manifests/2", b"y" * (SIZE_BYTES // 2))
+
+
+def test_a_replace_on_a_full_disk_keeps_the_old_file(small_disk: Path) -> None:
+    """A lease that cannot be renewed is still the old one, whole."""
+    store = LocalStore(small_disk, "orders")
+    store.put("leases/a", b"old")
+    with pytest.raises(StorageFull):
+        store.put("leases/a", b"y" * (2 * SIZE_BYTES))
+    assert store.read("leases/a") == b"old"
+    assert _names(small_disk) == {"a"}
+
+
+def test_an_upload_on_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
+    """A run that does not fit is StorageFull, and nothing of it stays to take space."""
+    run = tmp_path / "run"
+    run.write_bytes(b"z" * (2 * SIZE_BYTES))
+    store = LocalStore(small_disk, "orders")
+    with pytest.raises(StorageFull):
+        store.upload(run, "runs/a")
+    with pytest.raises(NotFound):
+        store.read("runs/a")
+    assert _names(small_disk) == set()
+
+
+def test_a_download_to_a_full_disk_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
+    """The local side's full disk is StorageFull too, without a torn copy."""
+    store = LocalStore(tmp_path / "store", "orders")
+    store.put("runs/a", b"z" * (2 * SIZE_BYTES))
+    with pytest.raises(StorageFull):
+        store.download("runs/a", small_disk / "copy")
+    assert _names(small_disk) == set()
+
+
+def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
+    """A full disk is told as such at open, not as an unsafe store."""
+    (small_disk / "filler").write_bytes(b"f" * SIZE_BYTES)
+    with pytest.raises(StorageFull):
+        LocalStore(small_disk, "orders").check()

@@ -1,0 +1,98 @@
+"""The local store's own duties: modes, symbolic links, left-over temporary files, what errors become."""
+
+import os
+import pickle
+import stat
+from pathlib import Path
+
+import pytest
+
+from statelog.schemas.errors import StoreUnavailable, UnsafeStore
+from statelog.storage.store_local import LocalStore
+from statelog.storage.store_probe import STALE_AFTER_S
+from statelog.storage.store_url import temporary_name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """A log's directory that does not exist yet."""
+    return LocalStore(tmp_path, "orders")
+
+
+def test_files_and_directories_are_private(store: LocalStore, tmp_path: Path) -> None:
+    """Every file that statelog makes is 0600 and every directory 0700, copies for local use included."""
+    old = os.umask(0)
+    try:
+        store.put_if_absent("runs/a", b"x")
+        store.put("leases/a", b"x")
+        store.upload(tmp_path / "orders" / "runs" / "a", "runs/b")
+        store.download("runs/b", tmp_path / "copy")
+    finally:
+        os.umask(old)
+    paths = [tmp_path / "copy", *(tmp_path / "orders").rglob("*"), tmp_path / "orders"]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()}
+    assert modes == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
+
+
+def test_a_delete_never_follows_a_link_out(store: LocalStore, tmp_path: Path) -> None:
+    """A directory of the log that is a symbolic link is not deleted through, and the log itself is refused by check."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+    store.put_if_absent("descriptor.avro", b"x")
+    (tmp_path / "orders" / "runs").symlink_to(outside)
+    with pytest.raises(UnsafeStore):
+        store.delete("runs/precious")
+    assert [info.path for info in store.list()] == ["descriptor.avro"]
+    (tmp_path / "linked").symlink_to(outside)
+    with pytest.raises(UnsafeStore):
+        LocalStore(tmp_path, "linked").check()
+    assert (outside / "precious").exists()
+
+
+def test_a_root_behind_a_link_works(tmp_path: Path) -> None:
+    """The root itself may be a symbolic link, as mounts often are."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    store = LocalStore(tmp_path / "root", "orders")
+    store.put_if_absent("runs/a", b"x")
+    store.delete("runs/a")
+    assert list(store.list()) == []
+
+
+def test_check_clears_what_a_crash_left_long_ago_and_nothing_else(store: LocalStore, tmp_path: Path) -> None:
+    """Temporary files older than a day go at check; younger ones and published files stay."""
+    store.put_if_absent("runs/a", b"x")
+    directory, long_ago = tmp_path / "orders" / "runs", store.now_s() - STALE_AFTER_S - 60
+    for name in (temporary_name("old"), temporary_name("new")):
+        (directory / name).write_bytes(b"x")
+    for name in (temporary_name("old"), "a"):
+        os.utime(directory / name, (long_ago, long_ago))
+    store.check()
+    assert {path.name for path in directory.iterdir()} == {"a", temporary_name("new")}
+
+
+def test_what_is_not_a_file_is_unavailable(store: LocalStore, tmp_path: Path) -> None:
+    """A directory where a file should be, and a file where a directory should be, are StoreUnavailable with a code."""
+    store.put_if_absent("runs/a", b"x")
+    for call in (lambda: store.read("runs"), lambda: store.read("runs/a/b"), lambda: store.put("runs/a/b", b"x")):
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert caught.value.facts["code"] in ("EISDIR", "ENOTDIR", "EEXIST")
+
+
+def test_a_missing_local_file_is_not_a_missing_stored_one(store: LocalStore, tmp_path: Path) -> None:
+    """Upload of nothing, and download into no directory, are StoreUnavailable, never NotFound."""
+    store.put_if_absent("runs/a", b"x")
+    with pytest.raises(StoreUnavailable):
+        store.upload(tmp_path / "none", "runs/b")
+    with pytest.raises(StoreUnavailable):
+        store.download("runs/a", tmp_path / "none" / "copy")
+
+
+def test_a_store_travels_by_pickle(store: LocalStore) -> None:
+    """A pickled store is the same directory."""
+    store.put_if_absent("runs/a", b"x")
+    travelled: LocalStore = pickle.loads(pickle.dumps(store))
+    assert travelled.read("runs/a") == b"x"
