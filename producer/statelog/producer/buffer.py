@@ -9,6 +9,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from statelog.schemas.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schem
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.schemas.key_groups import KeyType, key_group_of, key_groups_of, key_groups_of_partition, partition_of
-from statelog.schemas.values import ValueSchema, rows_to_struct, struct_from_columns
+from statelog.schemas.values import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 __all__ = ["ChangeBuffer", "Key", "Value"]
 
@@ -106,8 +107,8 @@ class ChangeBuffer:
         return key_group_of(key, self._descriptor.key_type, self._descriptor.key_groups)
 
     def extend(self, table: pa.Table | pa.RecordBatch) -> bool:
-        """Buffer many changes. Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places
-        keys, and the value: one column `value`, or for typed values the fields themselves.
+        """Buffer many changes. Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller
+        places keys, and the value: one column `value`, or for typed values the fields themselves.
 
         True if the buffer is full. Raises InvalidChange, KeyGroupMismatch.
         """
@@ -155,14 +156,22 @@ class ChangeBuffer:
             raise InvalidChange("a key does not fit in a signed 64-bit long", key=str(key))
 
     def _roll_lists(self) -> None:
+        """Turn the lists into Arrow. If a typed value or a key does not fit, they stay as they are and the error comes back
+        with every further call: dropping the rest of them would be a silent loss.
+        """
         if not self._keys:
             return
-        keys, values, groups = self._keys, self._values, self._groups
+        keys = self._key_column(self._keys)
+        values = self._value_column(self._values)
+        ops = values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+        changes = changes_batch(self._schema, self._groups_of(keys, self._groups), ops, keys, values)
         self._keys, self._values, self._groups, self._list_bytes = [], [], [], 0
-        key_column = self._key_column(keys)
-        value_column = pa.array(values, pa.binary()) if self._opaque else rows_to_struct(values, self._value_schema)
-        ops = value_column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
-        self._keep(changes_batch(self._schema, self._groups_of(key_column, groups), ops, key_column, value_column))
+        self._keep(changes)
+
+    def _value_column(self, values: Sequence[Value | None]) -> pa.Array:
+        if self._opaque:
+            return pa.array(values, pa.binary())
+        return rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
 
     def _key_column(self, keys: Sequence[Key]) -> pa.Array:
         try:
@@ -220,27 +229,23 @@ class ChangeBuffer:
             raise InvalidChange(f"column `key` is {column.type}, the log's keys are {wanted}: {error}") from error
 
     def _values_of(self, batch: pa.RecordBatch, ops: NDArray[np.uint8] | None) -> pa.Array:
-        wanted = self._value_schema.arrow_type
         names = batch.schema.names
-        if "value" in names and (self._opaque or pa.types.is_struct(batch.schema.field("value").type)):
+        if self._opaque:
+            if "value" not in names:
+                raise InvalidChange("a batch for this log needs a column `value`", columns=", ".join(names))
+            values = self._cast_values(batch.column("value"))
+            return values if ops is None else _nulled(values, ops)
+        deletes = None if ops is None else pa.array(ops == DELETE)
+        if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
             column = batch.column("value")
-            values = column if column.type == wanted else self._cast_values(column)
-        elif self._opaque:
-            raise InvalidChange("a batch for this log needs a column `value`", columns=", ".join(names))
-        else:
-            fields = [name for name in names if name not in ("key", "op", "key_group")]
-            values = struct_from_columns(batch.select(fields), self._value_schema)
-        return values if ops is None else _nulled(values, ops)
+            deletes = column.is_null() if deletes is None else deletes
+            return struct_from_columns(columns_of(column), self._value_schema, deletes)
+        fields = [name for name in names if name not in ("key", "op", "key_group")]
+        return struct_from_columns(batch.select(fields), self._value_schema, deletes)
 
     def _cast_values(self, column: pa.Array) -> pa.Array:
-        if not self._opaque:
-            flat = pa.RecordBatch.from_arrays(column.flatten(), names=[field.name for field in column.type])
-            return _nulled(
-                struct_from_columns(flat, self._value_schema),
-                column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8),
-            )
         try:
-            return column.cast(self._value_schema.arrow_type)
+            return column if column.type == pa.binary() else column.cast(pa.binary())
         except pa.ArrowException as error:
             raise InvalidChange(f"column `value` is {column.type}, this log's values are bytes: {error}") from error
 

@@ -10,6 +10,7 @@ Invariants:
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ _GRACE_S = 5.0  # Persist outlives the client's own delivery timeout, so every c
 
 @dataclass(slots=True)
 class _PartitionPart:
-    """What one partition has of the change set. `offsets` grow in the order of the reports, which is that of sending."""
+    """What one partition has of the change set. Reports come in the order of sending, so `offsets` grow."""
 
     chunks: int = 0
     changes: int = 0
@@ -170,7 +171,7 @@ class ChangeSet:
 
     def _entry(self, partition: int, part: _PartitionPart) -> Entry:
         offsets = part.offsets
-        if len(offsets) != part.chunks or any(a >= b for a, b in zip(offsets, offsets[1:], strict=False)):
+        if len(offsets) != part.chunks or any(a >= b for a, b in pairwise(offsets)):
             self._failure = f"partition {partition} reported offsets out of order"
             self._check()
         return Entry(

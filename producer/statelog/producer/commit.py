@@ -73,10 +73,14 @@ def refuse_overlaps(handles: Sequence[Handle]) -> None:
 
 def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:
     """The error that tells a committer why its commit is void."""
-    facts = {"writer": grant.writer, "epoch": grant.epoch, "checkpoint": checkpoint_id, "detail": void.detail}
-    if void.reason in (Reason.FENCED, Reason.UNKNOWN_EPOCH):
-        return Fenced(f"the commit is void: {void.reason.value}", **facts)
-    return CommitRefused(f"the commit is void: {void.reason.value}", **facts)
+    error: type[StatelogError] = Fenced if void.reason in (Reason.FENCED, Reason.UNKNOWN_EPOCH) else CommitRefused
+    return error(
+        f"the commit is void: {void.reason.value}",
+        writer=grant.writer,
+        epoch=grant.epoch,
+        checkpoint=checkpoint_id,
+        detail=void.detail,
+    )
 
 
 def _check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:

@@ -4,8 +4,8 @@ Used by a writer, by a coordinator whose tasks run elsewhere, and by Spark's com
 
 Invariants:
 - The ledger decides whether a commit is valid; a timeout decides nothing.
-- A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit lies
-  before that Open and is valid, or it never will be. Only then are the same handles committed again.
+- A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit
+  lies before that Open and is valid, or it never will be. Only then are the same handles committed again.
 - A re-open never takes the epoch back from somebody else.
 """
 

@@ -6,7 +6,7 @@ outcomes: whatever they sent lies before it and is final, or will never be valid
 Invariants:
 - Every Open goes out through a new producer, so nothing an earlier one has in flight can follow it.
 - An Open whose outcome is unknown is not waited for: the next one settles it.
-- After success the fold stands right behind our Open, and the state that it shows for our partitions only we can change.
+- After success the fold stands right behind our Open; the state that it shows for our partitions only we can change.
 """
 
 import os
@@ -82,7 +82,7 @@ def open_epoch(
                 continue
             if opened is not None:
                 return opened
-        raise failure
+        raise failure  # noqa: TRY301  # the clean-up below is the same for every way out
     except BaseException:
         ledger.close()
         raise

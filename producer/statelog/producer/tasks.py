@@ -183,7 +183,7 @@ def resume_grant(log: Log, grant: Grant) -> Opened:
         ledger.read_end()
         live = ledger.fold.live_epoch(grant.epoch)
         if live is None or live.nonce != grant.nonce:
-            raise Fenced("the grant is over: another writer took its partitions or name", writer=grant.writer)
+            raise Fenced("the grant is over: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
         return Opened(grant, ledger, log.kafka.producer())
     except BaseException:
         ledger.close()

@@ -112,7 +112,7 @@ class Writer:
 
     @property
     def last_commit(self) -> LastCommit | None:
-        """This writer's last valid commit (checkpoint, ledger offset, metadata): where its source resumes. None: none yet."""
+        """This writer's last valid commit (checkpoint, offset, metadata), where its source resumes; None: none."""
         return self._committer.last
 
     def __repr__(self) -> str:
@@ -144,8 +144,8 @@ class Writer:
             self._send()
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a null
-        value deletes), and `value`, or for typed values the fields themselves. Raises as `put`.
+        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
+        null value deletes), and `value`, or for typed values the fields themselves. Raises as `put`.
         """
         self._check_usable()
         if self._buffer.extend(table):
@@ -159,7 +159,7 @@ class Writer:
     # ---- persist, confirm, commit
 
     def persist(self, checkpoint_id: int) -> Handle:
-        """Make everything appended so far durable and return its handle, which includes earlier unconfirmed checkpoints.
+        """Make all that was appended durable; the handle includes earlier checkpoints that were not confirmed.
 
         Raises PersistFailed (the writer is over; open it again), CheckpointMismatch if the id does not grow.
         """
@@ -178,7 +178,7 @@ class Writer:
         return self._handle(self._steps)
 
     def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
-        """Commit a handle of this writer and return the commit's ledger offset. `final` ends the writer's row in the ledger.
+        """Commit a handle of this writer; returns the commit's ledger offset. `final` ends its row in the ledger.
 
         Raises Fenced, CommitRefused, CheckpointMismatch; OutcomeUnknown only if it could not be settled either.
         """
@@ -187,7 +187,7 @@ class Writer:
         return self._commit(handles, handle.checkpoint, metadata or {}, final)
 
     def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
-        """Persist and confirm. Without changes it commits the progress that `metadata` carries. Returns the ledger offset."""
+        """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
         return self.confirm(self.persist(checkpoint_id), metadata, final=final)
 
     def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
@@ -297,7 +297,7 @@ class Writer:
 def _disown_in_child() -> None:
     """After a fork the child's copies of the writers are nobody's: their clients live on in the parent."""
     for writer in list(_living):
-        writer._ready_thread = _NO_THREAD  # noqa: SLF001  # same module, same class: only this hook may
+        writer._ready_thread = _NO_THREAD  # same module, same class: only this hook may
 
 
 os.register_at_fork(after_in_child=_disown_in_child)

@@ -83,7 +83,9 @@ class RecordCodec:
         Raises Corrupt if the bytes are not this kind of record; the caller checks that nothing follows.
         """
         if data[:_SINGLE_OBJECT_BYTES] != self._prefix:
-            raise Corrupt("an Avro record carries another schema's fingerprint", found=data[:_SINGLE_OBJECT_BYTES].hex())
+            raise Corrupt(
+                "an Avro record carries another schema's fingerprint", found=data[:_SINGLE_OBJECT_BYTES].hex()
+            )
         record, size = self.decode_datum(data[_SINGLE_OBJECT_BYTES:])
         return record, _SINGLE_OBJECT_BYTES + size
 

@@ -81,9 +81,7 @@ class LedgerFold:
         }
         self._live = {epoch.epoch: epoch for epoch in state.live}
         self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
-        self._committed = {
-            row.partition: row.committed_position for row in state.partitions if row.committed_position
-        }
+        self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
         self._meta = {(record.writer, record.key): record.value for record in state.meta}
         self._accepted = state.accepted
 

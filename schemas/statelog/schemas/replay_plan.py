@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statelog.schemas.chunk import ChecksumFold, ChunkHead
+from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead
 from statelog.schemas.errors import IncompleteChangeSet
 from statelog.schemas.handle import Entry
 from statelog.schemas.ledger import CommitBody, LossRange
@@ -91,7 +91,7 @@ class _Progress:
         self.entry = entry
         self.chunks = 0
         self.changes = 0
-        self.checksum = ChecksumFold()
+        self.checksum = ChangeSetChecksum()
 
 
 class PartitionCheck:

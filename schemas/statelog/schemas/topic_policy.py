@@ -92,9 +92,11 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> list[
         found.append(_Finding(f"the ledger has {partitions} partitions and must have one", None))
     if config.get("cleanup.policy") != "delete":
         found.append(_Finding(f"cleanup.policy is {config.get('cleanup.policy')!r} and must be 'delete'", None))
-    for key in ("retention.ms", "retention.bytes"):
-        if config.get(key) != "-1":
-            found.append(_Finding(f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None))
+    found.extend(
+        _Finding(f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None)
+        for key in ("retention.ms", "retention.bytes")
+        if config.get(key) != "-1"
+    )
     size = int(config.get("max.message.bytes", "0"))
     if size < MAX_RECORD_BYTES:
         found.append(_Finding(f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None))

@@ -163,8 +163,11 @@ def rows_to_struct(values: Sequence[Mapping[str, object] | None], schema: ValueS
     return from_rows(values, _typed(schema), _ROOT)
 
 
-def struct_from_columns(columns: pa.Table | pa.RecordBatch, schema: ValueSchema) -> pa.Array:
-    """Flat columns, one for each field of the schema, as the value column. No row is a delete.
+def struct_from_columns(
+    columns: pa.Table | pa.RecordBatch, schema: ValueSchema, deletes: pa.Array | None = None
+) -> pa.Array:
+    """Flat columns, one for each field of the schema, as the value column. `deletes` (booleans) are null in it,
+    whatever their fields hold; without it no row is a delete.
 
     Types may differ within a family (large strings, dictionaries, integers that fit); a missing column takes the
     field's default. Raises InvalidChange with the path of what does not fit.
@@ -172,8 +175,9 @@ def struct_from_columns(columns: pa.Table | pa.RecordBatch, schema: ValueSchema)
     given = {name: _one(columns.column(number)) for number, name in enumerate(columns.column_names)}
     if len(given) != columns.num_columns:
         raise InvalidChange("two columns of one name", hint="Rename one", columns=", ".join(columns.column_names))
-    is_null = pa.repeat(pa.scalar(value=False, type=pa.bool_()), columns.num_rows)
-    return fit_fields(given, _typed(schema), _ROOT, is_null)
+    if deletes is None:
+        deletes = pa.repeat(pa.scalar(value=False, type=pa.bool_()), columns.num_rows)
+    return fit_fields(given, _typed(schema), _ROOT, deletes)
 
 
 def fit_struct(column: pa.Array, schema: ValueSchema) -> pa.Array:
@@ -204,14 +208,11 @@ def avsc_from_arrow(kind: pa.DataType | pa.Schema, name: str) -> str:
     Nullable fields become `["null", X]` with null as default. Raises ConfigError with the field's path for types that
     no value schema has (64-bit unsigned, durations, maps whose keys are no strings).
     """
-    fields = list(kind) if isinstance(kind, pa.Schema) else None
-    if fields is None:
-        if not pa.types.is_struct(kind):
-            raise ConfigError(
-                "a value schema is made from columns", hint="Give a struct type or a schema", got=str(kind)
-            )
-        fields = list(cast("pa.StructType", kind))
-    return canonical_json(json.dumps(_record_of(fields, name, _ROOT)))
+    if isinstance(kind, pa.Schema):
+        return canonical_json(json.dumps(_record_of(list(kind), name, _ROOT)))
+    if not pa.types.is_struct(kind):
+        raise ConfigError("a value schema is made from columns", hint="Give a struct type or a schema", got=str(kind))
+    return canonical_json(json.dumps(_record_of(list(cast("pa.StructType", kind)), name, _ROOT)))
 
 
 def _record_of(fields: Sequence[pa.Field], name: str, path: str) -> object:

@@ -94,8 +94,8 @@ class Log:
     ) -> "Log":
         """Make a log and open it.
 
-        `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL; `value_schema`
-        is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names checks to waive.
+        `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL;
+        `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names checks to waive.
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
@@ -169,7 +169,10 @@ class Log:
         descriptor = _descriptor_or_none(store)
         if descriptor is None:
             raise NotFound(f"there is no log {name}", url=store.url)
-        ids = {data_topic(name): descriptor.identity.data_topic_id, ledger_topic(name): descriptor.identity.ledger_topic_id}
+        ids = {
+            data_topic(name): descriptor.identity.data_topic_id,
+            ledger_topic(name): descriptor.identity.ledger_topic_id,
+        }
         if client.cluster_id() != descriptor.identity.cluster_id:
             raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
         for topic, topic_id in ids.items():
@@ -299,7 +302,10 @@ class Log:
         found = self.kafka.describe_topic(topic)
         if found is None:
             raise IdentityChanged(
-                "the log's topic is gone", topic=topic, log=self.name, hint="Check bootstrap.servers; else delete the log"
+                "the log's topic is gone",
+                topic=topic,
+                log=self.name,
+                hint="Check bootstrap.servers; else delete the log",
             )
         return found
 
@@ -331,9 +337,7 @@ def _make_topic(
 ) -> TopicDescription:
     """Create the topic, or take over an empty one of a create that died before its descriptor."""
     config = topic_config(role, replication_factor)
-    check_topic(
-        topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived
-    )
+    check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
     try:
         client.create_topic(
             TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)

@@ -6,15 +6,21 @@ iterator has ended: only its end says that all that was listed is there.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from statelog.schemas.chunk import decode_batch, decode_head
-from statelog.schemas.replay_plan import PartitionCheck, ReplayPlan
+from statelog.schemas.handle import Handle
+from statelog.schemas.ledger import CommitBody
+from statelog.schemas.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.storage.kafka import OffsetRange, Reader
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
-__all__ = ["CommittedChunk", "replay"]
+if TYPE_CHECKING:
+    from statelog.storage.log import Log  # The log imports this module's room; only the type is needed here.
+
+__all__ = ["CommittedChunk", "replay", "verify_handle"]
 
 
 class CommittedChunk(NamedTuple):
@@ -55,3 +61,15 @@ def replay(
             yield CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
     for check in checks.values():
         check.finish()
+
+
+def verify_handle(log: "Log", handle: Handle) -> None:
+    """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
+    body = CommitBody(metadata={}, handles=(handle,))
+    plan = plan_replay([body], range(log.descriptor.partitions))
+    reader = log.kafka.reader(log.data_topic)
+    try:
+        for _ in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S):
+            pass
+    finally:
+        reader.close()
