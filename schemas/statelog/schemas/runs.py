@@ -160,7 +160,7 @@ class RunFile:
 
 def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
     """Numbers of the row groups that may hold a wanted key group, in file order."""
-    groups = np.unique(np.asarray(wanted, np.int64))
+    groups = np.unique(np.fromiter(wanted, np.int64, len(wanted)))
     starts = np.searchsorted(groups, [span.first_key_group for span in index.row_groups])
     ends = np.searchsorted(groups, [span.end_key_group for span in index.row_groups])
     return [int(number) for number in np.flatnonzero(starts < ends)]

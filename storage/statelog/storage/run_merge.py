@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from statelog.schemas.merge import merge_tables
 from statelog.schemas.runs import key_groups_of
-from statelog.storage.run_file import RunReader, RunWriter
+from statelog.storage.run_file import RunWriter
+from statelog.storage.run_reader import RunReader
 
 __all__ = ["merge_runs", "merge_streams"]
 

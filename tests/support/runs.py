@@ -1,0 +1,42 @@
+"""Tables of changes and runs of them, for tests of everything that reads or writes runs."""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from statelog.schemas.runs import TARGET_ROWS, RunFile, RunMetadata, run_schema
+from statelog.storage.run_file import RunWriter, upload_run
+from statelog.storage.store import Store
+
+__all__ = ["LABEL", "Change", "change_table", "write_run"]
+
+Change = tuple[int, int, object, object]
+LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
+
+
+def change_table(
+    changes: Iterable[Change], key_type: pa.DataType | None = None, value_type: pa.DataType | None = None
+) -> pa.Table:
+    """Changes (key group, op, key, value), in the order of a run."""
+    rows = sorted(changes, key=lambda change: (change[0], _order(change[2])))
+    schema = run_schema(key_type or pa.binary(), value_type or pa.binary())
+    columns = [[row[i] for row in rows] for i in range(4)]
+    return pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema)
+
+
+def _order(key: object) -> bytes:
+    """Bytes that order as keys do in a run."""
+    if isinstance(key, int):
+        return (key + (1 << 63)).to_bytes(8, "big")
+    return key.encode() if isinstance(key, str) else bytes(key)  # type: ignore[call-overload]  # the only other kind
+
+
+def write_run(store: Store, directory: Path, tables: Sequence[pa.Table], *, target_rows: int = TARGET_ROWS) -> RunFile:
+    """Write tables, which follow each other, as one run and put it into the store."""
+    run_id = uuid.uuid4().hex
+    with RunWriter(directory / run_id, tables[0].schema, LABEL, target_rows=target_rows) as writer:
+        for table in tables:
+            writer.append(table)
+        return upload_run(store, writer.finish(), run_id)
