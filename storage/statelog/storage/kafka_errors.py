@@ -1,0 +1,94 @@
+"""What an answer of the Kafka client means: delivery reports and errors, by librdkafka's error names.
+
+Pure. It owns the two classifications that safety rests on, and the mapping from the client's errors to ours. It never
+talks to a client. Invariant: a delivery is OK or FAILED only when nothing else is possible.
+"""
+
+from statelog.schemas.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    ConfigError,
+    Corrupt,
+    DataLoss,
+    Fact,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange
+from statelog.storage.kafka_config import mask_text
+
+__all__ = ["ENDING", "check_range", "classify_delivery", "client_error"]
+
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"})
+_REFUSED = frozenset({
+    "_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+    "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED",
+})  # fmt: skip
+_WRONG_SETTING = frozenset({
+    "_INVALID_ARG", "INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION",
+    "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION", "UNSUPPORTED_VERSION", "UNSUPPORTED_FEATURE",
+})  # fmt: skip
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT"})
+_CORRUPT = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
+
+ENDING = _REFUSED | _CORRUPT
+"""Errors after which waiting is useless: a reader stops at once instead of at its stall timeout."""
+
+
+def classify_delivery(error_name: str | None, error_text: str, offset: int | None) -> Delivery:
+    """What is known of a record, from its delivery report.
+
+    `error_name` is librdkafka's name without its prefix, None for a success; `offset` may be missing or negative.
+    """
+    if error_name is None and offset is not None and offset >= 0:
+        return Delivery(DeliveryStatus.OK, offset, "")
+    if error_name is None:
+        # A broker that has seen the sequence number before answers without an offset. The record is most likely in
+        # the log, but a place that nobody can name cannot be listed in a commit.
+        return Delivery(DeliveryStatus.UNKNOWN, -1, "acknowledged without an offset")
+    reason = f"{error_name}: {mask_text(error_text)}"
+    if error_name in _TOO_LARGE:
+        # The broker refuses the record for what it is, before it appends anything, so earlier tries were refused too.
+        return Delivery(DeliveryStatus.FAILED, -1, reason)
+    # Everything else can follow an earlier try whose answer was lost: the client keeps retrying a record that it has
+    # already sent, and its timeouts (_MSG_TIMED_OUT), its purges (both _PURGE_INFLIGHT and _PURGE_QUEUE, since a record
+    # waits for its retry in the queue), a denied retry and a fatal state do not say whether that try was appended.
+    return Delivery(DeliveryStatus.UNKNOWN, -1, reason)
+
+
+def client_error(error_name: str, error_text: str, doing: str, servers: str, **facts: Fact) -> StatelogError:
+    """Our error for the client's. `doing` says what was attempted, `servers` names the brokers, without credentials."""
+    text = mask_text(error_text)
+    where: dict[str, Fact] = {"bootstrap_servers": servers, "kafka_error": error_name, **facts}
+    if error_name in _REFUSED:
+        hint = "Check the sasl.* and ssl.* settings and the principal's rights (docs: least privilege)"
+        return ConfigError(f"Kafka refuses this client while {doing}: {text}", hint=hint, **where)
+    if error_name in _WRONG_SETTING:
+        return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint="Correct the named setting", **where)
+    if error_name in _ABSENT:
+        return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
+    if error_name in _CORRUPT:
+        hint = "Read another replica, or restore the broker's disk; the record is not skipped"
+        return Corrupt(f"a record's checksum is wrong while {doing}: {text}", hint=hint, **where)
+    return BrokerUnavailable(f"Kafka does not answer while {doing}: {text}", hint="", **where)
+
+
+def check_range(topic: str, partition: int, wanted: OffsetRange, available: OffsetRange) -> None:
+    """Raise OffsetGone or BeyondEnd if the log of a partition does not hold all of `wanted`."""
+    if wanted.start < available.start:
+        error: type[DataLoss] = OffsetGone
+        what = "the log starts above an offset that is needed"
+    elif wanted.end > available.end:
+        error, what = BeyondEnd, "the log ends below an offset that is needed"
+    else:
+        return
+    raise error(
+        f"{what}: {topic}[{partition}] holds [{available.start}, {available.end})",
+        topic=topic,
+        partition=partition,
+        start_offset=wanted.start,
+        end_offset=wanted.end,
+        log_start=available.start,
+        log_end=available.end,
+    )
