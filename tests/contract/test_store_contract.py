@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from docker.errors import DockerException
 from tests.support.broker import docker_reason
 from tests.support.file_systems import CarelessFileSystem, HdfsLikeFileSystem, unique_directory
-from tests.support.s3 import SECRET_KEY, S3Service, open_s3
+from tests.support.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
 
 from statelog.schemas.errors import AlreadyExists, InvalidName, NotFound, StoreUnavailable, UnsafeStore
 from statelog.storage.store import Store
@@ -35,7 +36,11 @@ def _s3_service(stack: ExitStack, *, honours_conditions: bool) -> S3Service:
     reason = docker_reason()
     if reason:
         pytest.skip(f"S3 is not tested in this run: {reason}")
-    return open_s3(stack, honours_conditions=honours_conditions)
+    try:
+        return open_s3(stack, honours_conditions=honours_conditions)
+    except DockerException as error:
+        # An engine without this image is a fact of the machine; a gateway that starts and does not answer is a failure.
+        pytest.skip(f"S3 is not tested in this run: Docker answers, but {S3_IMAGE} does not start: {error}")
 
 
 @pytest.fixture(scope="module")
