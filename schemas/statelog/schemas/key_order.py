@@ -96,7 +96,7 @@ def _words_of(matrix: NDArray[np.uint8]) -> tuple[Word, ...]:
     if matrix.shape[1] == 0:
         return ()
     padded = _padded(matrix)
-    varying = np.bitwise_or.reduce(padded ^ padded[0], axis=0).view(np.uint8)
+    varying = np.bitwise_or.reduce(padded ^ padded[0], axis=0).astype(">u8").view(np.uint8)
     if not varying.any():
         return ()
     common = int(np.argmax(varying != 0))
@@ -127,16 +127,15 @@ def _last_rows(comparable: _Comparable) -> Rows | None:
         hashes = ((hashes ^ (hashes >> np.uint64(29))) * _MIX) ^ word
     order = np.argsort(hashes)
     hashes = hashes[order]
-    same = hashes[1:] == hashes[:-1]
+    same = _equal_to_previous(hashes)
     if _differs_within(same, key_groups[order]) or any(_differs_within(same, word[order]) for word in words):
         return None
-    starts = np.flatnonzero(np.concatenate(([True], ~same)))
-    return np.sort(np.maximum.reduceat(order, starts))
+    return np.sort(np.maximum.reduceat(order, np.flatnonzero(~same)))
 
 
 def _differs_within(same: NDArray[np.bool_], ordered: NDArray[np.uint16] | Word) -> bool:
     """Whether a row differs from the one before it where `same` claims that they are equal."""
-    return bool((same & (ordered[1:] != ordered[:-1])).any())
+    return bool((same[1:] & (ordered[1:] != ordered[:-1])).any())
 
 
 def _last_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
@@ -153,10 +152,11 @@ def _sorted_rows(comparable: _Comparable) -> Rows:
     key_groups, words = comparable
     leading = _leading_word(key_groups, words)
     order = np.argsort(leading)
-    leading = leading[order]
-    same = leading[1:] == leading[:-1]
-    if bool(same.any()):
-        _settle_ties(order, same, words)
+    same = _equal_to_previous(leading[order])
+    for word in (*words, np.arange(len(key_groups), dtype=np.uint64)):
+        if not bool(same.any()):
+            break
+        _settle_ties(order, same, word)
     return order
 
 
@@ -170,13 +170,26 @@ def _leading_word(key_groups: NDArray[np.uint16], words: tuple[Word, ...]) -> Wo
     return (key_groups.astype(np.uint64) << np.uint64(64 - bits)) | (words[0] >> np.uint64(bits))
 
 
-def _settle_ties(order: Rows, same: NDArray[np.bool_], words: tuple[Word, ...]) -> None:
-    """Put the rows of each stretch with one leading word in order, by all their words, then by row number."""
-    tied = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
-    stretches = np.cumsum(np.concatenate(([True], ~same)))[tied]
+def _settle_ties(order: Rows, same: NDArray[np.bool_], word: Word) -> None:
+    """Put each stretch of rows that are the same so far in the order of one more word; both arrays change in place.
+
+    A word is replaced by its rank among the tied rows, which leaves room for the stretch above it: two sorts of plain
+    uint64, for which numpy has vector instructions, are several times faster than one sort by two columns.
+    """
+    tied = np.flatnonzero(same | np.append(same[1:], False))
+    stretches = np.cumsum(~same[tied], dtype=np.uint64)
     rows = order[tied]
-    keys = (rows, *(word[rows] for word in reversed(words)), stretches)
-    order[tied] = rows[np.lexsort(keys)]
+    by_word = np.argsort(word[rows])
+    ranks = np.empty(len(rows), np.uint64)
+    ranks[by_word] = np.cumsum(~_equal_to_previous(word[rows[by_word]]), dtype=np.uint64)
+    both = (stretches << np.uint64(32)) | ranks
+    by_both = np.argsort(both)
+    order[tied] = rows[by_both]
+    same[tied] = _equal_to_previous(both[by_both])
+
+
+def _equal_to_previous(word: Word) -> NDArray[np.bool_]:
+    return np.concatenate((np.zeros(min(1, len(word)), np.bool_), word[1:] == word[:-1]))
 
 
 def _sorted_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:

@@ -1,0 +1,174 @@
+"""Key groups: the rule for one key, for a column, for partitions and for bitmaps."""
+
+import json
+import random
+import zlib
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog.schemas.errors import ConfigError, InvalidChange, KeyGroupMismatch
+from statelog.schemas.key_groups import (
+    KeyType,
+    bitmaps_overlap,
+    check_counts,
+    crc32_column,
+    from_bitmap,
+    key_bytes,
+    key_group_of,
+    key_groups_of,
+    key_groups_of_partition,
+    merge_bitmaps,
+    partition_of,
+    partition_starts,
+    spark_expression,
+    to_bitmap,
+)
+
+Key = bytes | str | int
+
+
+def vectors() -> list[dict[str, Any]]:
+    """The published test vectors."""
+    text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
+    found: list[dict[str, Any]] = json.loads(text)["vectors"]
+    return found
+
+
+def vector_key(vector: dict[str, Any]) -> Key:
+    """The key of a vector, in its native type."""
+    native = {"bytes": bytes.fromhex, "string": str, "long": int}[vector["key_type"]]
+    key: Key = native(vector["key"])
+    return key
+
+
+def crcs_one_by_one(keys: list[Key], key_type: KeyType) -> list[int]:
+    """What the column has to agree with."""
+    return [zlib.crc32(key_bytes(key, key_type)) for key in keys]
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: f"{v['key_type']}-{v['key'][:12]}")
+def test_vectors_hold(vector: dict[str, Any]) -> None:
+    """Every published vector is what the code computes, for one key and for a column."""
+    key, key_type = vector_key(vector), KeyType(vector["key_type"])
+    assert key_bytes(key, key_type).hex() == vector["key_bytes"]
+    column = pa.array([key], key_type.arrow_type)
+    assert crc32_column(column).tolist() == [vector["crc32"]]
+    for count, key_group in vector["key_groups"].items():
+        assert key_group_of(key, key_type, int(count)) == key_group
+        assert key_groups_of(column, int(count)).tolist() == [key_group]
+
+
+def test_vectors_cover_every_key_type() -> None:
+    """The vectors have several keys of each type, so that none is published untested."""
+    assert {KeyType(v["key_type"]) for v in vectors()} == set(KeyType)
+
+
+@pytest.mark.parametrize("widths", [(0, 1), (16, 17), (15, 16), (0, 40), (1, 257), (200, 400)])
+def test_column_equals_zlib(widths: tuple[int, int]) -> None:
+    """A column of keys of these widths has zlib's crc32 for every key, over several blocks and in slices."""
+    rng = random.Random(5)
+    keys: list[Key] = [rng.randbytes(rng.randrange(*widths)) for _ in range(9000)]
+    column = pa.array(keys, pa.binary())
+    expected = crcs_one_by_one(keys, KeyType.BYTES)
+    assert crc32_column(column).tolist() == expected
+    assert crc32_column(column.slice(11, 8500)).tolist() == expected[11:8511]
+
+
+def test_column_of_longs_and_strings() -> None:
+    """Sliced longs and strings have the crc32 of their canonical bytes."""
+    longs: list[Key] = [-(1 << 63), -1, 0, 1, (1 << 63) - 1]
+    assert crc32_column(pa.array(longs, pa.int64()).slice(1)).tolist() == crcs_one_by_one(longs, KeyType.LONG)[1:]
+    texts: list[Key] = ["", "a", "Zürich", "日本語", "x" * 300]
+    assert crc32_column(pa.array(texts, pa.string()).slice(2)).tolist() == crcs_one_by_one(texts, KeyType.STRING)[2:]
+
+
+@pytest.mark.parametrize("key_type", KeyType)
+def test_empty_column(key_type: KeyType) -> None:
+    """A column without keys has no key groups, whether it was made empty or sliced to nothing."""
+    assert crc32_column(pa.array([], key_type.arrow_type)).tolist() == []
+    one = pa.array([{"bytes": b"a", "string": "a", "long": 1}[key_type.value]], key_type.arrow_type)
+    assert crc32_column(one.slice(1)).tolist() == []
+
+
+def test_columns_that_are_refused() -> None:
+    """Nulls and types that no log has are refused by name."""
+    with pytest.raises(InvalidChange, match="null"):
+        crc32_column(pa.array([b"a", None]))
+    with pytest.raises(InvalidChange, match="type"):
+        crc32_column(pa.array([1.5]))
+
+
+@pytest.mark.parametrize(
+    ("key", "key_type"),
+    [
+        ("a", KeyType.BYTES),
+        (b"a", KeyType.STRING),
+        (1, KeyType.STRING),
+        (True, KeyType.LONG),
+        (1 << 63, KeyType.LONG),
+        (-(1 << 63) - 1, KeyType.LONG),
+        ("\ud800", KeyType.STRING),
+    ],
+)
+def test_keys_that_are_refused(key: Key, key_type: KeyType) -> None:
+    """A key of the wrong type, over 64 bits or with a lone surrogate is refused."""
+    with pytest.raises(InvalidChange):
+        key_bytes(key, key_type)
+
+
+@pytest.mark.parametrize(("partitions", "key_groups"), [(1, 1), (1, 128), (8, 128), (7, 128), (128, 128), (3, 65536)])
+def test_partitions_share_out_the_key_groups(partitions: int, key_groups: int) -> None:
+    """Every key group lies in exactly the partition whose range and starts name it, and no partition is empty."""
+    check_counts(partitions, key_groups)
+    starts = partition_starts(partitions, key_groups).tolist()
+    seen: list[int] = []
+    for partition in range(partitions):
+        held = key_groups_of_partition(partition, partitions, key_groups)
+        assert held == range(starts[partition], starts[partition + 1])
+        assert held and all(partition_of(key_group, partitions, key_groups) == partition for key_group in held)
+        seen.extend(held)
+    assert seen == list(range(key_groups))
+
+
+@pytest.mark.parametrize(("partitions", "key_groups"), [(0, 1), (2, 1), (1, 65537), (1, 0)])
+def test_counts_that_are_refused(partitions: int, key_groups: int) -> None:
+    """More partitions than key groups, none, or more than 65536 key groups are refused."""
+    with pytest.raises(ConfigError):
+        check_counts(partitions, key_groups)
+
+
+def test_bitmaps_round_trip() -> None:
+    """A bitmap holds its key groups as a set, whatever their order, lowest bit first."""
+    assert to_bitmap(np.array([16, 18, 24, 16], np.uint16), 16) == b"\x05\x01"
+    assert from_bitmap(b"\x05\x01", 16) == {16, 18, 24}
+    assert to_bitmap(np.array([], np.uint16), 16) == b""
+    assert from_bitmap(b"", 16) == frozenset()
+    with pytest.raises(KeyGroupMismatch):
+        to_bitmap(np.array([15], np.uint16), 16)
+
+
+def test_bitmaps_as_sets() -> None:
+    """Merging is union and overlap is a non-empty intersection, also for bitmaps of different lengths."""
+    rng = random.Random(3)
+    for _ in range(200):
+        a, b = ({rng.randrange(100, 140) for _ in range(rng.randrange(4))} for _ in range(2))
+        bitmap_a, bitmap_b = (to_bitmap(np.array(sorted(s), np.uint16), 100) for s in (a, b))
+        assert from_bitmap(merge_bitmaps(bitmap_a, bitmap_b), 100) == a | b
+        assert merge_bitmaps(bitmap_a, bitmap_b) == to_bitmap(np.array(sorted(a | b), np.uint16), 100)
+        assert bitmaps_overlap(bitmap_a, bitmap_b) == bool(a & b)
+
+
+def test_key_type_of_an_arrow_type() -> None:
+    """A key type is found by its Arrow type, and a type that no log has is refused."""
+    assert [KeyType.of(key_type.arrow_type) for key_type in KeyType] == list(KeyType)
+    with pytest.raises(InvalidChange):
+        KeyType.of(pa.int32())
+
+
+def test_spark_expression_quotes_the_column() -> None:
+    """A backtick in a column's name cannot end the name."""
+    assert spark_expression("a`b", KeyType.STRING, 8) == "CAST(pmod(crc32(CAST(`a``b` AS BINARY)), 8) AS INT)"
