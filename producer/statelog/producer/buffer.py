@@ -156,8 +156,8 @@ class ChangeBuffer:
             raise InvalidChange("a key does not fit in a signed 64-bit long", key=str(key))
 
     def _roll_lists(self) -> None:
-        """Turn the lists into Arrow. If a typed value or a key does not fit, they stay as they are and the error comes back
-        with every further call: dropping the rest of them would be a silent loss.
+        """Turn the lists into Arrow. If a typed value or a key does not fit, they stay as they are and the error comes
+        back with every further call: dropping the rest of them would be a silent loss.
         """
         if not self._keys:
             return
