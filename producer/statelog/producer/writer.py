@@ -18,7 +18,7 @@ Invariants:
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from types import TracebackType
@@ -268,6 +268,10 @@ class Writer:
 
     # ---- guards
 
+    def disown(self) -> None:
+        """Make this copy of the writer nobody's: after a fork its clients live on in the parent."""
+        self._ready_thread = _NO_THREAD
+
     def _check_usable(self) -> None:
         if self._life is not Life.OPEN and os.getpid() == self._pid:
             raise ClosedError(f"the writer is {self._life.value}", writer=self.name, hint="Open it again")
@@ -285,7 +289,7 @@ class Writer:
             self._ready_thread = _NO_THREAD
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self) -> Generator[None]:
         """Whatever leaves this block as an exception, Ctrl-C included, ends the writer: something is half done."""
         try:
             yield
@@ -295,9 +299,8 @@ class Writer:
 
 
 def _disown_in_child() -> None:
-    """After a fork the child's copies of the writers are nobody's: their clients live on in the parent."""
     for writer in list(_living):
-        writer._ready_thread = _NO_THREAD  # same module, same class: only this hook may
+        writer.disown()
 
 
 os.register_at_fork(after_in_child=_disown_in_child)
