@@ -1,0 +1,205 @@
+"""Arbitrary ledgers: the fold agrees with its naive twin, and what is stored comes back or is found to be damaged."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.naive_fold import NaiveFold, same_verdict
+
+from statelog.schemas import ledger
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.errors import Corrupt, CorruptLedger, UnknownFormat
+from statelog.schemas.fold import LedgerFold
+from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from statelog.schemas.ledger_state import LedgerState
+
+IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
+STRANGER = LogIdentity(cluster_id="cluster", data_topic_id="other", ledger_topic_id="ledger")
+STATES = RecordCodec("ledger_state")
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+INT32 = st.integers(0, (1 << 31) - 1)
+UINT64 = st.integers(0, (1 << 64) - 1)
+NONCES = st.binary(min_size=16, max_size=16)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
+CHECKPOINTS = st.builds(Checkpoint, INT64, NONCES)
+METADATA = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
+ENTRIES = st.builds(Entry, INT32, INT64, INT32, INT64, INT64, INT64, INT64, UINT64, st.binary(max_size=4))
+META = st.dictionaries(st.text(max_size=8), st.binary(max_size=8), max_size=2)
+STEPS = st.builds(Step, checkpoint_id=INT64, entries=st.lists(ENTRIES, max_size=3).map(tuple), meta=META)
+IDENTITIES = st.builds(LogIdentity, cluster_id=st.text(), data_topic_id=st.text(), ledger_topic_id=st.text())
+HANDLES = st.builds(
+    Handle,
+    identity=IDENTITIES,
+    writer=NAMES,
+    epoch=INT64,
+    nonce=NONCES,
+    base=CHECKPOINTS,
+    steps=st.lists(STEPS, min_size=1, max_size=3).map(tuple),
+)
+OPENS = st.builds(
+    Open,
+    writer=NAMES,
+    partitions=st.lists(INT32, max_size=4).map(tuple),
+    nonce=NONCES,
+    prior=INT64,
+    last=CHECKPOINTS,
+    identity=IDENTITIES,
+)
+COMMITS = st.builds(
+    Commit.of,
+    epoch=INT64,
+    nonce=NONCES,
+    base=CHECKPOINTS,
+    checkpoint=CHECKPOINTS,
+    metadata=METADATA,
+    handles=st.lists(HANDLES, max_size=2),
+    final=st.booleans(),
+)
+LOSSES = st.builds(
+    AcceptLoss,
+    ranges=st.lists(st.builds(LossRange, INT32, INT64, INT64), max_size=3).map(tuple),
+    reason=st.text(),
+    operator=st.text(),
+)
+RECORDS = st.one_of(OPENS, COMMITS, LOSSES)
+
+
+# ---- records that nearly fit, so that valid and void ones both come up
+
+
+@st.composite
+def _near_opens(draw: st.DrawFn, fold: LedgerFold, nonce: bytes) -> Open:
+    writer = draw(st.sampled_from("ABC"))
+    partitions = tuple(draw(st.sets(st.integers(0, 2), max_size=2)))
+    honest = draw(st.integers(0, 9)) > 0
+    return Open(
+        writer=writer,
+        partitions=partitions,
+        nonce=nonce,
+        prior=fold.prior(writer, partitions) if honest else draw(st.integers(-1, 5)),
+        last=fold.last_checkpoint(writer) if draw(st.integers(0, 9)) else NO_CHECKPOINT,
+        identity=IDENTITY if draw(st.integers(0, 9)) else STRANGER,
+    )
+
+
+@st.composite
+def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) -> Commit:
+    epoch = draw(st.sampled_from(sorted(opens))) if opens else 0
+    mine = opens.get(epoch)
+    nonce = mine.nonce if mine and draw(st.integers(0, 9)) else bytes(16)
+    base = fold.last_checkpoint(mine.writer) if mine and draw(st.integers(0, 9)) else NO_CHECKPOINT
+    owned = mine.partitions if mine else ()
+    partitions = draw(st.sets(st.sampled_from(owned), max_size=2)) if owned else set[int]()
+    if not draw(st.integers(0, 9)):
+        partitions = {*partitions, draw(st.integers(0, 3))}
+    entries: list[Entry] = []
+    for partition in sorted(partitions):
+        first = fold.committed_position(partition) + draw(st.integers(-1, 2))
+        entries.append(Entry(partition, 1, 1, 1, 1, first, first + draw(st.integers(1, 3)), 0, b"\1"))
+    step = Step(checkpoint_id=base.id + draw(st.integers(0, 2)), entries=tuple(entries), meta=draw(META))
+    handle = Handle(identity=IDENTITY, writer="A", epoch=epoch, nonce=nonce, base=base, steps=(step,))
+    return Commit.of(
+        epoch=epoch,
+        nonce=nonce,
+        base=base,
+        checkpoint=Checkpoint(step.checkpoint_id, draw(st.sampled_from([nonce, b"another life's.."]))),
+        metadata=draw(METADATA),
+        handles=[handle],
+        final=not draw(st.integers(0, 6)),
+    )
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
+    """On any sequence of records both come to the same verdicts, positions and checkpoints, from any frozen state."""
+    fold, naive = LedgerFold(IDENTITY), NaiveFold(IDENTITY)
+    opens: dict[int, Open] = {}
+    for offset in range(data.draw(st.integers(0, 25))):
+        record: LedgerRecord | None = data.draw(
+            st.one_of(
+                _near_opens(fold, offset.to_bytes(16, "little")),
+                _near_commits(fold, opens),
+                _near_commits(fold, opens),
+                LOSSES,
+                st.none(),
+            )
+        )
+        if isinstance(record, Open):
+            opens[offset] = record
+        verdict = fold.apply(offset, record)
+        assert same_verdict(verdict.reason if verdict else None, naive.apply(offset, record))
+        assert {p: fold.committed_position(p) for p in range(4)} == {p: naive.committed(p) for p in range(4)}
+        assert [fold.last_checkpoint(w) for w in "ABC"] == [naive.last(w) for w in "ABC"]
+        fold = LedgerFold(IDENTITY, _through_bytes(fold.freeze()))
+
+
+def _through_bytes(state: LedgerState) -> LedgerState:
+    datum, _ = STATES.decode(STATES.encode(state.to_datum()))
+    assert LedgerState.from_datum(datum) == state
+    return LedgerState.from_datum(datum)
+
+
+# ---- bytes
+
+
+@given(RECORDS)
+@settings(deadline=None)
+def test_ledger_records_survive_their_bytes(record: LedgerRecord) -> None:
+    """A record decodes to itself, and a commit's body to what it was made of."""
+    found = ledger.decode(ledger.encode(record))
+    assert found == record
+    if isinstance(found, Commit) and isinstance(record, Commit):
+        assert found.read_body() == record.read_body()
+
+
+@given(HANDLES)
+@settings(deadline=None)
+def test_handles_survive_their_bytes(handle: Handle) -> None:
+    """A handle decodes to itself, from both of its forms."""
+    assert Handle.from_bytes(handle.to_bytes()) == handle
+    assert Handle.from_record(handle.to_record()) == handle
+
+
+@given(RECORDS, st.data())
+@settings(deadline=None)
+def test_a_damaged_ledger_record_stops_its_reader(record: LedgerRecord, data: st.DataObject) -> None:
+    """Any flipped, cut or added byte raises, except in the magic, where the record is a stranger's."""
+    damaged = _damage(ledger.encode(record), data)
+    if damaged[:4] != b"SLLG":
+        assert ledger.decode(damaged) is None
+        return
+    with pytest.raises((CorruptLedger, UnknownFormat)):
+        ledger.decode(damaged)
+
+
+@given(HANDLES, st.data())
+@settings(deadline=None)
+def test_a_damaged_handle_is_refused(handle: Handle, data: st.DataObject) -> None:
+    """Any flipped, cut or added byte raises."""
+    damaged = _damage(handle.to_bytes(), data)
+    with pytest.raises((Corrupt, UnknownFormat)):
+        Handle.from_bytes(damaged)
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_arbitrary_bytes_after_the_magic_never_decode(rest: bytes) -> None:
+    """Bytes with our magic that we did not write raise a typed error and nothing else."""
+    with pytest.raises((CorruptLedger, UnknownFormat)):
+        ledger.decode(b"SLLG" + rest)
+
+
+def _damage(whole: bytes, data: st.DataObject) -> bytes:
+    at = data.draw(st.integers(0, len(whole) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "add"])):
+        case "flip":
+            return whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+        case "cut":
+            return whole[:at]
+        case _:
+            return whole + data.draw(st.binary(min_size=1, max_size=4))
