@@ -1,0 +1,85 @@
+"""Anchors: hashes of the records that a snapshot was built on, taken when it is made and compared ever after.
+
+They notice a topic that was restored, rewound or re-filled behind an unchanged id: offsets would still look right.
+
+Invariants:
+- A record that is gone by truncation proves nothing, in either direction. One that is there must be the same.
+- Offsets whose loss a person accepted carry no anchor.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+from statelog.schemas.errors import AnchorMismatch, OffsetGone
+from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.manifest import Anchor, Manifest
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log import Log
+
+__all__ = ["check_anchors", "take_anchors"]
+
+
+def take_anchors(log: Log, state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
+    """The last record below the ledger position and below each committed position.
+
+    The anchor of a partition that did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
+    known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
+    last = {p: end - 1 for p, end in state.committed_positions.items() if not _given_up(p, end - 1, state.accepted)}
+    held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
+    moved = {p: offset for p, offset in last.items() if p not in held}
+    data = {p: Anchor("data", p, moved[p], value) for p, value in _hashes(log, log.data_topic, moved).items()}
+    at = {0: state.position - 1} if state.position else {}
+    ledger = [Anchor("ledger", p, at[p], value) for p, value in _hashes(log, log.ledger_topic, at).items()]
+    return (*(anchor for _, anchor in sorted((held | data).items())), *ledger)
+
+
+def check_anchors(log: Log, anchors: Iterable[Anchor], accepted: tuple[LossRange, ...] = ()) -> None:
+    """Compare anchors of one topic with what stands there now.
+
+    Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
+    """
+    expected = {
+        a.partition: a for a in anchors if a.topic == "ledger" or not _given_up(a.partition, a.offset, accepted)
+    }
+    if not expected:
+        return
+    topic = log.data_topic if next(iter(expected.values())).topic == "data" else log.ledger_topic
+    while True:
+        starts = log.kafka.offsets(topic, sorted(expected))
+        there = {p: anchor.offset for p, anchor in expected.items() if anchor.offset >= starts[p].start}
+        try:
+            found = _hashes(log, topic, there)
+        except OffsetGone:
+            # Truncated since we asked, by a materializer that won; every turn here follows a higher log start.
+            continue
+        break
+    for partition, offset in there.items():
+        if found.get(partition) != expected[partition].hash:
+            raise AnchorMismatch(
+                "a record is not the one that the newest snapshot was built on",
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                hint="The topic was restored or filled anew: recover from the snapshots, and make a new log",
+            )
+
+
+def _hashes(log: Log, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+    """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
+    if not offsets:
+        return {}
+    reader = log.kafka.reader(topic)
+    try:
+        ranges = {partition: OffsetRange(offset, offset + 1) for partition, offset in offsets.items()}
+        records = reader.read(ranges, stall_timeout_s=STALL_TIMEOUT_S)
+        return {record.partition: xxhash.xxh3_64_intdigest(record.value) for record in records}
+    finally:
+        reader.close()
+
+
+def _given_up(partition: int, offset: int, accepted: tuple[LossRange, ...]) -> bool:
+    return any(lost.partition == partition and lost.start_offset <= offset < lost.end_offset for lost in accepted)

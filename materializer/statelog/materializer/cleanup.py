@@ -1,0 +1,151 @@
+"""Clean-up after a round that won: drop manifests, truncate the topics, delete files. Executes, never decides.
+
+The decisions are `schemas.retention`'s, over what stands in the store. Everything here may be cut off anywhere and
+is taken up by the next winner.
+
+Invariants:
+- Files and manifests to delete come from the listing taken before the put, never from a later one.
+- Nothing goes before the oldest kept snapshot was read back; with fewer manifests than the policy keeps, nothing is
+  truncated.
+- Truncation follows manifests that were read again after the put, and the leases of that moment.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from statelog.materializer.outcome import CleanUp
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.verified import VerifiedRuns
+from statelog.schemas.errors import CorruptRun, NotFound
+from statelog.schemas.lease import Lease, expired
+from statelog.schemas.manifest import Manifest
+from statelog.schemas.names import manifest_number, manifest_path
+from statelog.schemas.retention import (
+    Floor,
+    condemned,
+    dropped_numbers,
+    kept_numbers,
+    superseded_times,
+    truncation_floor,
+)
+from statelog.storage.leases import list_leases
+from statelog.storage.log import Log
+from statelog.storage.store import FileInfo
+
+__all__ = ["Disposal", "clean_up", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disposal:
+    """What the winner of a slot will keep, and what it may remove. Decided before its put."""
+
+    kept: frozenset[int]
+    dropped: tuple[int, ...]
+    condemned: tuple[str, ...]
+
+
+# ---- before the put
+
+
+def decide(log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings) -> Disposal:
+    """Decide from a listing of all files. Raises CorruptManifest, Corrupt (a lease), StoreUnavailable."""
+    files = list(listing)
+    put_s = {number: info.modified_s for info in files if (number := manifest_number(info.path)) is not None}
+    now_s = log.store.now_s()
+    live, over = _leases(log, now_s, settings.lease_cap_s)
+    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
+    beside = _read(log, kept - {own.number})
+    return Disposal(
+        kept=kept,
+        dropped=dropped_numbers(put_s, kept, own.number),
+        condemned=condemned([info.path for info in files], own, beside, over),
+    )
+
+
+def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lease]]:
+    """The leases that still hold something back, and those that are over."""
+    live: list[Lease] = []
+    over: list[Lease] = []
+    for lease, modified_s, _ in list_leases(log.store):
+        (over if expired(lease, modified_s, now_s, cap_s) else live).append(lease)
+    return live, over
+
+
+def _read(log: Log, numbers: Collection[int]) -> list[Manifest]:
+    """These manifests, ascending. One that is gone by now was dropped by a newer winner."""
+    found: list[Manifest] = []
+    for number in sorted(numbers):
+        try:
+            found.append(log.manifests.read(number).manifest)
+        except NotFound:
+            continue
+    return found
+
+
+# ---- after the put
+
+
+def clean_up(
+    log: Log,
+    own: Manifest,
+    disposal: Disposal,
+    settings: MaterializerSettings,
+    verified: VerifiedRuns,
+    crash: Callable[[str], None],
+) -> CleanUp:
+    """Remove what `disposal` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    kept = _read(log, disposal.kept)
+    held_back = _check_oldest(log, own, kept, verified)
+    crash("after-check")
+    if held_back:
+        return CleanUp(held_back=held_back)
+    for number in disposal.dropped:
+        log.store.delete(manifest_path(number))
+    crash("after-drop")
+    truncated = 0
+    if len(kept) >= settings.retention.keep:
+        live, _ = _leases(log, log.store.now_s(), settings.lease_cap_s)
+        truncated = _truncate(log, truncation_floor(kept, live), crash)
+    for path in disposal.condemned:
+        log.store.delete(path)
+    crash("after-delete")
+    verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
+    return CleanUp(
+        manifests_dropped=len(disposal.dropped), files_deleted=len(disposal.condemned), records_truncated=truncated
+    )
+
+
+def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
+    """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
+
+    A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
+    that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
+    """
+    if not kept or kept[-1].nonce != own.nonce:
+        return "a newer materializer cleaned up meanwhile"
+    try:
+        verified.check(log.store, kept[0].runs)
+    except (NotFound, CorruptRun) as error:
+        path = str(error.facts.get("path"))
+        if path in {run.path for run in own.runs}:
+            raise CorruptRun(f"a run of the newest snapshot is damaged: {error}", path=path) from error
+        return f"manifest {kept[0].number} does not verify: {error}"
+    return ""
+
+
+def _truncate(log: Log, floor: Floor, crash: Callable[[str], None]) -> int:
+    """Truncate both topics to the floor; how many offsets went."""
+    truncated = _truncate_topic(log, log.data_topic, floor.data)
+    crash("after-truncate-data")
+    truncated += _truncate_topic(log, log.ledger_topic, {0: floor.ledger})
+    crash("after-truncate-ledger")
+    return truncated
+
+
+def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
+    there = log.kafka.offsets(topic, sorted(floor))
+    # A floor lies above the log end only where a person accepted the loss of the end.
+    before = {p: min(offset, there[p].end) for p, offset in floor.items()}
+    before = {p: offset for p, offset in before.items() if offset > there[p].start}
+    starts = log.kafka.delete_records(topic, before) if before else {}
+    return sum(start - there[p].start for p, start in starts.items())

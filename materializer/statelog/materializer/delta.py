@@ -1,0 +1,107 @@
+"""The delta of a round: the last change of every key that its commits touch, sorted, partition after partition.
+
+Partitions hold adjacent key groups, so their sorted changes one after the other are the whole in order.
+
+Invariants:
+- Nothing is complete before the last partition's replay has ended: only then is it known that all that was listed
+  is there. A caller that stops earlier must publish nothing.
+- Memory holds about three times `FOLD_BYTES`, whatever the number and the size of the commits: what is folded beyond
+  that waits in sorted files in the scratch directory, and is merged as a stream.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from statelog.schemas.changes import live, newest_sorted
+from statelog.schemas.replay_plan import ReplayPlan
+from statelog.schemas.values import ValueSchema, convert
+from statelog.storage.kafka import Reader
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log import Log
+from statelog.storage.replay import CommittedChunk, replay
+from statelog.storage.run_merge import merge_streams
+
+__all__ = ["FOLD_BYTES", "delta_tables", "to_schema"]
+
+FOLD_BYTES = 64 << 20
+_SEGMENT_ROWS = 32 * 1024
+
+
+def delta_tables(
+    log: Log, plan: ReplayPlan, schema: ValueSchema, scratch: Path, *, drop_deletes: bool, fold_bytes: int = FOLD_BYTES
+) -> Iterator[pa.Table]:
+    """Sorted tables with the last change of every key of the plan, values in `schema`.
+
+    `drop_deletes` leaves deletes out: only right where no older run exists. Raises as `storage.replay.replay` does.
+    """
+    reader = log.kafka.reader(log.data_topic)
+    try:
+        for partition in sorted(plan.listed):
+            chunks = _replay_partition(log, reader, plan, partition)
+            for table in _fold(log, chunks, schema, scratch, fold_bytes):
+                yield live(table) if drop_deletes else table
+    finally:
+        reader.close()
+
+
+def to_schema(log: Log, table: pa.Table, written_with: int, schema: ValueSchema) -> pa.Table:
+    """The changes with their values converted from the value schema of id `written_with`. Raises IncompatibleSchema."""
+    if written_with == schema.id:
+        return table
+    writer = log.value_schemas.get(written_with)
+    values = pa.chunked_array(
+        [convert(chunk, writer, schema) for chunk in table.column("value").chunks], type=schema.arrow_type
+    )
+    return table.set_column(table.schema.get_field_index("value"), "value", values)
+
+
+def _replay_partition(log: Log, reader: Reader, plan: ReplayPlan, partition: int) -> Iterator[CommittedChunk]:
+    only = ReplayPlan(
+        ranges={partition: plan.ranges.get(partition, ())},
+        listed={partition: plan.listed[partition]},
+        accepted=plan.accepted,
+    )
+    return replay(reader, log.data_topic, only, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S)
+
+
+def _fold(
+    log: Log, chunks: Iterator[CommittedChunk], schema: ValueSchema, scratch: Path, fold_bytes: int
+) -> Iterator[pa.Table]:
+    """Fold one partition's chunks: in memory while they are few, else by sorted files that are merged at the end."""
+    segments: list[Path] = []
+    waiting: list[pa.Table] = []
+    size_bytes = 0
+    try:
+        for chunk in chunks:
+            table = pa.Table.from_batches([chunk.changes])
+            waiting.append(to_schema(log, table, chunk.value_schema_id, schema))
+            size_bytes += chunk.size_bytes
+            if size_bytes >= fold_bytes:
+                segments.append(_spill(_newest(waiting), scratch / f"segment-{len(segments)}.arrow"))
+                waiting, size_bytes = [], 0
+        last = [_newest(waiting)] if waiting else []
+        if segments:
+            yield from merge_streams([*map(_read_segment, segments), last], drop_deletes=False)
+        else:
+            yield from last
+    finally:
+        for segment in segments:
+            segment.unlink()
+
+
+def _newest(tables: list[pa.Table]) -> pa.Table:
+    return newest_sorted(pa.concat_tables(tables))
+
+
+def _spill(table: pa.Table, path: Path) -> Path:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_SEGMENT_ROWS)
+    return path
+
+
+def _read_segment(path: Path) -> Iterator[pa.Table]:
+    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+        for number in range(reader.num_record_batches):
+            yield pa.Table.from_batches([reader.get_batch(number)])

@@ -1,0 +1,65 @@
+"""The checks before a round reads or writes anything: do the log and its newest snapshot still fit together?
+
+Invariants checked here, for the ledger and every data partition:
+    log start <= what replay needs <= log end, and every anchor that still exists is the same record.
+
+Offsets whose loss a person accepted count as there. A log start that is too high is OffsetGone, and the round asks
+for the newest manifest again before it believes that: its plan may only be old.
+"""
+
+from statelog.materializer.anchors import check_anchors
+from statelog.schemas.errors import BeyondEnd, OffsetGone
+from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.manifest import Manifest
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.log import Log
+
+__all__ = ["check_data", "check_ledger"]
+
+
+def check_ledger(log: Log, newest: Manifest | None) -> None:
+    """Before the ledger is folded. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
+    there = log.kafka.offsets(log.ledger_topic, [0])[0]
+    _check(log.ledger_topic, 0, newest.position if newest else 0, there, ())
+    if newest:
+        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"])
+
+
+def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
+    """Before data is read, with what was accepted up to `target`. Raises as `check_ledger` does."""
+    needed = newest.next_offsets if newest else {}
+    for partition, there in log.data_offsets().items():
+        _check(log.data_topic, partition, needed.get(partition, 0), there, target.accepted)
+    if newest:
+        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "data"], target.accepted)
+
+
+def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:
+    mine = [lost for lost in accepted if lost.partition == partition]
+    if there.start > needed and not _covered(needed, there.start, mine):
+        raise OffsetGone(
+            "the log starts above what the newest snapshot needs",
+            topic=topic,
+            partition=partition,
+            needed_offset=needed,
+            log_start=there.start,
+            hint="Something else truncated the topic: check its settings, then restore it or accept the loss",
+        )
+    if there.end < needed and not _covered(there.end, needed, mine):
+        raise BeyondEnd(
+            "the log ends below what the newest snapshot committed",
+            topic=topic,
+            partition=partition,
+            committed_offset=needed,
+            log_end=there.end,
+            hint="Acknowledged records are gone: restore the topic; the snapshots still hold their changes",
+        )
+
+
+def _covered(start: int, end: int, lost: list[LossRange]) -> bool:
+    """Whether every offset of [start, end) lies in a lost range."""
+    for hole in sorted(lost, key=lambda hole: hole.start_offset):
+        if hole.start_offset <= start:
+            start = max(start, hole.end_offset)
+    return start >= end

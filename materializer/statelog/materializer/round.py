@@ -1,0 +1,221 @@
+"""One round: roll the committed tail up into a run, publish it as the next manifest, and clean up.
+
+`docs/protocol-materialize.md` numbers the steps and says what stands if we die after each. Any number of rounds may
+run at once, on any machines, stalled for any time: the slot of the next manifest has one winner.
+
+Invariants:
+- The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
+- Whatever a manifest names was uploaded and read back before its put.
+- A loser deletes nothing, and nothing that it uploaded is ever used.
+- What is missing is believed only while the manifest that needs it is still the newest; else the round is Lost.
+"""
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from statelog.materializer.anchors import take_anchors
+from statelog.materializer.cleanup import Disposal, clean_up, decide
+from statelog.materializer.compaction import merge_runs
+from statelog.materializer.delta import delta_tables
+from statelog.materializer.draft import Draft
+from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.preflight import check_data, check_ledger
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.target import Target, choose_target
+from statelog.materializer.verified import VerifiedRuns
+from statelog.schemas.errors import DataLoss, NotFound, OffsetGone, StatelogError
+from statelog.schemas.manifest import Manifest, next_manifest
+from statelog.schemas.replay_plan import plan_replay
+from statelog.storage.log import Log
+from statelog.storage.manifest_chain import StoredManifest
+
+__all__ = ["CRASH_POINTS", "new_random_nonce", "no_crash", "run_round"]
+
+CRASH_POINTS = (
+    "after-newest",  # the newest manifest was read, nothing written
+    "after-fold",  # the target and its commits are known
+    "after-delta",  # the delta run lies in the scratch directory
+    "after-merge",  # so do merged runs
+    "after-upload",  # the new runs lie in the store, and were read back
+    "after-list",  # what will be removed is decided
+    "after-put",  # the manifest stands; we do not know yet whether it counts
+    "after-win",  # we know
+    "after-publish",  # the group offset is published
+    "after-check",  # the oldest kept snapshot was verified
+    "after-drop",  # old manifests are gone
+    "after-truncate-data",
+    "after-truncate-ledger",
+    "after-delete",  # files that nobody names are gone
+)
+"""The names that `crash` is called with, in order: one between every two steps."""
+
+QUIET_RECORDS = 1000
+"""So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
+
+
+def no_crash(_point: str) -> None:
+    """What runs between two steps in production: nothing."""
+
+
+def new_random_nonce() -> bytes:
+    """16 random bytes: a manifest's nonce, or the name of a run."""
+    return uuid.uuid4().bytes
+
+
+def run_round(
+    log: Log,
+    settings: MaterializerSettings,
+    *,
+    clock: Callable[[], float] = time.time,
+    new_nonce: Callable[[], bytes] = new_random_nonce,
+    verified: VerifiedRuns | None = None,
+    crash: Callable[[str], None] = no_crash,
+) -> RoundOutcome:
+    """Run one round to its end.
+
+    `clock` gives seconds since 1970 (the manifest's informational time, and the duration). `verified` is what this
+    process keeps from round to round. `crash` is called at each of CRASH_POINTS; what it raises ends the round there.
+
+    Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, Unavailable.
+    """
+    started_s = clock()
+    log.verify()
+    newest = log.manifests.newest()
+    number = newest.manifest.number if newest else 0
+    crash("after-newest")
+    try:
+        check_ledger(log, newest.manifest if newest else None)
+        target = choose_target(log, newest.manifest if newest else None, settings)
+        crash("after-fold")
+        if not _has_news(newest, target):
+            return Skipped(number=number, position=newest.manifest.position if newest else 0)
+        with tempfile.TemporaryDirectory(prefix="statelog-round-", dir=settings.scratch) as scratch:
+            work = _Work(log, settings, newest, target, Path(scratch), new_nonce, crash)
+            return work.run(started_s, clock, verified or VerifiedRuns())
+    except (OffsetGone, NotFound) as error:
+        now = log.manifests.numbers()
+        if now and now[-1] > number:
+            return Lost(number=now[-1])
+        raise _loss(error, number) from error
+
+
+def _has_news(newest: StoredManifest | None, target: Target) -> bool:
+    return bool(target.commits) or target.position - (newest.manifest.position if newest else 0) >= QUIET_RECORDS
+
+
+def _loss(error: StatelogError, number: int) -> StatelogError:
+    if isinstance(error, OffsetGone):
+        return error
+    hint = "Restore it from a copy, or remove the newest manifest's claim by recovering an older snapshot"
+    return DataLoss(
+        f"what the newest manifest needs is gone: {error.message}", hint=hint, manifest=number, **error.facts
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Won:
+    """A manifest of ours that stands, and what it lets us remove."""
+
+    manifest: Manifest
+    disposal: Disposal
+
+
+class _Work:
+    """The writing half of a round, from its target on."""
+
+    def __init__(
+        self,
+        log: Log,
+        settings: MaterializerSettings,
+        newest: StoredManifest | None,
+        target: Target,
+        scratch: Path,
+        new_nonce: Callable[[], bytes],
+        crash: Callable[[str], None],
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._newest = newest
+        self._base = newest.manifest if newest else None
+        self._target = target
+        self._scratch = scratch
+        self._new_nonce = new_nonce
+        self._crash = crash
+        self._plan = plan_replay(target.commits, range(log.descriptor.partitions), target.state.accepted)
+
+    def run(self, started_s: float, clock: Callable[[], float], verified: VerifiedRuns) -> RoundOutcome:
+        check_data(self._log, self._base, self._target.state)
+        # Asked for after the target: a value schema is stored before the first chunk that uses it.
+        schema = self._log.value_schemas.newest()
+        draft = Draft(self._log, schema, self._scratch, self._new_nonce, self._base.runs if self._base else ())
+        rows = self._write_delta(draft)
+        self._crash("after-delta")
+        merged = merge_runs(self._log, draft, self._settings.fanout)
+        self._crash("after-merge")
+        uploaded = draft.upload()
+        verified.add(uploaded)
+        self._crash("after-upload")
+        won = self._put(draft, clock())
+        if isinstance(won, Lost):
+            return won
+        removed = self._finish(won, verified)
+        return Completed(
+            number=won.manifest.number,
+            position=won.manifest.position,
+            commits=len(self._target.commits),
+            changes=self._plan.changes,
+            rows=rows,
+            size_bytes=sum(run.size_bytes for run in uploaded),
+            runs_merged=merged,
+            duration_s=clock() - started_s,
+            behind=self._target.behind,
+            clean_up=removed,
+        )
+
+    def _write_delta(self, draft: Draft) -> int:
+        """Add the delta to the draft, unless no change set was committed. Returns its rows."""
+        if not self._plan.listed:
+            return 0
+        first = not draft.runs
+        tables = delta_tables(self._log, self._plan, draft.schema, self._scratch, drop_deletes=first)
+        start = 0 if first else draft.runs[-1].end_position
+        run = draft.write(tables, start, self._target.position, level=0)
+        draft.runs.append(run)
+        return run.rows
+
+    def _put(self, draft: Draft, now_s: float) -> _Won | Lost:
+        """List all files, put the next manifest, and list again."""
+        anchors = take_anchors(self._log, self._target.state, self._base)
+        listing = list(self._log.store.list())
+        own = next_manifest(
+            self._base,
+            self._newest.data if self._newest else b"",
+            nonce=self._new_nonce(),
+            identity=self._log.descriptor.identity,
+            state=self._target.state,
+            anchors=anchors,
+            runs=draft.runs,
+            created_s=now_s,
+        )
+        disposal = decide(self._log, listing, own, self._settings)
+        self._crash("after-list")
+        if not self._log.manifests.put(own):
+            return Lost(number=own.number)
+        self._crash("after-put")
+        newest = self._log.manifests.numbers()[-1]
+        if newest > own.number:
+            # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
+            return Lost(number=newest)
+        self._crash("after-win")
+        return _Won(own, disposal)
+
+    def _finish(self, won: _Won, verified: VerifiedRuns) -> CleanUp:
+        """Publish the position for Kafka's lag tools, which nothing reads back, and clean up."""
+        log = self._log
+        log.kafka.publish_offset(f"statelog.{log.name}.materializer", log.ledger_topic, 0, won.manifest.position)
+        self._crash("after-publish")
+        return clean_up(log, won.manifest, won.disposal, self._settings, verified, self._crash)

@@ -1,0 +1,58 @@
+"""A materializer's settings: small, frozen, checked once."""
+
+import math
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statelog.schemas.errors import ConfigError
+from statelog.schemas.retention import RetentionPolicy
+
+__all__ = ["MaterializerSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializerSettings:
+    """How often rounds run, how large they get, and what they keep. Raises ConfigError.
+
+    `interval_s`: from the end of a round to the start of the next. `jitter`: the share of the interval, 0 to 1, over
+    which the first rounds of different logs are spread.
+    `budget_bytes`: a round ends at the last commit within it, and takes one commit at least. `budget_commits`: the same
+    by number, because commits cost memory of their own.
+    `failures_tolerated`: so many rounds in a row may fail because the world is in the way; one more ends the daemon.
+    `retention`: which manifests are kept. `fanout`: so many runs of one size are merged.
+    `scratch`: where runs are written before they are uploaded; room for two copies of the state, and not a RAM disk.
+    `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: without a good round for so long, alarm.
+    """
+
+    interval_s: float = 600.0
+    jitter: float = 1.0
+    budget_bytes: int = 512 << 20
+    budget_commits: int = 50_000
+    failures_tolerated: int = 3
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    fanout: int = 4
+    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    lease_cap_s: float = 86_400.0
+    alarm_age_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("interval_s", "lease_cap_s", "alarm_age_s"):
+            _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
+        _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
+        for name in ("budget_bytes", "budget_commits"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
+        _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
+        _require(self.fanout >= 2, "fanout", self.fanout, "2 or more")
+        if self.alarm_age_s <= self.interval_s:
+            raise ConfigError(
+                "alarm_age_s does not exceed interval_s, so that a healthy materializer would alarm",
+                alarm_age_s=self.alarm_age_s,
+                interval_s=self.interval_s,
+                hint="Set alarm_age_s to several intervals",
+            )
+
+
+def _require(truth: bool, name: str, value: float, must: str) -> None:
+    if not truth:
+        raise ConfigError(f"{name} is {value} and must be {must}", setting=name)
