@@ -1,0 +1,219 @@
+"""Making a plan: list the manifests, take the target once, fold the ledger to it, and see that the log reaches back.
+
+Owns the choice of the snapshot and what is known to be wrong with the others. Never reads a run or a chunk.
+
+Invariants:
+- Manifests are listed before the target is taken, so no snapshot that was listed can lie above it.
+- The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
+- A snapshot that failed is never used again, nobody passes over it in silence, and if the log does not reach back to
+  an older one, its error is what the caller gets.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+from statelog.recovery.at import At, AtCheckpoint, AtPosition
+from statelog.recovery.checkpoint_search import CheckpointSearch
+from statelog.recovery.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.schemas.errors import (
+    BeyondEnd,
+    CorruptManifest,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
+from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.manifest import Manifest
+from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.log import Log
+
+__all__ = ["Planner", "RecoveryWarning", "log_offsets"]
+
+
+class RecoveryWarning(UserWarning):
+    """Something stored is damaged, and the recovery went around it without loss."""
+
+
+def log_offsets(log: Log) -> LogOffsets:
+    """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable."""
+    ledger = log.kafka.offsets(log.ledger_topic, [0])[0]
+    return LogOffsets({p: (start, end) for p, (start, end) in log.data_offsets().items()}, (ledger.start, ledger.end))
+
+
+class Planner:
+    """Makes plans for one request until one of them can be carried out."""
+
+    def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None) -> None:
+        self._log = log
+        self._at = at
+        self._key_groups = wanted_key_groups(key_groups, log.descriptor)
+        self._target: int | None = None
+        self._failed: dict[int, StatelogError] = {}
+        self.warnings: list[str] = []
+
+    def plan(self) -> RecoveryPlan:
+        """The best plan as things are now.
+
+        Raises NotFound if the log does not hold the state asked for (and says what it holds), OffsetGone if truncation
+        was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
+        BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
+        """
+        log = self._log
+        log.verify()
+        numbers = log.manifests.numbers()
+        end = log.kafka.offsets(log.ledger_topic, [0])[0].end
+        manifests = _Manifests(self, numbers)
+        target = self._take_target(manifests, end)
+        base = next((manifest for manifest in manifests if manifest.position <= target), None)
+        try:
+            plan = self._plan_from(base, target)
+            check_reach(plan, log_offsets(log), log.name)
+        except OffsetGone as error:
+            raise self._out_of_reach(error, base, manifests, end) from error
+        return plan
+
+    def read_manifest(self, number: int) -> Manifest | None:
+        """A manifest, or None if it is gone or known to be damaged. Raises IdentityChanged, UnknownFormat."""
+        if number in self._failed:
+            return None
+        try:
+            manifest = self._log.manifests.read(number).manifest
+        except NotFound:
+            return None  # Superseded and cleaned up since it was listed.
+        except CorruptManifest as error:
+            self.pass_over(number, error)
+            return None
+        if manifest.identity != self._log.descriptor.identity:
+            raise IdentityChanged(
+                "a manifest was made for another log",
+                log=self._log.name,
+                manifest=number,
+                url=self._log.store.url,
+                hint="Somebody copied files between directories: restore this log's own",
+            )
+        return manifest
+
+    def pass_over(self, number: int, error: StatelogError) -> None:
+        """Never use this snapshot again, and say so."""
+        self._failed[number] = error
+        text = f"{self._log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
+        self.warnings.append(text)
+        warnings.warn(text, RecoveryWarning, stacklevel=4)
+
+    # ---- target
+
+    def _take_target(self, manifests: "_Manifests", end: int) -> int:
+        newest = next(iter(manifests), None)
+        if newest is not None and newest.position > end:
+            raise BeyondEnd(
+                "the ledger ends below the newest snapshot",
+                topic=self._log.ledger_topic,
+                end_offset=end,
+                manifest=newest.number,
+                position=newest.position,
+                hint="The ledger lost records that were committed: restore the topic",
+            )
+        passed = self._at is None and newest is not None and newest.position > (self._target or 0)
+        if self._target is None or passed:
+            self._target = self._resolve(manifests, end)
+        return self._target
+
+    def _resolve(self, manifests: "_Manifests", end: int) -> int:
+        match self._at:
+            case None:
+                return end
+            case AtPosition(position):
+                if position > end:
+                    raise self._not_held(manifests, end)
+                return position
+            case AtCheckpoint() as at:
+                found = self._find(at, manifests, end)
+                if found is None:
+                    raise self._not_held(manifests, end)
+                return found
+
+    def _find(self, at: AtCheckpoint, manifests: "_Manifests", end: int) -> int | None:
+        """The position right after a checkpoint's commit, searched backwards from the ledger's end."""
+        upper = end
+        for manifest in manifests:
+            position = self._find_between(at, manifest, upper)
+            if position is not None:
+                return position
+            last = manifest.state.last_commit(at.writer)
+            if last is not None and last.checkpoint.id == at.checkpoint_id:
+                return last.offset + 1
+            upper = manifest.position
+        return self._find_between(at, None, upper)
+
+    def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
+        try:
+            ledger = self._log.ledger(base)
+        except OffsetGone:
+            return None  # The ledger does not reach back this far, so no state there can be recovered either.
+        search = CheckpointSearch(self._log.descriptor.identity, base.state if base else None, at)
+        ledger.fold = search
+        try:
+            ledger.read_to(end)
+        except OffsetGone:
+            return None
+        finally:
+            ledger.close()
+        return search.found_position
+
+    # ---- plan
+
+    def _plan_from(self, base: Manifest | None, target: int) -> RecoveryPlan:
+        state, commits = self._read_ledger(base, target)
+        bodies = (valid.commit.read_body() for valid in commits)
+        return make_plan(self._log.descriptor, base, state, bodies, self._key_groups)
+
+    def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit]]:
+        ledger = self._log.ledger(base)
+        try:
+            commits = ledger.read_to(end)
+            return ledger.fold.freeze(), commits
+        finally:
+            ledger.close()
+
+    # ---- what cannot be
+
+    def _out_of_reach(
+        self, error: OffsetGone, base: Manifest | None, manifests: "_Manifests", end: int
+    ) -> StatelogError:
+        """Why there is no plan: a failed snapshot that nothing replaces, a state that is not kept, or truncation."""
+        if self._failed:
+            return self._failed[max(self._failed)]
+        if base is None and self._at is not None and next(iter(manifests), None) is not None:
+            return self._not_held(manifests, end)
+        return error
+
+    def _not_held(self, manifests: "_Manifests", end: int) -> NotFound:
+        positions = [manifest.position for manifest in manifests]
+        start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
+        oldest = 0 if start == 0 else min(positions, default=end)
+        return NotFound(
+            f"the log {self._log.name} does not hold the state at {self._at}",
+            log=self._log.name,
+            oldest_position=oldest,
+            newest_position=end,
+            snapshots=len(positions),
+            hint="Ask for a position from the oldest to the newest, or for a checkpoint committed in between",
+        )
+
+
+class _Manifests:
+    """The readable manifests out of those listed, newest first, each read when it is first looked at."""
+
+    def __init__(self, planner: Planner, numbers: Sequence[int]) -> None:
+        self._planner = planner
+        self._numbers = numbers
+        self._read: dict[int, Manifest | None] = {}
+
+    def __iter__(self) -> Iterator[Manifest]:
+        for number in reversed(self._numbers):
+            if number not in self._read:
+                self._read[number] = self._planner.read_manifest(number)
+            manifest = self._read[number]
+            if manifest is not None:
+                yield manifest

@@ -1,0 +1,303 @@
+"""`recover`: the state of a log, out of a snapshot and the committed tail behind it.
+
+    state = recover(log).to_dict()
+    table = recover(log, key_groups=range(16), at=AtCheckpoint("job-1", 42)).to_arrow()
+
+Order (docs/protocol-recover.md): list the manifests, take the target once, fold the ledger to it; write a lease, then
+check snapshot, log start and anchors again; read runs and tail at the same time; fold; load.
+
+Invariants:
+- Nothing is handed out before everything that was listed was read and verified. There is no partial state.
+- Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
+  longer replay, if the log reaches back; else it is the error. Nothing damaged is ever skipped.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from statelog.recovery.at import At
+from statelog.recovery.plan import RecoveryPlan
+from statelog.recovery.planner import Planner
+from statelog.recovery.preflight import check_plan
+from statelog.recovery.progress import Phase, Progress, ProgressTracker
+from statelog.recovery.reading import Reading
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.sources import SnapshotFailed
+from statelog.recovery.statistics import RecoveryStatistics
+from statelog.recovery.target_arrow import fill_table
+from statelog.recovery.target_dict import fill_dict
+from statelog.recovery.target_parquet import fill_parquet
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.errors import Misuse, OffsetGone
+from statelog.schemas.ledger_state import LastCommit
+from statelog.storage.leases import LeaseHolder
+from statelog.storage.log import Log
+
+__all__ = ["Recovery", "recover", "recover_dict"]
+
+T = TypeVar("T")
+OnProgress = Callable[[Progress], None]
+
+
+def recover(
+    log: Log,
+    *,
+    key_groups: Iterable[int] | None = None,
+    at: At | None = None,
+    progress: OnProgress | None = None,
+    settings: RecoverySettings | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> "Recovery":
+    """Plan a recovery and hold what it needs; the state is read when a target is asked for.
+
+    `key_groups` None means all; `at` None means the newest. `progress` is called in this thread. The lease on the
+    store is held until a target is filled or the recovery is closed.
+
+    Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
+    """
+    wanted = None if key_groups is None else frozenset(key_groups)
+    planner = Planner(log, at, wanted)
+    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, clock)
+    recovery.prepare()
+    return recovery
+
+
+def recover_dict(
+    log: Log, *, key_groups: Iterable[int] | None = None, at: At | None = None, settings: RecoverySettings | None = None
+) -> dict[Any, Any]:
+    """The state as a dict: see `recover` and `Recovery.to_dict`."""
+    return recover(log, key_groups=key_groups, at=at, settings=settings).to_dict()
+
+
+class Recovery:
+    """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover`.
+
+    `position`, `commits`, `meta` and `last_commit` are those of the plan; should the log be truncated under our hands
+    and the newest state was asked for, filling a target may move them on, so read them after it.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        planner: Planner,
+        settings: RecoverySettings,
+        progress: OnProgress | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._log = log
+        self._planner = planner
+        self._settings = settings
+        self._progress = progress
+        self._clock = clock
+        self._plan: RecoveryPlan | None = None
+        self._lease: LeaseHolder | None = None
+        self._plans = 0
+        self._plan_s = 0.0
+        self._statistics: RecoveryStatistics | None = None
+
+    # ---- targets
+
+    def to_dict(self) -> dict[Any, Any]:
+        """Key to value: bytes, or a dict of the fields of a typed log.
+
+        In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable.
+        """
+        with_group = self._log.descriptor.hash_rule is HashRule.CALLER
+        return self._fill(lambda reading: fill_dict(reading.slices(), with_group=with_group), len)
+
+    def to_arrow(self, *, ordered: bool = False) -> pa.Table:
+        """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
+
+        Rows come by partition and in no order within it; `ordered` sorts by (key group, key), at about three times the
+        cost. Raises Damaged, Unavailable.
+        """
+        return self._fill(
+            lambda reading: fill_table(reading.sorted_tables() if ordered else reading.slices(), reading.schema),
+            lambda table: table.num_rows,
+        )
+
+    def to_parquet(self, path: str | PathLike[str]) -> int:
+        """Write the same table, sorted by (key group, key), to a local file; returns the rows.
+
+        Holds only the folded tail in memory. The file appears whole or not at all, replacing an older one. Raises
+        StorageFull, Damaged, Unavailable.
+        """
+        return self._fill(lambda reading: fill_parquet(reading.sorted_tables(), reading.schema, Path(path)), int)
+
+    # ---- what it is
+
+    @property
+    def plan(self) -> RecoveryPlan:
+        """The plan that is, or was, carried out."""
+        if self._plan is None:
+            raise Misuse("this recovery failed and has no plan", hint="Call recover again")
+        return self._plan
+
+    @property
+    def position(self) -> int:
+        """The ledger position of the state."""
+        return self.plan.position
+
+    @property
+    def commits(self) -> Mapping[str, LastCommit]:
+        """Every writer's last commit (checkpoint, ledger offset, metadata) in this state."""
+        found = {row.name: self.last_commit(row.name) for row in self.plan.state.writers}
+        return {name: commit for name, commit in found.items() if commit is not None}
+
+    def last_commit(self, writer: str) -> LastCommit | None:
+        """A writer's last commit in this state, with its metadata: where its source resumes. None before its first."""
+        return self.plan.state.last_commit(writer)
+
+    @property
+    def meta(self) -> Mapping[tuple[str, str], bytes]:
+        """The committed meta records by (writer, key)."""
+        return {(record.writer, record.key): record.value for record in self.plan.state.meta}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was damaged and gone around."""
+        return tuple(self._planner.warnings)
+
+    def statistics(self) -> RecoveryStatistics:
+        """Numbers of the target that was filled last. Raises Misuse before the first."""
+        if self._statistics is None:
+            raise Misuse("no target was filled yet", hint="Call to_dict, to_arrow or to_parquet first")
+        return self._statistics
+
+    # ---- life
+
+    def prepare(self) -> None:
+        """Have a plan whose lease stands and whose checks have passed."""
+        self._try(lambda _: None)
+
+    def close(self) -> None:
+        """Remove the lease. Idempotent; a later target takes a new one."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"position={self._plan.position}, manifest={self._plan.manifest_number}" if self._plan else "no plan"
+        return f"Recovery({self._log.name!r}, {where})"
+
+    # ---- plan, hold, read; again if the log moved on
+
+    def _fill(self, target: Callable[[Reading], T], rows_of: Callable[[T], int]) -> T:
+        started_s = self._clock()
+
+        def read(plan: RecoveryPlan) -> T:
+            reading = self._reading(plan)
+            result = target(reading)
+            self._statistics = self._count(reading, rows_of(result), started_s)
+            return result
+
+        try:
+            return self._try(read)
+        finally:
+            self.close()
+
+    def _try(self, use: Callable[[RecoveryPlan], T]) -> T:
+        trouble: Exception | None = None
+        for _ in range(self._settings.attempts):
+            try:
+                return use(self._ready())
+            except OffsetGone as error:
+                trouble = error
+            except SnapshotFailed as failed:
+                trouble = failed.error
+                self._drop_snapshot(failed)
+            except BaseException:
+                self.close()
+                raise
+            self.close()
+            self._plan = None
+        assert trouble is not None, "settings allow at least one attempt"
+        raise trouble
+
+    def _ready(self) -> RecoveryPlan:
+        started_s = self._clock()
+        if self._plan is None:
+            self._plan = self._planner.plan()
+            self._plans += 1
+        if self._lease is None:
+            self._lease = self._claim(self._plan)
+            self._lease.__enter__()
+            check_plan(self._log, self._plan, stall_timeout_s=self._settings.stall_timeout_s)
+        self._plan_s += self._clock() - started_s
+        return self._plan
+
+    def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
+        return LeaseHolder.claim(
+            self._log.store,
+            holder=self._settings.holder,
+            manifest_number=plan.manifest_number,
+            position=plan.base_position,
+            next_offsets=plan.next_offsets,
+            ttl_s=self._settings.lease_ttl_s,
+            clock=self._clock,
+        )
+
+    def _drop_snapshot(self, failed: SnapshotFailed) -> None:
+        """A snapshot whose manifest is gone was cleaned up since: plan again. One that stands there is damaged."""
+        number = self.plan.manifest_number
+        if number in self._log.manifests.numbers():
+            self._planner.pass_over(number, failed.error)
+
+    def _reading(self, plan: RecoveryPlan) -> Reading:
+        lease = self._lease
+        tracker = ProgressTracker(
+            bytes_total=plan.size_bytes,
+            changes_total=plan.changes,
+            started_s=self._clock(),
+            interval_s=self._settings.progress_interval_s,
+        )
+
+        def beat(phase: Phase) -> None:
+            if lease is not None:
+                lease.renew()
+            self._report(tracker, reading, phase)
+
+        reading = Reading(self._log, plan, self._settings, beat)
+        return reading
+
+    def _report(self, tracker: ProgressTracker, reading: Reading, phase: Phase) -> None:
+        now_s = self._clock()
+        if self._progress is not None and tracker.due(phase, now_s):
+            self._progress(
+                tracker.report(
+                    phase,
+                    bytes_done=reading.runs_read.size_bytes + reading.tail_read.size_bytes,
+                    changes_done=reading.runs_read.changes + reading.tail_read.changes,
+                    now_s=now_s,
+                )
+            )
+
+    def _count(self, reading: Reading, rows: int, started_s: float) -> RecoveryStatistics:
+        plan_s, self._plan_s = self._plan_s, 0.0
+        reading.beat(Phase.DONE)
+        return RecoveryStatistics(
+            position=reading.plan.position,
+            manifest=reading.plan.manifest_number,
+            rows=rows,
+            run_rows=reading.runs_read.changes,
+            run_bytes=reading.runs_read.size_bytes,
+            tail_changes=reading.tail_read.changes,
+            tail_bytes=reading.tail_read.size_bytes,
+            plan_s=plan_s,
+            total_s=self._clock() - started_s,
+            plans=self._plans,
+        )

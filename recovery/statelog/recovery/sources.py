@@ -1,0 +1,109 @@
+"""The two things that a recovery reads, as changes in the target's value schema: runs, and the tail of the log.
+
+Never folds and never decides. Both count what they read, each in a counter of its own, for one thread to look at.
+
+Invariants:
+- Only changes of wanted key groups come out, with their value in the one schema that was asked for.
+- A run that is missing or damaged is SnapshotFailed, so that it is told from everything else that can be missing.
+- The tail is whole when its iterator ends; whoever publishes something before that publishes nothing.
+"""
+
+from collections.abc import Generator, Iterator
+
+import pyarrow as pa
+
+from statelog.recovery.fold import select_key_groups
+from statelog.recovery.plan import RecoveryPlan, RunPart
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.changes import change_schema
+from statelog.schemas.errors import CorruptRun, NotFound
+from statelog.schemas.values import ValueSchema, convert
+from statelog.storage.log import Log
+from statelog.storage.replay import replay
+from statelog.storage.run_reader import RunReader, RunSource
+
+__all__ = ["Converter", "Counter", "SnapshotFailed", "TailChanges", "run_tables", "tail_changes"]
+
+TailChanges = tuple[int, pa.RecordBatch]
+"""A partition, and the next changes of it."""
+
+
+class SnapshotFailed(Exception):
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it."""
+
+    def __init__(self, error: CorruptRun | NotFound) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Counter:
+    """What one thread has read so far. Others may look at it at any time."""
+
+    __slots__ = ("changes", "size_bytes")
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.size_bytes = 0
+
+    def add(self, changes: int, size_bytes: int) -> None:
+        """Count what was read."""
+        self.changes += changes
+        self.size_bytes += size_bytes
+
+
+class Converter:
+    """Changes of any value schema of the log as changes of one."""
+
+    def __init__(self, log: Log, settings: RecoverySettings) -> None:
+        self._log = log
+        wanted = settings.value_schema_id
+        self.target: ValueSchema = log.value_schemas.newest() if wanted is None else log.value_schemas.get(wanted)
+        self.schema = change_schema(log.descriptor.key_type, self.target.arrow_type)
+
+    def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
+        """A chunk's changes. Raises IncompatibleSchema if an older schema than theirs was asked for."""
+        if value_schema_id == self.target.id:
+            return changes
+        writer = self._log.value_schemas.get(value_schema_id)
+        value = convert(changes.column("value"), writer, self.target)
+        return pa.RecordBatch.from_arrays([*changes.columns[:3], value], schema=self.schema)
+
+    def table(self, changes: pa.Table, value_schema_id: int) -> pa.Table:
+        """A run's changes. Raises as `batch`."""
+        if value_schema_id == self.target.id:
+            return changes
+        batches = [self.batch(batch, value_schema_id) for batch in changes.to_batches()]
+        return pa.Table.from_batches(batches, self.schema)
+
+
+def run_tables(
+    source: RunSource, plan: RecoveryPlan, part: RunPart, converter: Converter, counter: Counter
+) -> Iterator[pa.Table]:
+    """The wanted changes of one run, sorted, a table for each row group. Raises SnapshotFailed, StoreUnavailable."""
+    run = part.run
+    try:
+        with RunReader(source, run.file) as reader:
+            for table in reader.tables(None if plan.key_groups is None else sorted(plan.key_groups)):
+                counter.add(table.num_rows, _share(table.num_rows, part))
+                yield converter.table(table, run.value_schema_id)
+    except (CorruptRun, NotFound) as error:
+        raise SnapshotFailed(error) from error
+
+
+def _share(rows: int, part: RunPart) -> int:
+    """About how many of the file's bytes these rows took."""
+    return part.size_bytes * rows // max(1, part.rows)
+
+
+def tail_changes(
+    log: Log, plan: RecoveryPlan, converter: Converter, counter: Counter, *, stall_timeout_s: float
+) -> Generator[TailChanges]:
+    """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`."""
+    reader = log.kafka.reader(log.data_topic)
+    try:
+        for chunk in replay(reader, log.data_topic, plan.replay, log.change_schema, stall_timeout_s=stall_timeout_s):
+            counter.add(chunk.changes.num_rows, chunk.size_bytes)
+            changes = chunk.changes if plan.key_groups is None else select_key_groups(chunk.changes, plan.key_groups)
+            yield chunk.partition, converter.batch(changes, chunk.value_schema_id)
+    finally:
+        reader.close()
