@@ -1,3 +1,8 @@
-"""The producer room of statelog."""
+"""Writing: the writer and its life, and a coordinator for tasks in other processes. Reads no data chunks."""
 
-__all__: list[str] = []
+from statelog.producer.grant import Grant
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter
+from statelog.producer.writer import Writer
+
+__all__ = ["Coordinator", "Grant", "TaskGrant", "TaskWriter", "Writer", "WriterSettings"]

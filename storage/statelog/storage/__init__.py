@@ -1,3 +1,6 @@
-"""The storage room of statelog."""
+"""The two durable places behind two narrow ports, and `Log`, the door to both. Decides nothing."""
 
-__all__: list[str] = []
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.log import Log, LogDescription
+
+__all__ = ["Log", "LogDescription", "OffsetRange"]
