@@ -20,6 +20,7 @@ IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_
 STRANGER = LogIdentity(cluster_id="cluster", data_topic_id="other", ledger_topic_id="ledger")
 STATES = RecordCodec("ledger_state")
 
+MOSTLY = st.integers(0, 9).map(lambda n: n < 9)  # shrinks towards true
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 INT32 = st.integers(0, (1 << 31) - 1)
 UINT64 = st.integers(0, (1 << 64) - 1)
@@ -75,14 +76,14 @@ RECORDS = st.one_of(OPENS, COMMITS, LOSSES)
 def _near_opens(draw: st.DrawFn, fold: LedgerFold, nonce: bytes) -> Open:
     writer = draw(st.sampled_from("ABC"))
     partitions = tuple(draw(st.sets(st.integers(0, 2), max_size=2)))
-    honest = draw(st.integers(0, 9)) > 0
+    honest = draw(MOSTLY)
     return Open(
         writer=writer,
         partitions=partitions,
         nonce=nonce,
         prior=fold.prior(writer, partitions) if honest else draw(st.integers(-1, 5)),
-        last=fold.last_checkpoint(writer) if draw(st.integers(0, 9)) else NO_CHECKPOINT,
-        identity=IDENTITY if draw(st.integers(0, 9)) else STRANGER,
+        last=fold.last_checkpoint(writer) if draw(MOSTLY) else NO_CHECKPOINT,
+        identity=IDENTITY if draw(MOSTLY) else STRANGER,
     )
 
 
@@ -90,17 +91,21 @@ def _near_opens(draw: st.DrawFn, fold: LedgerFold, nonce: bytes) -> Open:
 def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) -> Commit:
     epoch = draw(st.sampled_from(sorted(opens))) if opens else 0
     mine = opens.get(epoch)
-    nonce = mine.nonce if mine and draw(st.integers(0, 9)) else bytes(16)
-    base = fold.last_checkpoint(mine.writer) if mine and draw(st.integers(0, 9)) else NO_CHECKPOINT
+    nonce = mine.nonce if mine and draw(MOSTLY) else bytes(16)
+    base = fold.last_checkpoint(mine.writer) if mine and draw(MOSTLY) else NO_CHECKPOINT
     owned = mine.partitions if mine else ()
     partitions = draw(st.sets(st.sampled_from(owned), max_size=2)) if owned else set[int]()
-    if not draw(st.integers(0, 9)):
+    if not draw(MOSTLY):
         partitions = {*partitions, draw(st.integers(0, 3))}
     entries: list[Entry] = []
     for partition in sorted(partitions):
-        first = fold.committed_position(partition) + draw(st.integers(-1, 2))
+        first = fold.committed_position(partition) + (draw(st.integers(0, 2)) if draw(MOSTLY) else -1)
         entries.append(Entry(partition, 1, 1, 1, 1, first, first + draw(st.integers(1, 3)), 0, b"\1"))
-    step = Step(checkpoint_id=base.id + draw(st.integers(0, 2)), entries=tuple(entries), meta=draw(META))
+    step = Step(
+        checkpoint_id=base.id + (draw(st.integers(1, 2)) if draw(MOSTLY) else 0),
+        entries=tuple(entries),
+        meta=draw(META),
+    )
     handle = Handle(identity=IDENTITY, writer="A", epoch=epoch, nonce=nonce, base=base, steps=(step,))
     return Commit.of(
         epoch=epoch,
@@ -109,7 +114,7 @@ def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) 
         checkpoint=Checkpoint(step.checkpoint_id, draw(st.sampled_from([nonce, b"another life's.."]))),
         metadata=draw(METADATA),
         handles=[handle],
-        final=not draw(st.integers(0, 6)),
+        final=not draw(MOSTLY),
     )
 
 
