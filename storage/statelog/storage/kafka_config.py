@@ -87,7 +87,6 @@ _PRODUCER = {
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
     "message.timeout.ms": "30000",
     "queue.buffering.max.kbytes": str(256 << 10),
-    "delivery.report.only.error": "false",
     "allow.auto.create.topics": "false",
 }
 _CONSUMER = {

@@ -127,7 +127,7 @@ class ConfluentReader:
                 self._note(error, message, left)
             elif wanted is not None:
                 moved |= self._advance(message, wanted, left, records)
-        self._pause(open_before - set(left), others=bool(left))
+        self._unassign(open_before - set(left), others=bool(left))
         return records, moved
 
     def _advance(
@@ -189,10 +189,10 @@ class ConfluentReader:
             end_offset=wanted.end,
         )
 
-    def _pause(self, done: set[int], *, others: bool) -> None:
-        """Stop fetching what nobody wants any more; the last partition is unassigned right afterwards anyway."""
+    def _unassign(self, done: set[int], *, others: bool) -> None:
+        """Stop fetching what nobody wants any more. Not by pausing: a pause outlives the assignment it was made in."""
         if done and others:
-            self._client().pause([TopicPartition(self._topic, partition) for partition in done])
+            self._client().incremental_unassign([TopicPartition(self._topic, partition) for partition in done])
 
     def _client(self) -> confluent_kafka.Consumer:
         self._guard.check()
