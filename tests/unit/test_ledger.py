@@ -1,0 +1,121 @@
+"""Ledger records: their bytes, and who is stopped by what."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+import xxhash
+from tests.support.ledger_story import IDENTITY, Story, nonce
+from tests.support.mutation import mutations
+
+from statelog.schemas import ledger
+from statelog.schemas.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
+from statelog.schemas.handle import NO_CHECKPOINT
+from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+
+
+def _open() -> Open:
+    return Story().new_open("A", 0, 1)
+
+
+def _commit() -> Commit:
+    story = Story()
+    epoch = story.open("A", 0, 1)
+    return story.new_commit(epoch, story.persist(epoch, 0, 1, meta="m"), story.persist(epoch, 0))
+
+
+def _loss() -> AcceptLoss:
+    return AcceptLoss(ranges=(LossRange(0, 3, 4),), reason="a disk broke", operator="ann")
+
+
+RECORDS = [_open(), _commit(), _loss()]
+
+
+def _sealed(version: int, kind: int, payload: bytes) -> bytes:
+    """A record as any version writes it: prefix and checksum never change."""
+    checksum = xxhash.xxh3_64_intdigest(b"\0\0" + payload, seed=version << 8 | kind)
+    return b"SLLG" + struct.pack("<BB2xQ", version, kind, checksum) + payload
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss"])
+def test_records_survive_their_bytes(record: LedgerRecord) -> None:
+    """A record decodes to itself."""
+    assert ledger.decode(ledger.encode(record)) == record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss"])
+def test_every_mutation_of_a_record_stops_its_reader(record: LedgerRecord) -> None:
+    """No flipped, missing or added byte passes; without the magic a record is a stranger's."""
+    for damaged in mutations(ledger.encode(record)):
+        if damaged[:4] != b"SLLG":
+            assert ledger.decode(damaged) is None
+            continue
+        with pytest.raises((CorruptLedger, UnknownFormat)):
+            ledger.decode(damaged)
+
+
+@pytest.mark.parametrize("value", [b"", b"SLL", b"hello, ledger", b"SLCH" + bytes(40)])
+def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
+    """It is void for every reader, and stops none."""
+    assert ledger.decode(value) is None
+
+
+@pytest.mark.parametrize(("version", "kind"), [(2, 1), (1, 4), (1, 0), (9, 9)])
+def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
+    """It might be a commit, so nobody may step over it."""
+    with pytest.raises(UnknownFormat):
+        ledger.decode(_sealed(version, kind, b"whatever"))
+
+
+def test_a_whole_record_that_says_nonsense_is_corrupt() -> None:
+    """A right checksum over a payload that does not decode is no excuse."""
+    for kind in (1, 2, 3):
+        with pytest.raises(CorruptLedger):
+            ledger.decode(_sealed(1, kind, b"nonsense"))
+
+
+def test_bytes_after_an_open_are_corrupt() -> None:
+    """A decoder consumes its input to the last byte."""
+    payload = ledger.encode(_open())[16:]
+    assert ledger.decode(_sealed(1, 1, payload)) == _open()
+    with pytest.raises(CorruptLedger):
+        ledger.decode(_sealed(1, 1, payload + b"\0"))
+
+
+def test_a_commits_body_gives_back_what_it_was_made_of() -> None:
+    """Metadata and handles are read only when they are asked for."""
+    story = Story()
+    epoch = story.open("A", 0)
+    handle = story.persist(epoch, 0)
+    body = story.new_commit(epoch, handle).read_body()
+    assert body.metadata == {"checkpoint": "1"}
+    assert body.handles == (handle,)
+
+
+def test_a_commits_head_spans_all_entries_of_a_partition() -> None:
+    """One extent per partition, from the first offset to the end offset of everything listed there."""
+    commit = _commit()
+    assert [tuple(extent) for extent in commit.extents] == [(0, 0, 2), (1, 0, 1)]
+
+
+@pytest.mark.parametrize("lie", ["extents", "has_meta", "body"])
+def test_a_head_that_differs_from_its_body_is_corrupt(lie: str) -> None:
+    """Validity is decided by the head, so a body that says something else is damage."""
+    commit = _commit()
+    lying = {
+        "extents": replace(commit, extents=commit.extents[:1]),
+        "has_meta": replace(commit, has_meta=False),
+        "body": replace(commit, body=commit.body + b"\0"),
+    }[lie]
+    arrived = ledger.decode(ledger.encode(lying))
+    assert isinstance(arrived, Commit)
+    with pytest.raises(CorruptLedger):
+        arrived.read_body()
+
+
+def test_an_open_refuses_what_no_manifest_could_carry() -> None:
+    """A writer's name and partitions end up in every later manifest, so they are checked on the way in."""
+    with pytest.raises(InvalidName):
+        Open(writer="../a", partitions=(0,), nonce=nonce(1), prior=-1, last=NO_CHECKPOINT, identity=IDENTITY)
+    with pytest.raises(ConfigError):
+        Open(writer="a", partitions=(-1,), nonce=nonce(1), prior=-1, last=NO_CHECKPOINT, identity=IDENTITY)
