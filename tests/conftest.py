@@ -4,6 +4,7 @@ broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
 own_broker  a separate one that a fault test may kill, pause and restart
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
+spark       a local Spark session, from tests/support/spark.py
 """
 
 import os
@@ -16,6 +17,8 @@ import pytest
 from tests.support import broker as brokers
 
 __all__: list[str] = []
+
+pytest_plugins = ["tests.support.spark"]
 
 
 def pytest_report_header() -> list[str]:

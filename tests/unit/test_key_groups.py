@@ -3,6 +3,7 @@
 import json
 import random
 import zlib
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -40,9 +41,9 @@ def vectors() -> list[dict[str, Any]]:
 
 def vector_key(vector: dict[str, Any]) -> Key:
     """The key of a vector, in its native type."""
-    native = {"bytes": bytes.fromhex, "string": str, "long": int}[vector["key_type"]]
-    key: Key = native(vector["key"])
-    return key
+    text: str = vector["key"]
+    natives: dict[str, Callable[[str], Key]] = {"bytes": bytes.fromhex, "string": str, "long": int}
+    return natives[vector["key_type"]](text)
 
 
 def crcs_one_by_one(keys: list[Key], key_type: KeyType) -> list[int]:

@@ -13,7 +13,7 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -198,7 +198,7 @@ def live(changes: pa.Table) -> pa.Table:
     return changes.filter(pc.equal(changes.column("op"), PUT))
 
 
-def apply_to_dict(changes: pa.Table, state: dict[object, object], *, with_group: bool = False) -> None:
+def apply_to_dict(changes: pa.Table, state: dict[Any, Any], *, with_group: bool = False) -> None:
     """Apply changes to a dict from key to value, or from (key group, key) if `with_group`.
 
     A log whose callers name the key groups may hold one key in several; there only `with_group` tells them apart.

@@ -1,0 +1,147 @@
+"""Changes under Hypothesis: the vectorised operations against naive twins of a few lines."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.chunks import Row, rows_batch
+
+from statelog.schemas import key_order
+from statelog.schemas.changes import (
+    DELETE,
+    OPAQUE,
+    PUT,
+    apply_to_dict,
+    chunk_slices,
+    last_per_key,
+    live,
+    newest_sorted,
+    row_sizes,
+    sort_by_key,
+    split,
+)
+from statelog.schemas.key_groups import KeyType, partition_of
+
+TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
+# Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.
+KEYS: dict[KeyType, st.SearchStrategy[object]] = {
+    KeyType.BYTES: st.one_of(
+        st.binary(max_size=2),
+        st.lists(st.sampled_from([b"\0", b"a", b"\xff", b"common-prefix-", b"-" * 30]), max_size=5).map(b"".join),
+    ),
+    KeyType.STRING: st.text(st.sampled_from("\0aé\uffff🙂"), max_size=20),
+    KeyType.LONG: st.one_of(st.integers(-2, 2), st.integers(-(1 << 63), (1 << 63) - 1)),
+}
+VALUES: list[tuple[pa.DataType, st.SearchStrategy[object]]] = [
+    (OPAQUE, st.binary(max_size=12)),
+    (TYPED, st.fixed_dictionaries({"a": st.integers(-5, 5), "s": st.one_of(st.none(), st.text(max_size=3))})),
+]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[Row], pa.Table]:
+    """Rows of a log whose callers name the key groups, and the same as a table of several sliced chunks."""
+    key_type = draw(st.sampled_from(KeyType))
+    value_type, value = draw(st.sampled_from(VALUES))
+    group, key = st.sampled_from([0, 1, 2, 7, 65535]), KEYS[key_type]
+    change = st.one_of(st.tuples(group, st.just(PUT), key, value), st.tuples(group, st.just(DELETE), key, st.none()))
+    rows: list[Row] = draw(st.lists(change, max_size=60))
+    cuts = sorted(draw(st.sets(st.integers(0, len(rows)), max_size=3)) | {0, len(rows)})
+    whole = rows_batch(rows, key_type, value_type)
+    pieces = [whole.slice(start, end - start) for start, end in pairwise(cuts)]
+    return rows, pa.Table.from_batches(pieces, whole.schema)
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """The rows of a table of changes."""
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def order_of(row: Row) -> tuple[int, object]:
+    """The native order: key groups, then signed longs, bytes, or UTF-8 bytes."""
+    return row[0], row[2].encode() if isinstance(row[2], str) else row[2]
+
+
+def naive_last(rows: list[Row]) -> list[Row]:
+    """The last row of every (key group, key), in row order."""
+    last = {(row[0], row[2]): number for number, row in enumerate(rows)}
+    return [rows[number] for number in sorted(last.values())]
+
+
+def naive_state(rows: list[Row]) -> dict[tuple[int, object], object]:
+    """Apply change by change."""
+    state: dict[tuple[int, object], object] = {}
+    for group, op, key, value in rows:
+        if op == PUT:
+            state[group, key] = value
+        else:
+            state.pop((group, key), None)
+    return state
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables())
+def test_folds_equal_their_naive_twins(case: tuple[list[Row], pa.Table]) -> None:
+    """last_per_key, sort_by_key, newest_sorted and live give the rows that plain Python gives."""
+    rows, table = case
+    assert rows_of(last_per_key(table)) == naive_last(rows)
+    assert rows_of(sort_by_key(table)) == sorted(rows, key=order_of)
+    assert rows_of(newest_sorted(table)) == sorted(naive_last(rows), key=order_of)
+    assert rows_of(live(table)) == [row for row in rows if row[1] == PUT]
+
+
+@settings(deadline=None, max_examples=200)
+@given(tables())
+def test_words_and_arrow_agree(case: tuple[list[Row], pa.Table]) -> None:
+    """Comparing keys as words and comparing them with Arrow, which wide keys need, choose the same rows."""
+    rows, table = case
+    by_arrow: list[tuple[Callable[..., object], Callable[..., object]]] = [
+        (key_order.last_rows, key_order._last_rows_by_arrow),  # pyright: ignore[reportPrivateUsage] -- the twin
+        (key_order.sorted_rows, key_order._sorted_rows_by_arrow),  # pyright: ignore[reportPrivateUsage] -- the twin
+    ]
+    if rows:
+        columns = [pa.concat_arrays(table.column(name).chunks) for name in ("key_group", "key")]
+        for fast, slow in by_arrow:
+            assert list(fast(*columns)) == list(slow(*columns))  # type: ignore[call-overload] # both return arrays
+
+
+@settings(deadline=None, max_examples=200)
+@given(tables(), st.integers(0, 60))
+def test_state_equals_replay(case: tuple[list[Row], pa.Table], at: int) -> None:
+    """A dict that takes the changes in two parts is the dict that takes them one by one."""
+    rows, table = case
+    grouped: dict[object, object] = {}
+    for part in (table.slice(0, at), table.slice(at)):
+        apply_to_dict(part, grouped, with_group=True)
+    assert grouped == naive_state(rows)
+    plain: dict[object, object] = {}
+    apply_to_dict(table, plain)
+    assert plain == {key: value for (_, key), value in naive_state([(0, *row[1:]) for row in rows]).items()}
+
+
+@settings(deadline=None, max_examples=200)
+@given(tables(), st.integers(1, 65536))
+def test_split_keeps_every_change_in_order(case: tuple[list[Row], pa.Table], partitions: int) -> None:
+    """Each partition gets exactly its changes, by key group, in the order of the batch within one."""
+    rows, table = case
+    expected: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row[0]):
+        expected.setdefault(partition_of(row[0], partitions, 65536), []).append(row)
+    batch = pa.concat_batches(table.to_batches()) if table.to_batches() else rows_batch([])
+    parts = split(batch, partitions, 65536)
+    assert {part.partition: rows_of(pa.Table.from_batches([part.batch])) for part in parts} == expected
+    assert [part.partition for part in parts] == sorted(expected)
+
+
+@settings(deadline=None, max_examples=200)
+@given(tables(), st.integers(1, 400))
+def test_cut_keeps_every_change_and_the_size(case: tuple[list[Row], pa.Table], chunk_bytes: int) -> None:
+    """Slices join to the batch, and only a slice of one change is larger than asked for."""
+    for batch in case[1].to_batches():
+        slices = chunk_slices(batch, chunk_bytes)
+        assert [row for piece in slices for row in piece.to_pylist()] == batch.to_pylist()
+        for piece in slices:
+            size = sum(int(row_sizes(column).sum()) for column in piece.columns)
+            assert piece.num_rows == 1 or min(size, piece.nbytes) <= chunk_bytes

@@ -1,0 +1,29 @@
+"""Chunks and changes for tests, from plain rows."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from statelog.schemas.changes import OPAQUE, change_schema
+from statelog.schemas.chunk import EncodedChunk, encode_chunk
+from statelog.schemas.key_groups import KeyType
+
+__all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]
+
+NONCE = bytes(range(16))
+Row = tuple[int, int, object, object]
+
+
+def rows_batch(
+    rows: Sequence[Row], key_type: KeyType = KeyType.BYTES, value_type: pa.DataType = OPAQUE
+) -> pa.RecordBatch:
+    """A batch of (key group, op, key, value) rows."""
+    schema = change_schema(key_type, value_type)
+    columns: list[list[object]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
+    """A chunk of epoch 7 that holds this batch."""
+    return encode_chunk(epoch=7, nonce=NONCE, sqn=sqn, index=index, value_schema_id=value_schema_id, batch=batch)

@@ -1,0 +1,179 @@
+"""Chunks: the bytes of a record of the data topic."""
+
+import struct
+
+import pyarrow as pa
+import pytest
+import xxhash
+from tests.support.chunks import NONCE, chunk_of, rows_batch
+
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.changes import DELETE, OPAQUE, PUT, change_schema
+from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead, combine_checksums, decode_batch, decode_head
+from statelog.schemas.errors import CorruptChunk, UnknownFormat
+from statelog.schemas.key_groups import KeyType
+
+SCHEMA = change_schema(KeyType.BYTES)
+BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
+
+
+def sealed(rest: bytes, version: int = 1, reserved: bytes = bytes(3)) -> bytes:
+    """A record with a right checksum over `rest`, whatever that is."""
+    checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest))
+    return b"SLCK" + bytes([version]) + reserved + checksum + rest
+
+
+def decoded(value: bytes, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """The changes of a chunk."""
+    found = decode_head(value)
+    assert found is not None
+    head, at = found
+    return decode_batch(value, at, head, schema)
+
+
+def test_round_trip() -> None:
+    """A chunk decodes to the head and the changes that were encoded, and starts its changes at a multiple of 8."""
+    chunk = chunk_of(BATCH, index=2, value_schema_id=5)
+    found = decode_head(chunk.value)
+    assert found is not None
+    head, at = found
+    assert head == ChunkHead(7, NONCE, 3, 2, 4, 9, 3, 5, chunk.checksum)
+    assert at % 8 == 0
+    assert decode_batch(chunk.value, at, head, SCHEMA).equals(BATCH)
+
+
+def test_largest_head() -> None:
+    """Numbers at the ends of their ranges fit in the head."""
+    codec = RecordCodec("chunk_head")
+    names = ("index", "first_key_group", "last_key_group", "changes", "value_schema_id")
+    record = {"epoch": -(1 << 63), "nonce": NONCE, "sqn": (1 << 63) - 1, **dict.fromkeys(names, -(1 << 31))}
+    found = decode_head(sealed(codec.encode(record)))
+    assert found is not None
+    assert (found[0].epoch, found[0].sqn, found[0].index) == (-(1 << 63), (1 << 63) - 1, -(1 << 31))
+
+
+def test_decoding_does_not_copy() -> None:
+    """A decoded batch points into the record."""
+    chunk = chunk_of(rows_batch([(1, PUT, b"k", bytes(100_000))]))
+    allocated = pa.total_allocated_bytes()
+    batch = decoded(chunk.value)
+    assert batch.num_rows == 1
+    assert pa.total_allocated_bytes() - allocated < 10_000
+
+
+def test_slices_carry_only_their_rows() -> None:
+    """A chunk of a few rows of a large batch is small, and its bytes do not depend on the batch it was cut from."""
+    large = rows_batch([(i % 3, PUT, b"%d" % i, bytes(100)) for i in range(1000)])
+    few = chunk_of(large.slice(500, 2))
+    assert len(few.value) < 1500
+    assert decoded(few.value).equals(large.slice(500, 2))
+
+
+@pytest.mark.parametrize(
+    ("key_type", "keys"),
+    [(KeyType.STRING, ["", "Zürich"]), (KeyType.LONG, [-1, 1 << 62]), (KeyType.BYTES, [b"", b"x"])],
+)
+def test_key_types_and_typed_values(key_type: KeyType, keys: list[object]) -> None:
+    """Keys of each type and struct values survive."""
+    value_type = pa.struct([("name", pa.string()), ("tags", pa.list_(pa.string()))])
+    rows = [(1, PUT, keys[0], {"name": "a", "tags": ["x", None]}), (1, DELETE, keys[1], None)]
+    batch = rows_batch(rows, key_type, value_type)
+    assert decoded(chunk_of(batch).value, batch.schema).to_pylist() == batch.to_pylist()
+
+
+@pytest.mark.parametrize("value", [b"", b"SLC", b"slck" + bytes(100), b"SLLG" + bytes(60)])
+def test_strangers_are_void(value: bytes) -> None:
+    """A record without the magic is nobody's chunk, not an error."""
+    assert decode_head(value) is None
+
+
+@pytest.mark.parametrize("size", [4, 15, 16, 60, -1])
+def test_cut_short(size: int) -> None:
+    """A chunk of which the end is missing is corrupt."""
+    with pytest.raises(CorruptChunk):
+        decode_head(chunk_of(BATCH).value[:size])
+
+
+def test_newer_version() -> None:
+    """A newer version stops the reader, which cannot know what it means."""
+    with pytest.raises(UnknownFormat):
+        decode_head(sealed(b"whatever", version=2))
+
+
+@pytest.mark.parametrize(("version", "reserved"), [(0, bytes(3)), (1, b"\0\0\1")])
+def test_prefix_is_checked(version: int, reserved: bytes) -> None:
+    """A version that never was and reserved bytes in use are corrupt, even under a right checksum."""
+    rest = chunk_of(BATCH).value[16:]
+    with pytest.raises(CorruptChunk):
+        decode_head(sealed(rest, version, reserved))
+
+
+def test_right_checksum_over_garbage() -> None:
+    """A head of another Avro schema, or none, is corrupt."""
+    for rest in (b"", b"\xc3\x01" + bytes(60), chunk_of(BATCH).value[16:40]):
+        with pytest.raises(CorruptChunk):
+            decode_head(sealed(rest))
+
+
+def test_empty_chunk() -> None:
+    """A chunk without changes, which nobody writes, is corrupt."""
+    names = ("epoch", "sqn", "index", "first_key_group", "last_key_group", "changes", "value_schema_id")
+    datum = RecordCodec("chunk_head").encode({"nonce": NONCE, **dict.fromkeys(names, 0)})
+    datum += bytes(-(16 + len(datum)) % 8)
+    with pytest.raises(CorruptChunk, match="number of changes"):
+        decoded(sealed(datum + bytes(memoryview(rows_batch([]).serialize()))))
+
+
+@pytest.mark.parametrize("changed", [{"changes": 2}, {"first_key_group": 3}, {"last_key_group": 8}, {"changes": 4}])
+def test_head_that_contradicts_its_changes(changed: dict[str, int]) -> None:
+    """A head that names another number of changes or other key groups than there are is corrupt."""
+    head: dict[str, object] = {
+        "epoch": 7, "nonce": NONCE, "sqn": 3, "index": 0,
+        "first_key_group": 4, "last_key_group": 9, "changes": 3, "value_schema_id": 0,
+    }  # fmt: skip
+    datum = RecordCodec("chunk_head").encode(head | changed)
+    datum += bytes(-(16 + len(datum)) % 8)
+    with pytest.raises(CorruptChunk):
+        decoded(sealed(datum + bytes(memoryview(BATCH.serialize()))))
+
+
+def test_another_schema() -> None:
+    """Changes that do not fit the log's schema are corrupt."""
+    typed = change_schema(KeyType.BYTES, pa.struct([("a", pa.int64()), ("b", pa.string())]))
+    with pytest.raises(CorruptChunk):
+        decoded(chunk_of(BATCH).value, typed)
+
+
+@pytest.mark.parametrize("row", [(None, PUT, b"k", b"v"), (1, None, b"k", b"v"), (1, PUT, None, b"v")])
+def test_changes_without_key_group_op_or_key(row: tuple[int, int, object, object]) -> None:
+    """A chunk in which something is missing is corrupt."""
+    good = rows_batch([(1, PUT, b"k", b"v"), (1, PUT, b"k", b"v")])
+    bad = rows_batch([(1, PUT, b"k", b"v"), row])
+    whole = chunk_of(good).value
+    found = decode_head(whole)
+    assert found is not None
+    with pytest.raises(CorruptChunk, match="without"):
+        decoded(sealed(whole[16 : found[1]] + bytes(memoryview(bad.serialize()))))
+
+
+def test_checksum_of_a_change_set() -> None:
+    """It depends on every chunk's checksum and their order, and chunk by chunk gives the same."""
+    checksums = [chunk_of(BATCH, index=index).checksum for index in range(3)]
+    step = ChangeSetChecksum()
+    for checksum in checksums:
+        step.add(checksum)
+    assert step.value == combine_checksums(checksums)
+    assert step.value != combine_checksums(checksums[::-1])
+    assert step.value != combine_checksums(checksums[:2])
+
+
+def test_bytes_are_pinned() -> None:
+    """The worked example of docs/format-chunk.md: prefix and head, byte by byte."""
+    chunk = chunk_of(rows_batch([(5, PUT, b"k", b"v")], value_type=OPAQUE))
+    found = decode_head(chunk.value)
+    assert found is not None
+    fingerprint = chunk.value[18:26].hex()
+    assert chunk.value[:8].hex() == "534c434b01000000"
+    assert chunk.value[16 : found[1]].hex() == (
+        "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + "0" * 14
+    )
