@@ -172,8 +172,9 @@ def test_bytes_are_pinned() -> None:
     chunk = chunk_of(rows_batch([(5, PUT, b"k", b"v")], value_type=OPAQUE))
     found = decode_head(chunk.value)
     assert found is not None
-    fingerprint = chunk.value[18:26].hex()
+    fingerprint = "0ec5a6e7208717d7"
     assert chunk.value[:8].hex() == "534c434b01000000"
+    assert chunk.value[8:16] == struct.pack("<Q", chunk.checksum)
     assert chunk.value[16 : found[1]].hex() == (
         "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + "0" * 14
     )
