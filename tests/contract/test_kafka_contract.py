@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
@@ -232,8 +233,12 @@ class TestProducer:
         """As many reports as sends, each to its own callback, and nothing is in flight afterwards."""
         producer = kafka.producer()
         reported: Counter[int] = Counter()
+
+        def note(number: int, delivery: Delivery) -> None:
+            reported[number] += 1
+
         for number in range(100):
-            assert producer.send(topic, number % 3, b"x", lambda _, number=number: reported.update([number]))
+            assert producer.send(topic, number % 3, b"x", partial(note, number))
         assert producer.in_flight > 0
         for _ in range(400):
             if not producer.in_flight:

@@ -1,0 +1,117 @@
+"""What only the real Kafka client can get wrong: interrupts, silence, and brokers that are not there."""
+
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+from tests.support.broker import Broker
+
+from statelog.schemas.errors import BrokerUnavailable
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+
+
+class _Interrupted(BaseException):
+    """Stands for Ctrl-C, so that a test that fails is not taken for one that was stopped."""
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def _interrupts(every_s: float) -> Generator[None, None, None]:
+    """A signal handler that raises again and again, as an impatient user would."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.broker
+def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
+    """A reader that is interrupted anywhere and asked again from where it was yields every record."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+    count = 30_000
+    producer = kafka.producer()
+    reports: list[Delivery] = []
+    for number in range(count):
+        while not producer.send(topic_name, 0, str(number).encode(), reports.append):
+            producer.poll(0.1)
+    while producer.in_flight:
+        producer.poll(0.1)
+    producer.close()
+    values: list[bytes] = []
+    interrupted = 0
+    reader = kafka.reader(topic_name)
+    while len(values) < count and interrupted < 200:
+        try:
+            with _interrupts(0.1):
+                for record in reader.read({0: OffsetRange(len(values), count)}, stall_timeout_s=20):
+                    assert record.offset == len(values)
+                    values.append(record.value)
+        except _Interrupted:
+            interrupted += 1
+    reader.close()
+    kafka.delete_topic(topic_name)
+    kafka.close()
+    assert interrupted > 0
+    assert values == [str(number).encode() for number in range(count)]
+
+
+def test_a_silent_broker_is_unavailable_in_time(silent_server: str) -> None:
+    """A call ends shortly after its time-out and names the brokers."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": silent_server}), request_timeout_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as raised:
+        kafka.cluster_id()
+    assert time.monotonic() - began < 5
+    assert raised.value.facts["bootstrap_servers"] == silent_server
+    with pytest.raises(BrokerUnavailable):
+        list(kafka.reader("t").read({0: OffsetRange(0, 1)}, stall_timeout_s=0.5))
+    kafka.close()
+
+
+def test_close_does_not_wait_for_a_silent_broker(silent_server: str) -> None:
+    """Records that nobody will answer are UNKNOWN at once."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": silent_server}))
+    producer = kafka.producer()
+    reports: list[Delivery] = []
+    for _ in range(10):
+        producer.send("t", 0, b"x", reports.append)
+    producer.poll(0.1)
+    began = time.monotonic()
+    producer.close()
+    assert time.monotonic() - began < 2
+    assert [report.status for report in reports] == [DeliveryStatus.UNKNOWN] * 10
+
+
+def test_a_record_that_times_out_is_unknown(silent_server: str) -> None:
+    """The client's time-out is reported within the delivery time-out, with its reason."""
+    settings = {"bootstrap.servers": silent_server, "message.timeout.ms": "1000"}
+    producer = ConfluentKafka(client_config(settings)).producer()
+    reports: list[Delivery] = []
+    producer.send(f"t-{uuid.uuid4().hex}", 0, b"x", reports.append)
+    deadline = time.monotonic() + producer.delivery_timeout_s
+    while not reports and time.monotonic() < deadline:
+        producer.poll(0.1)
+    producer.close()
+    assert [report.status for report in reports] == [DeliveryStatus.UNKNOWN]
+    assert "_MSG_TIMED_OUT" in reports[0].reason
