@@ -257,4 +257,6 @@ class ConfluentKafka:
     def _wait_again(self, deadline: float, what: str, **facts: Fact) -> None:
         if self._clock() >= deadline:
             raise BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
+        # The client remembers "no such topic" for longer than we wait; only a new one asks the broker again.
+        self._native = None
         self._sleep(_RETRY_S)
