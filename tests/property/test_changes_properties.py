@@ -1,9 +1,9 @@
 """Changes under Hypothesis: the vectorised operations against naive twins of a few lines."""
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.chunks import Row, rows_batch
@@ -95,16 +95,13 @@ def test_folds_equal_their_naive_twins(case: tuple[list[Row], pa.Table]) -> None
 @settings(deadline=None, max_examples=200)
 @given(tables())
 def test_words_and_arrow_agree(case: tuple[list[Row], pa.Table]) -> None:
-    """Comparing keys as words and comparing them with Arrow, which wide keys need, choose the same rows."""
-    rows, table = case
-    by_arrow: list[tuple[Callable[..., object], Callable[..., object]]] = [
-        (key_order.last_rows, key_order._last_rows_by_arrow),  # pyright: ignore[reportPrivateUsage] -- the twin
-        (key_order.sorted_rows, key_order._sorted_rows_by_arrow),  # pyright: ignore[reportPrivateUsage] -- the twin
-    ]
-    if rows:
-        columns = [pa.concat_arrays(table.column(name).chunks) for name in ("key_group", "key")]
-        for fast, slow in by_arrow:
-            assert list(fast(*columns)) == list(slow(*columns))  # type: ignore[call-overload] # both return arrays
+    """Comparing keys as words, and comparing them with Arrow as is done for wide keys, give the same rows."""
+    _, table = case
+    folds = (last_per_key, sort_by_key, newest_sorted)
+    by_words = [fold(table) for fold in folds]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_order, "_WIDEST", -1)
+        assert [fold(table) for fold in folds] == by_words
 
 
 @settings(deadline=None, max_examples=200)
