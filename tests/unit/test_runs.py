@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.support.runs import LABEL, change_table, write_run
 
-from statelog.schemas.errors import CorruptManifest, CorruptRun, NotFound, UnknownFormat
+from statelog.schemas.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
 from statelog.schemas.runs import (
     TARGET_ROWS,
     RowGroupPacker,
@@ -181,6 +181,20 @@ def test_leaving_without_finish_removes_the_file(tmp_path: Path) -> None:
     """A writer that was not finished leaves nothing behind."""
     with RunWriter(tmp_path / "run", run_schema(pa.binary(), pa.binary()), LABEL) as writer:
         writer.append(change_table(CHANGES))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_storage_full(tmp_path: Path) -> None:
+    """A local disk without space is StorageFull, and what was written of the file is removed."""
+    (tmp_path / "run").symlink_to("/dev/full")
+
+    with (
+        pytest.raises(StorageFull),
+        RunWriter(tmp_path / "run", run_schema(pa.binary(), pa.binary()), LABEL) as writer,
+    ):
+        writer.append(change_table(CHANGES))
+        writer.finish()
 
     assert list(tmp_path.iterdir()) == []
 

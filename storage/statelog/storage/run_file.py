@@ -10,7 +10,7 @@ Invariants:
 import errno
 import hashlib
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
@@ -69,15 +69,12 @@ class RunWriter:
         self._spans: list[tuple[int, int, int]] = []
         self._last: pa.Table | None = None
         self._open = True
-        with _local_disk(local):
-            self._file: pq.ParquetWriter = pq.ParquetWriter(
-                str(local),
-                schema.with_metadata(metadata.to_parquet()),
-                compression="lz4",
-                use_dictionary=["key_group", "op"],
-                write_statistics=["key_group", "key"],
-                write_page_checksum=True,
-            )
+        try:
+            self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()))
+        except BaseException:
+            # Nobody gets a writer to close, so the file that was just made goes here.
+            local.unlink(missing_ok=True)
+            raise
 
     def append(self, table: pa.Table) -> None:
         """Add changes that come after all earlier ones by (key group, key).
@@ -101,21 +98,21 @@ class RunWriter:
         """Complete the file, read it once for its checksums, and give its facts. The file is now the caller's."""
         for row_group in self._packer.finish():
             self._write(row_group)
-        self._open = False
         with _local_disk(self._local):
             self._file.close()
-            return _facts(self._local, self._spans)
+            written = _facts(self._local, self._spans)
+        self._open = False
+        return written
 
     def close(self) -> None:
         """Abort, unless `finish` was reached: the file is removed."""
         if not self._open:
             return
         self._open = False
-        try:
-            with _local_disk(self._local):
-                self._file.close()
-        finally:
-            self._local.unlink(missing_ok=True)
+        # The file goes away, so it does not matter whether its last bytes could still be written.
+        with suppress(OSError):
+            self._file.close()
+        self._local.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +144,18 @@ def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
     return RunFile(
         path=path, size_bytes=written.size_bytes, rows=written.rows, sha256=written.sha256, index=written.index
     )
+
+
+def _open_parquet(local: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    with _local_disk(local):
+        return pq.ParquetWriter(
+            str(local),
+            schema,
+            compression="lz4",
+            use_dictionary=["key_group", "op"],
+            write_statistics=["key_group", "key"],
+            write_page_checksum=True,
+        )
 
 
 def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
