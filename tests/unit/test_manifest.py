@@ -1,0 +1,194 @@
+"""Manifests: their file, what they refuse to say, and the chain."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+from tests.support.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
+from tests.support.mutation import mutations
+
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.errors import CorruptManifest, UnknownFormat
+from statelog.schemas.handle import NO_CHECKPOINT
+from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
+from statelog.schemas.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
+from statelog.schemas.names import manifest_path
+
+SCHEMA_TEXT = RecordCodec("manifest").text.encode()
+
+
+@pytest.mark.parametrize("manifest", [first_manifest(), second_manifest()], ids=["first", "second"])
+def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
+    """The file decodes to the manifest."""
+    assert Manifest.from_bytes(manifest.to_bytes(), manifest_path(manifest.number)) == manifest
+
+
+def test_an_empty_log_has_an_empty_manifest() -> None:
+    """A ledger without one committed change needs no run, whatever its position."""
+    manifest = replace(first_manifest(), state=LedgerState(position=3), runs=(), anchors=())
+    assert Manifest.from_bytes(manifest.to_bytes(), manifest_path(1)) == manifest
+    assert (manifest.position, manifest.next_offsets) == (3, {})
+
+
+def test_every_mutation_of_the_file_is_refused() -> None:
+    """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
+    for damaged in mutations(second_manifest().to_bytes(), spare=SCHEMA_TEXT):
+        with pytest.raises((CorruptManifest, UnknownFormat)):
+            Manifest.from_bytes(damaged, manifest_path(2))
+
+
+def test_a_newer_format_is_unknown() -> None:
+    """A file of a later version says so, instead of looking damaged."""
+    newer = first_manifest().to_bytes().replace(b"statelog.format\x021", b"statelog.format\x022")
+    with pytest.raises(UnknownFormat):
+        Manifest.from_bytes(newer, manifest_path(1))
+
+
+def test_a_manifest_in_another_slot_is_corrupt() -> None:
+    """A file that was copied under another number is not that number's manifest."""
+    with pytest.raises(CorruptManifest):
+        Manifest.from_bytes(first_manifest().to_bytes(), manifest_path(2))
+
+
+def test_the_state_has_the_schema_of_the_ledger_state() -> None:
+    """`manifest.avsc` carries the whole of `ledger_state.avsc`, so that any Avro tool opens a manifest."""
+    avsc = resources.files("statelog.schemas").joinpath("avsc")
+    fields = json.loads(avsc.joinpath("manifest.avsc").read_text("utf-8"))["fields"]
+    (state,) = (field["type"] for field in fields if field["name"] == "state")
+    assert state == json.loads(avsc.joinpath("ledger_state.avsc").read_text("utf-8"))
+
+
+def _with_run(**changes: Any) -> Callable[[], Manifest]:
+    """The second manifest, its second run changed."""
+
+    def make() -> Manifest:
+        manifest = second_manifest()
+        return replace(manifest, runs=(manifest.runs[0], replace(manifest.runs[1], **changes)))
+
+    return make
+
+
+def _with(**changes: Any) -> Callable[[], Manifest]:
+    """The second manifest, changed."""
+    return lambda: replace(second_manifest(), **changes)
+
+
+def _with_state(**changes: Any) -> Callable[[], Manifest]:
+    """The second manifest, its folded ledger changed."""
+    return _with(state=replace(second_manifest().state, **changes))
+
+
+WRITER = WriterState("ingest", 0, NO_CHECKPOINT, 3, {})
+WRONG = {
+    "number 0": _with(number=0),
+    "no link": _with(previous_sha256=b""),
+    "short link": _with(previous_sha256=b"x" * 31),
+    "link in the first": _with(number=1),
+    "short nonce": _with(nonce=b"x"),
+    "no time": _with(created_s=float("nan")),
+    "gap at the start": _with(runs=(run_ref("a", 1, 8),)),
+    "gap between": _with(runs=(run_ref("a", 0, 3), run_ref("b", 4, 8))),
+    "overlap": _with(runs=(run_ref("a", 0, 5), run_ref("b", 4, 8))),
+    "newest first": _with(runs=(run_ref("b", 5, 8), run_ref("a", 0, 5))),
+    "short of the position": _with(runs=(run_ref("a", 0, 7),)),
+    "beyond the position": _with(runs=(run_ref("a", 0, 9),)),
+    "no runs": _with(runs=()),
+    "the same run twice": _with(runs=(run_ref("a", 0, 5), run_ref("a", 5, 8))),
+    "run elsewhere": _with_run(path="schemas/1.avsc"),
+    "run outside": _with_run(path="runs/../../other/runs/a.parquet"),
+    "run in a folder": _with_run(path="runs/a/b.parquet"),
+    "run of dots": _with_run(path="runs/...parquet"),
+    "run without a name": _with_run(path="runs/.parquet"),
+    "run with a tail": _with_run(path="runs/a.parquet\n"),
+    "empty range": _with_run(start_position=5, end_position=5),
+    "negative rows": _with_run(rows=-1),
+    "other rows than the index": _with_run(rows=13),
+    "no bytes": _with_run(size_bytes=0),
+    "short hash": _with_run(sha256=b"x" * 31),
+    "negative schema": _with_run(value_schema_id=-1),
+    "anchor above the committed position": _with(anchors=(Anchor("data", 0, 12, 1),)),
+    "anchor above the ledger position": _with(anchors=(Anchor("ledger", 0, 8, 1),)),
+    "anchor in an unused partition": _with(anchors=(Anchor("data", 7, 0, 1),)),
+    "two anchors": _with(anchors=(Anchor("data", 0, 1, 1), Anchor("data", 0, 2, 1))),
+    "negative partition": _with_state(partitions=(PartitionState(-1, 0, 12),)),
+    "epoch above the position": _with_state(partitions=(PartitionState(0, 8, 12),)),
+    "writer's name": _with_state(writers=(WRITER._replace(name="../w"),)),
+    "commit above the position": _with_state(writers=(WRITER._replace(commit_offset=8),)),
+    "live writer's name": _with_state(live=(LiveEpoch(0, "a/b", bytes(16), frozenset()),)),
+}
+
+
+@pytest.mark.parametrize("wrong", list(WRONG))
+def test_a_manifest_that_says_what_cannot_be_is_refused(wrong: str) -> None:
+    """Each rule is checked where a manifest is made, and so where one is read."""
+    with pytest.raises(CorruptManifest):
+        WRONG[wrong]()
+
+
+def test_the_base_of_the_wrong_ones_is_right() -> None:
+    """Without a change the helpers above make a whole manifest."""
+    assert _with()() == _with_run()() == second_manifest()
+
+
+def test_a_manifest_is_checked_when_it_is_read() -> None:
+    """A file whose checksums are right and whose content is not does not get past the reader."""
+    manifest = second_manifest()
+    object.__setattr__(manifest, "runs", (run_ref("a", 0, 5), run_ref("b", 6, 8)))
+    with pytest.raises(CorruptManifest, match="not adjacent"):
+        Manifest.from_bytes(manifest.to_bytes(), manifest_path(2))
+
+
+# ---- the chain
+
+
+def test_next_manifest_links_to_the_bytes_before_it() -> None:
+    """The second names the first one's hash, and the chain holds."""
+    first, second = first_manifest(), second_manifest()
+    assert (first.number, first.previous_sha256) == (1, b"")
+    assert (second.number, second.previous_sha256) == (2, sha256(first.to_bytes()))
+    check_chain(first.to_bytes(), second)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        replace(second_manifest(), number=3),
+        replace(second_manifest(), previous_sha256=bytes(32)),
+        replace(second_manifest(), identity=replace(IDENTITY, data_topic_id="another")),
+        replace(second_manifest(), state=state_at(4, p0=9, p1=4), runs=(run_ref("a", 0, 4),)),
+        replace(second_manifest(), state=state_at(8, p0=8, p1=4)),
+    ],
+    ids=["number", "link", "identity", "position", "committed position"],
+)
+def test_a_broken_chain_is_corrupt(broken: Manifest) -> None:
+    """A manifest that was not built on the one before it is refused."""
+    with pytest.raises(CorruptManifest):
+        check_chain(first_manifest().to_bytes(), broken)
+
+
+def test_runs_stretch_over_a_ledger_without_changes() -> None:
+    """A round that only moved the position needs no new run: the newest one covers the quiet stretch."""
+    first = first_manifest()
+    following = next_manifest(
+        first,
+        first.to_bytes(),
+        nonce=b"o" * 16,
+        identity=IDENTITY,
+        state=state_at(7, p0=9, p1=4),
+        anchors=(),
+        runs=first.runs,
+        created_s=0.0,
+    )
+    assert [(run.start_position, run.end_position) for run in following.runs] == [(0, 7)]
+    assert following.runs[0].path == first.runs[0].path
+    assert stretched((), 7) == ()
+
+
+def test_a_run_keeps_what_its_file_says() -> None:
+    """A reference made of a file's facts gives the same facts back."""
+    run = run_ref("one", 0, 5)
+    again = RunRef.of(run.file, start_position=0, end_position=5, level=0, value_schema_id=1)
+    assert again == run

@@ -1,0 +1,211 @@
+"""Retention: what is kept, how far truncation goes, which files may go, and which runs to merge."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.manifests import first_manifest, run_ref, second_manifest, state_at
+
+from statelog.schemas.errors import ConfigError
+from statelog.schemas.lease import Lease
+from statelog.schemas.manifest import RunRef
+from statelog.schemas.names import lease_path
+from statelog.schemas.retention import (
+    RetentionPolicy,
+    choose_merge,
+    condemned,
+    dropped_numbers,
+    drops_deletes,
+    kept_numbers,
+    superseded_times,
+    truncation_floor,
+)
+
+POLICY = RetentionPolicy(keep=2, min_age_s=100.0)
+MIB = 1 << 20
+
+
+def _lease(number: int = 0, position: int = 0, **offsets: int) -> Lease:
+    return Lease(
+        id=f"lease-{number}",
+        holder="a reader",
+        manifest_number=number,
+        next_offsets={int(name[1:]): offset for name, offset in offsets.items()},
+        position=position,
+        ttl_s=60.0,
+        created_s=0.0,
+    )
+
+
+# ---- manifests
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 1}, {"min_age_s": -1.0}, {"min_age_s": float("nan")}], ids=str)
+def test_a_policy_keeps_two_at_least(wrong: dict[str, float]) -> None:
+    """One manifest is no fallback."""
+    with pytest.raises(ConfigError):
+        RetentionPolicy(**wrong)  # type: ignore[arg-type]  # the wrong types are the point
+
+
+def test_superseded_times_come_from_the_following_manifest() -> None:
+    """Each manifest is superseded when the next one that is listed was put; the round's own one is the newest."""
+    assert superseded_times({3: 10.0, 5: 20.0}, 6, 30.0) == {3: 20.0, 5: 30.0, 6: None}
+    assert superseded_times({}, 1, 30.0) == {1: None}
+
+
+def test_a_slot_that_is_taken_already_keeps_its_own_time() -> None:
+    """A round that lost computes nothing that it could use, and nothing wrong either."""
+    assert superseded_times({1: 10.0, 2: 20.0}, 2, 30.0) == {1: 20.0, 2: None}
+
+
+def test_the_newest_the_young_and_the_pinned_are_kept() -> None:
+    """The newest two by number, those superseded less than the minimum age ago, and those with a lease."""
+    superseded = {1: 100.0, 2: 200.0, 3: 910.0, 4: 950.0, 5: 990.0, 6: None}
+    assert kept_numbers(superseded, POLICY, [], 1000.0) == {3, 4, 5, 6}
+    assert kept_numbers(superseded, POLICY, [], 5000.0) == {5, 6}
+    assert kept_numbers(superseded, POLICY, [_lease(1), _lease(77)], 5000.0) == {1, 5, 6}
+
+
+def test_only_listed_manifests_below_the_own_one_are_dropped() -> None:
+    """Whatever is newer than the round's own manifest is none of its business."""
+    assert dropped_numbers([1, 2, 3, 9], frozenset({2, 4}), 4) == (1, 3)
+
+
+# ---- truncation
+
+
+def test_the_floor_is_the_lowest_need_of_the_kept_manifests() -> None:
+    """Per partition and for the ledger, and it says who holds it back."""
+    floor = truncation_floor([second_manifest(), first_manifest()], [])
+    assert (dict(floor.data), floor.ledger) == ({0: 9, 1: 4}, 5)
+    assert floor.held_by[0] == "manifest 1"
+    assert floor.ledger_held_by == "manifest 1"
+
+
+def test_a_lease_holds_only_the_partitions_that_it_names() -> None:
+    """A reader of some key groups lets the other partitions go."""
+    floor = truncation_floor([second_manifest()], [_lease(1, 6, p1=2)])
+    assert (dict(floor.data), floor.ledger) == ({0: 12, 1: 2}, 6)
+    assert floor.held_by == {0: "manifest 2", 1: "lease lease-1 of a reader"}
+    assert floor.ledger_held_by == "lease lease-1 of a reader"
+
+
+def test_a_partition_that_an_old_manifest_does_not_know_is_not_truncated() -> None:
+    """It is replayed from 0 by whoever recovers that manifest."""
+    old = replace(first_manifest(), state=state_at(5, p0=9), anchors=())
+    assert dict(truncation_floor([old, second_manifest()], []).data) == {0: 9, 1: 0}
+
+
+def test_nothing_kept_is_no_reason_to_truncate_everything() -> None:
+    """A caller that lost its manifests is stopped."""
+    with pytest.raises(ConfigError):
+        truncation_floor([], [_lease(1, 5)])
+
+
+# ---- files
+
+
+def test_only_unnamed_runs_and_expired_leases_are_condemned() -> None:
+    """What nobody recognises stays, and so does everything that a kept manifest or the own one names."""
+    over = _lease(9)
+    listing = [
+        "descriptor.avro",
+        "schemas/1.avsc",
+        "manifests/00000000000000000001.avro",
+        "runs/one.parquet",
+        "runs/two.parquet",
+        "runs/orphan.parquet",
+        "runs/notes.txt",
+        "runs/.parquet",
+        "runs/a/b.parquet",
+        "runs/..parquet",
+        "elsewhere/runs/orphan.parquet",
+        "leases/lease-1.avro",
+        lease_path(over.id),
+    ]
+    assert condemned(listing, second_manifest(), [first_manifest()], [over]) == (
+        lease_path(over.id),
+        "runs/orphan.parquet",
+    )
+
+
+def test_a_run_goes_once_no_kept_manifest_names_it() -> None:
+    """A merged run leaves with the last manifest that knew it."""
+    first = first_manifest()
+    own = replace(second_manifest(), runs=(run_ref("merged", 0, 8),))
+    listing = ["runs/one.parquet", "runs/merged.parquet"]
+    assert condemned(listing, own, [first]) == ()
+    assert condemned(listing, own, []) == ("runs/one.parquet",)
+
+
+def test_an_expired_lease_that_is_not_listed_is_not_condemned() -> None:
+    """Only files of the listing taken before the put are ever deleted."""
+    assert condemned([], second_manifest(), [], [_lease(9)]) == ()
+
+
+# ---- merges
+
+
+def _runs(*sizes_mib: float) -> list[RunRef]:
+    return [replace(run_ref(f"r{i}", i, i + 1), size_bytes=max(1, int(size * MIB))) for i, size in enumerate(sizes_mib)]
+
+
+@pytest.mark.parametrize(
+    ("sizes_mib", "merge"),
+    [
+        ([], None),
+        ([9, 2, 2, 2], None),
+        ([9, 2, 2, 2, 2], slice(1, 5)),
+        ([0.1, 0.1, 0.1, 0.2], slice(0, 4)),
+        ([2, 2, 2, 2, 0.1, 0.1, 0.1, 0.1], slice(4, 8)),
+        ([0.1, 0.1, 0.1, 9], slice(0, 4)),
+        ([20, 0.1, 0.1, 9, 0.1], None),
+    ],
+    ids=[
+        "nothing",
+        "below the fanout",
+        "a full tier",
+        "the first tier",
+        "the newest first",
+        "small before large",
+        "not yet",
+    ],
+)
+def test_a_full_tier_is_merged(sizes_mib: list[float], merge: slice | None) -> None:
+    """The newest tier with four runs; a run counts as large as anything newer."""
+    assert choose_merge(_runs(*sizes_mib)) == merge
+
+
+def test_deletes_vanish_only_at_the_bottom() -> None:
+    """A delete may hide an older put in a run below, so only a merge from the first run on drops it."""
+    assert drops_deletes(slice(0, 4))
+    assert not drops_deletes(slice(1, 5))
+
+
+def test_a_merge_takes_two_runs() -> None:
+    """A fanout of one would merge for ever."""
+    with pytest.raises(ConfigError):
+        choose_merge([], 1)
+
+
+@given(st.lists(st.floats(0.01, 300.0), max_size=60), st.integers(2, 6), st.floats(0.3, 1.0))
+@settings(deadline=None)
+def test_merging_bounds_the_runs_and_the_bytes_written(sizes_mib: list[float], fanout: int, kept: float) -> None:
+    """Round by round there are at most fanout - 1 runs a tier, and each byte is rewritten at most once a tier or so."""
+    runs: list[RunRef] = []
+    written = 0.0
+    for run in _runs(*sizes_mib):
+        runs.append(run)
+        while (merge := choose_merge(runs, fanout)) is not None:
+            merging = runs[merge]
+            assert len(merging) >= fanout
+            size = max(1, int(sum(each.size_bytes for each in merging) * kept))
+            written += size
+            runs[merge] = [replace(merging[0], end_position=merging[-1].end_position, size_bytes=size)]
+    total = sum(sizes_mib) * MIB
+    tiers = 1
+    while fanout ** (tiers - 1) * MIB <= total:
+        tiers += 1
+    assert len(runs) <= (fanout - 1) * tiers
+    assert written <= 2 * tiers * (total + MIB)
