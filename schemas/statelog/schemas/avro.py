@@ -30,6 +30,7 @@ _SINGLE_OBJECT = b"\xc3\x01"
 _SINGLE_OBJECT_BYTES = 10
 _CONTAINER_MAGIC = b"Obj\x01"
 _FORMAT_KEY = "statelog.format"
+_META_KEYS = {"avro.schema", "avro.codec", _FORMAT_KEY}
 _CONTAINER_HEADER = parse_schema(
     {
         "type": "record",
@@ -41,6 +42,8 @@ _CONTAINER_HEADER = parse_schema(
         ],
     }
 )
+_LONG = parse_schema({"type": "long"})
+_BYTES = parse_schema({"type": "bytes"})
 
 
 def _load(avsc: str) -> dict[str, object]:
@@ -109,8 +112,8 @@ class FileCodec:
         }
         out = io.BytesIO()
         schemaless_writer(out, _CONTAINER_HEADER, {"magic": _CONTAINER_MAGIC, "meta": meta, "sync": sync})
-        schemaless_writer(out, "long", 1)
-        schemaless_writer(out, "bytes", datum)
+        schemaless_writer(out, _LONG, 1)
+        schemaless_writer(out, _BYTES, datum)
         out.write(sync)
         return out.getvalue()
 
@@ -127,13 +130,15 @@ class FileCodec:
         if header["magic"] != _CONTAINER_MAGIC:
             raise Corrupt("it is not an Avro file")
         meta = cast("dict[str, bytes]", header["meta"])
+        if meta.keys() != _META_KEYS:
+            raise Corrupt("its header has other keys than ours")
         version = int(meta[_FORMAT_KEY])
         if version > self._version:
             raise UnknownFormat("a file has a newer format version", found=version, known=self._version)
         if version != self._version or meta["avro.codec"] != b"null":
             raise Corrupt(f"it has format version {version}, codec {meta['avro.codec']!r}")
-        count = schemaless_reader(source, "long", None)
-        datum = cast("bytes", schemaless_reader(source, "bytes", None))
+        count = schemaless_reader(source, _LONG, None)
+        datum = cast("bytes", schemaless_reader(source, _BYTES, None))
         if count != 1 or not data[source.tell() :] == header["sync"] == xxhash.xxh3_128_digest(datum):
             raise Corrupt("its checksum differs")
         record, size = self._codec.decode_datum(datum)
