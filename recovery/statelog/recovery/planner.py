@@ -82,7 +82,8 @@ class Planner:
         except NotFound:
             return None  # Superseded and cleaned up since it was listed.
         except CorruptManifest as error:
-            self.pass_over(number, error)
+            hint = error.hint or "Restore the file from a copy of the store"
+            self.pass_over(number, CorruptManifest(error.message, hint=hint, **error.facts))
             return None
         if manifest.identity != self._log.descriptor.identity:
             raise IdentityChanged(

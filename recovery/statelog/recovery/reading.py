@@ -105,7 +105,7 @@ class Reading:
 
     def _one_run(self, number: int) -> Iterator[pa.Table]:
         source = self.settings.runs or self.log.store
-        return run_tables(source, self.plan, self.plan.runs[number], self._converter, self.runs_read)
+        return run_tables(self.log, source, self.plan, self.plan.runs[number], self._converter, self.runs_read)
 
     def _read_tail(self) -> TailFold:
         fold = TailFold(partitions=len(self.plan.partitions), fold_bytes=self.settings.fold_bytes)

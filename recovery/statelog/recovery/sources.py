@@ -77,22 +77,33 @@ class Converter:
 
 
 def run_tables(
-    source: RunSource, plan: RecoveryPlan, part: RunPart, converter: Converter, counter: Counter
+    log: Log, source: RunSource, plan: RecoveryPlan, part: RunPart, converter: Converter, counter: Counter
 ) -> Iterator[pa.Table]:
     """The wanted changes of one run, sorted, a table for each row group. Raises SnapshotFailed, StoreUnavailable."""
-    run = part.run
+    run, rows, size_bytes = part.run, 0, 0
     try:
         with RunReader(source, run.file) as reader:
             for table in reader.tables(None if plan.key_groups is None else sorted(plan.key_groups)):
-                counter.add(table.num_rows, _share(table.num_rows, part))
+                share = part.size_bytes * table.num_rows // max(1, part.rows)
+                counter.add(table.num_rows, share)
+                rows, size_bytes = rows + table.num_rows, size_bytes + share
                 yield converter.table(table, run.value_schema_id)
-    except (CorruptRun, NotFound) as error:
+        counter.add(part.rows - rows, part.size_bytes - size_bytes)
+    except CorruptRun as error:
         raise SnapshotFailed(error) from error
+    except NotFound as error:
+        raise SnapshotFailed(_missing(log, plan, part)) from error
 
 
-def _share(rows: int, part: RunPart) -> int:
-    """About how many of the file's bytes these rows took."""
-    return part.size_bytes * rows // max(1, part.rows)
+def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
+    return NotFound(
+        "a run that the snapshot names is gone",
+        log=log.name,
+        manifest=plan.manifest_number,
+        path=part.run.path,
+        url=log.store.url,
+        hint="Restore the file from a copy of the store, or recover from an older snapshot while the log reaches back",
+    )
 
 
 def tail_changes(
