@@ -122,6 +122,7 @@ class Committer:
                 partitions=old.grant.partitions,
                 ours=[old.grant.nonce],
                 new_nonce=self._new_nonce,
+                clock=self._clock,
             )
         except Fenced:
             return self._settled_by_another(commit)

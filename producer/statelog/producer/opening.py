@@ -10,6 +10,7 @@ Invariants:
 """
 
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ def open_epoch(
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
     new_nonce: Callable[[], bytes] = random_nonce,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Opened:
     """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
     and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
@@ -76,7 +78,7 @@ def open_epoch(
             if issued is not None:
                 issued.add(nonce)
             try:
-                opened = _try_open(log, ledger, writer, taken, nonce)
+                opened = _try_open(log, ledger, writer, taken, nonce, clock)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue
@@ -88,7 +90,14 @@ def open_epoch(
         raise
 
 
-def _try_open(log: Log, ledger: LedgerClient, writer: str, partitions: tuple[int, ...], nonce: bytes) -> Opened | None:
+def _try_open(
+    log: Log,
+    ledger: LedgerClient,
+    writer: str,
+    partitions: tuple[int, ...],
+    nonce: bytes,
+    clock: Callable[[], float],
+) -> Opened | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold
     record = Open(
@@ -101,7 +110,7 @@ def _try_open(log: Log, ledger: LedgerClient, writer: str, partitions: tuple[int
     )
     producer = log.kafka.producer()
     try:
-        epoch = append_record(producer, ledger.topic, record)
+        epoch = append_record(producer, ledger.topic, record, clock=clock)
         void = ledger.verdict(epoch, record)
         last = fold.last_commit(writer)
         live = fold.live_epoch(epoch)

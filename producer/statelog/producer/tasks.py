@@ -124,7 +124,7 @@ class Coordinator:
         crash: Callable[[str], None] = nowhere,
     ) -> None:
         if opened is None:
-            opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce)
+            opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
         self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
 
     @property

@@ -85,7 +85,7 @@ class Writer:
         self._sqn = 0
         self._steps: list[Step] = []
         self._meta: dict[str, bytes] = {}
-        opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce)
+        opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
         self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
         self._change_set = self._new_change_set()
         grant = self.grant

@@ -1,0 +1,488 @@
+"""What a writer promises, on the in-memory twins and on a real broker alike."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from tests.support.broker import Broker
+from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.errors import (
+    AlreadyExists,
+    CheckpointMismatch,
+    ClosedError,
+    Fenced,
+    InvalidChange,
+    KeyGroupMismatch,
+    Misuse,
+    NotFound,
+    ValueTooLarge,
+)
+from statelog.schemas.handle import Handle
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
+from statelog.storage.log import Log
+
+POINT = """{"type": "record", "name": "Point", "fields": [
+    {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""
+
+
+@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
+    """A log's two places, in memory or real."""
+    if request.param == "twin":
+        return twin_rig(log_name)
+    broker = cast("Broker", request.getfixturevalue("broker"))
+    return real_rig(log_name, broker.bootstrap, tmp_path)
+
+
+@pytest.fixture
+def log(rig: WriterRig) -> Iterator[Log]:
+    """A new log of opaque values under bytes keys."""
+    with rig.create() as created:
+        yield created
+
+
+def key_in(log: Log, partition: int) -> bytes:
+    """A key of this partition."""
+    shape = log.descriptor
+    keys = (b"key-%d" % i for i in range(10_000))
+    return next(
+        key
+        for key in keys
+        if partition_of(key_group_of(key, shape.key_type, shape.key_groups), shape.partitions, shape.key_groups)
+        == partition
+    )
+
+
+def test_committed_changes_are_the_state(rig: WriterRig, log: Log) -> None:
+    """Puts, overwrites and deletes, over several commits, add up to the last value of each key."""
+    with Writer(log, "w") as writer:
+        for i in range(100):
+            writer.put(b"k%d" % i, b"a%d" % i)
+        writer.commit(1)
+        writer.put(b"k1", b"b")
+        writer.delete(b"k2")
+        writer.delete(b"never there")
+        writer.commit(2)
+
+    state = rig.state()
+
+    assert len(state) == 99
+    assert state[b"k1"] == b"b"
+    assert b"k2" not in state
+
+
+def test_uncommitted_changes_are_never_seen(rig: WriterRig, log: Log) -> None:
+    """What was persisted or sent but not committed is not part of the state, and closing says so."""
+    writer = Writer(log, "w")
+    writer.put(b"k", b"persisted")
+    writer.persist(1)
+    with pytest.warns(UserWarning, match="uncommitted"):
+        writer.close()
+
+    assert rig.state() == {}
+
+
+def test_closing_after_an_error_does_not_hide_it(rig: WriterRig, log: Log) -> None:
+    """An exception inside the block discards the changes and comes out unchanged."""
+    with pytest.raises(RuntimeError, match="mine"), Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        raise RuntimeError("mine")
+
+    assert rig.state() == {}
+
+
+def test_commit_without_changes_is_progress(rig: WriterRig, log: Log) -> None:
+    """A quiet stretch of input still moves the source position."""
+    with Writer(log, "w") as writer:
+        writer.commit(1, {"offset": "10"})
+        writer.commit(7, {"offset": "20"})
+
+    with rig.open() as again, Writer(again, "w", expect=7) as writer:
+        last = writer.last_commit
+
+    assert last is not None
+    assert (last.checkpoint.id, last.metadata) == (7, {"offset": "20"})
+
+
+def test_checkpoint_ids_grow(log: Log) -> None:
+    """An id that is not greater than the last one is refused before anything is sent."""
+    with Writer(log, "w") as writer:
+        writer.commit(5)
+        with pytest.raises(CheckpointMismatch):
+            writer.commit(5)
+        with pytest.raises(CheckpointMismatch):
+            writer.persist(4)
+        writer.commit(6)
+
+
+def test_opening_at_an_unexpected_checkpoint_is_refused(rig: WriterRig, log: Log) -> None:
+    """A job that resumes from another checkpoint than the log's is refused, and fences nobody."""
+    with Writer(log, "w") as writer:
+        writer.commit(3)
+        with rig.open() as other, pytest.raises(CheckpointMismatch) as caught:
+            Writer(other, "w", expect=2)
+        writer.commit(4)
+
+    assert caught.value.facts["found"] == 3
+
+
+def test_handle_includes_unconfirmed_checkpoints(rig: WriterRig, log: Log) -> None:
+    """Skipping a confirm loses nothing: the next handle lists the earlier change sets again."""
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        writer.persist(1)
+        writer.put(b"b", b"2")
+        second = writer.persist(2)
+        writer.confirm(second)
+
+    assert rig.state() == {b"a": b"1", b"b": b"2"}
+    assert [step.checkpoint_id for step in second.steps] == [1, 2]
+
+
+def test_pipelined_persists_are_confirmed_in_order(rig: WriterRig, log: Log) -> None:
+    """Two handles persisted before the first confirm commit one after the other, each change once."""
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        first = writer.persist(1)
+        writer.put(b"a", b"2")
+        second = writer.persist(2)
+        writer.confirm(first)
+        middle = rig.state()
+        writer.confirm(second)
+
+    assert middle == {b"a": b"1"}
+    assert rig.state() == {b"a": b"2"}
+
+
+def test_flip_158_worked_example(rig: WriterRig, log: Log) -> None:
+    """FLIP-158: a; CP1; b, c; CP2 re-uses CP1's part; d; CP3. After each checkpoint the state has every change once."""
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        cp1 = writer.persist(1)
+        writer.put(b"b", b"1")
+        writer.put(b"c", b"1")
+        cp2 = writer.persist(2)
+        sent = {(entry.partition, entry.sqn) for entry in cp1.entries}
+        assert sent < {(entry.partition, entry.sqn) for entry in cp2.entries}
+        writer.confirm(cp1)
+        assert rig.state() == {b"a": b"1"}
+        writer.confirm(cp2)
+        assert rig.state() == {b"a": b"1", b"b": b"1", b"c": b"1"}
+        writer.put(b"d", b"1")
+        cp3 = writer.persist(3)
+        assert {entry.sqn for entry in cp3.entries}.isdisjoint({entry.sqn for entry in cp2.entries})
+        writer.confirm(cp3)
+
+    assert rig.state() == {b"a": b"1", b"b": b"1", b"c": b"1", b"d": b"1"}
+
+
+def test_a_later_life_adopts_a_persisted_handle(rig: WriterRig, log: Log) -> None:
+    """A handle that was stored before a crash is committed by the next life, from its bytes."""
+    before = Writer(log, "w")
+    before.put(b"k", b"v")
+    stored = before.persist(1).to_bytes()
+    with pytest.warns(UserWarning):
+        before.close()
+    with rig.open() as again, Writer(again, "w") as writer:
+        writer.adopt(Handle.from_bytes(stored), {"offset": "1"})
+        with pytest.raises(CheckpointMismatch):
+            writer.adopt(Handle.from_bytes(stored))
+        writer.put(b"l", b"w")
+        writer.commit(2)
+
+    assert rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_adopting_after_an_append_is_refused(rig: WriterRig, log: Log) -> None:
+    """Order between adopted and new changes would be arbitrary."""
+    before = Writer(log, "w")
+    before.put(b"k", b"v")
+    handle = before.persist(1)
+    with pytest.warns(UserWarning):
+        before.close()
+    with pytest.warns(UserWarning), rig.open() as again, Writer(again, "w") as writer:
+        writer.put(b"x", b"y")
+        with pytest.raises(Misuse):
+            writer.adopt(handle)
+
+
+def test_a_newer_writer_of_the_name_fences_the_older(rig: WriterRig, log: Log) -> None:
+    """The older one is told, its changes never appear, and it accepts nothing any more."""
+    old = Writer(log, "w")
+    old.put(b"k", b"old")
+    with rig.open() as other, Writer(other, "w") as new:
+        new.put(b"k", b"new")
+        new.commit(1)
+        with pytest.raises(Fenced):
+            old.commit(1)
+        with pytest.raises(ClosedError):
+            old.put(b"k", b"again")
+        old.close()
+
+    assert rig.state() == {b"k": b"new"}
+
+
+def test_partial_overlap_fences_the_whole_epoch(rig: WriterRig, log: Log) -> None:
+    """A writer that lost one partition lost all: a change set spans its partitions."""
+    old = Writer(log, "old")
+    with rig.open() as other, Writer(other, "new", partitions=[0]) as new:
+        old.put(key_in(log, 3), b"old")
+        with pytest.raises(Fenced):
+            old.commit(1)
+        old.close()
+        new.put(key_in(log, 0), b"new")
+        new.commit(1)
+
+    assert rig.state() == {key_in(log, 0): b"new"}
+
+
+def test_writers_on_disjoint_partitions_share_a_log(rig: WriterRig, log: Log) -> None:
+    """Two writers, each with its partitions and its own checkpoints, neither of which disturbs the other."""
+    with rig.open() as other, Writer(log, "a", partitions=[0, 1]) as a, Writer(other, "b", partitions=[2, 3]) as b:
+        for i in range(1, 4):
+            a.put(key_in(log, 0), b"a%d" % i)
+            b.put(key_in(log, 2), b"b%d" % i)
+            a.commit(i)
+            b.commit(i * 10)
+
+    assert rig.state() == {key_in(log, 0): b"a3", key_in(log, 2): b"b3"}
+
+
+def test_a_foreign_partition_is_refused_at_append(log: Log) -> None:
+    """A change for a partition that the writer did not open is refused and not buffered."""
+    with Writer(log, "w", partitions=[0]) as writer:
+        with pytest.raises(KeyGroupMismatch):
+            writer.put(key_in(log, 1), b"v")
+        with pytest.raises(KeyGroupMismatch):
+            writer.append_batch(pa.table({"key": [key_in(log, 1)], "value": [b"v"]}))
+        writer.put(key_in(log, 0), b"v")
+        writer.commit(1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("text", b"v"), (1, b"v"), (b"k", "text"), (b"k", None), (None, b"v"), (bytearray(b"k"), b"v")]
+)
+def test_wrong_types_are_refused_at_append(log: Log, key: Any, value: Any) -> None:
+    """A key or value of another type is refused by the call that brings it, and the writer goes on."""
+    with Writer(log, "w") as writer:
+        with pytest.raises(InvalidChange):
+            writer.put(key, value)
+        writer.commit(1)
+
+
+def test_a_value_above_the_limit_is_refused_at_append(rig: WriterRig, log: Log) -> None:
+    """A value that no chunk could hold is refused, one below the limit arrives, and nothing else is lost."""
+    with Writer(log, "w") as writer:
+        writer.put(b"before", b"1")
+        with pytest.raises(ValueTooLarge):
+            writer.put(b"k", bytes(16 << 20))
+        with pytest.raises(ValueTooLarge):
+            writer.append_batch(pa.table({"key": [b"k"], "value": [bytes(16 << 20)]}))
+        writer.put(b"large", bytes(9 << 20))
+        writer.commit(1)
+
+    state = rig.state()
+
+    assert state[b"before"] == b"1"
+    assert len(state[b"large"]) == 9 << 20
+
+
+def test_batches_and_single_changes_keep_their_order(rig: WriterRig, log: Log) -> None:
+    """A batch between puts overwrites what came before it and is overwritten by what comes after."""
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"first")
+        writer.put(b"b", b"first")
+        writer.append_batch(
+            pa.table({"key": [b"a", b"b", b"c"], "op": ["put", "delete", "put"], "value": [b"batch", None, b"batch"]})
+        )
+        writer.put(b"c", b"last")
+        writer.append_batch(pa.table({"key": [b"d", b"a"], "value": [b"x", None]}))
+        writer.commit(1)
+
+    assert rig.state() == {b"c": b"last", b"d": b"x"}
+
+
+def test_many_chunks_and_back_pressure(rig: WriterRig, log: Log) -> None:
+    """With tiny chunks and hardly any room in flight everything still arrives, in order."""
+    settings = WriterSettings(
+        roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256, in_flight_bytes_max=1024
+    )
+    expected = {}
+    with Writer(log, "w", settings=settings) as writer:
+        for i in range(3_000):
+            key, value = b"k%d" % (i % 70), b"v%d" % i
+            writer.put(key, value)
+            expected[key] = value
+        writer.commit(1)
+
+    assert rig.state() == expected
+
+
+def test_string_and_long_keys(rig: WriterRig) -> None:
+    """Keys of the log's type come back as that type, negative longs and non-ASCII text included."""
+    with rig.create(key_type=KeyType.LONG) as log, Writer(log, "w") as writer:
+        for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1):
+            writer.put(key, b"%d" % key)
+        with pytest.raises(InvalidChange):
+            writer.put(1 << 63, b"v")
+        with pytest.raises(InvalidChange):
+            writer.put(True, b"v")
+        writer.commit(1)
+
+    assert rig.state() == {key: b"%d" % key for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1)}
+
+
+def test_typed_values(rig: WriterRig) -> None:
+    """Values by an Avro schema come back as their fields, from mappings and from columns."""
+    with rig.create(key_type=KeyType.STRING, value_schema=POINT) as log, Writer(log, "w") as writer:
+        writer.put("a", {"x": 1, "label": "é"})
+        writer.put("b", {"x": 2})
+        writer.append_batch(
+            pa.table({"key": ["c", "a"], "op": [0, 1], "x": [3, None], "label": pa.array([None, None], pa.string())})
+        )
+        writer.commit(1)
+
+    assert rig.state() == {"b": {"x": 2, "label": None}, "c": {"x": 3, "label": None}}
+
+
+def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: WriterRig) -> None:
+    """A wrong field is refused, at the latest when the change set is persisted, and nothing is committed without it."""
+    with rig.create(value_schema=POINT) as log:
+        writer = Writer(log, "w")
+        writer.put(b"a", {"x": 1})
+        writer.put(b"b", {"x": "no number"})
+        with pytest.raises(InvalidChange):
+            writer.commit(1)
+        writer.close()
+
+    assert rig.state() == {}
+
+
+def test_key_groups_named_by_the_caller(rig: WriterRig) -> None:
+    """In a log of that kind the caller's key group decides, and the same key may live in two of them."""
+    with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
+        writer.append(0, b"k", b"in 0")
+        writer.append(15, b"k2", b"in 15")
+        with pytest.raises(KeyGroupMismatch):
+            writer.append(16, b"k", b"v")
+        writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"], "key_group": pa.array([3], pa.int32())}))
+        with pytest.raises(KeyGroupMismatch):
+            writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"]}))
+        writer.commit(1)
+
+    assert rig.state() == {b"k": b"in 0", b"k2": b"in 15", b"m": b"batch"}
+
+
+def test_a_named_key_group_must_be_the_keys_own(log: Log) -> None:
+    """In a hashed log a wrong key group is refused, and the right one accepted."""
+    own = key_group_of(b"k", log.descriptor.key_type, log.descriptor.key_groups)
+    with Writer(log, "w") as writer:
+        with pytest.raises(KeyGroupMismatch):
+            writer.append((own + 1) % 16, b"k", b"v")
+        writer.append(own, b"k", b"v")
+        writer.commit(1)
+
+
+def test_meta_records_are_committed_with_the_changes(rig: WriterRig, log: Log) -> None:
+    """The last meta record of a key wins, and only what is committed counts."""
+    with Writer(log, "w") as writer:
+        writer.append_meta("state", b"v1")
+        writer.append_meta("state", b"v2")
+        writer.commit(1)
+        writer.append_meta("state", b"never")
+        writer.persist(2)
+        writer.append_meta("other", b"x")
+        handle = writer.persist(3)
+        writer.confirm(handle)
+    with rig.open() as again:
+        described = again.describe()
+
+    assert {(row.writer, row.key): row.value for row in described.state.meta} == {
+        ("w", "state"): b"never",
+        ("w", "other"): b"x",
+    }
+
+
+def test_a_final_commit_ends_the_row(rig: WriterRig, log: Log) -> None:
+    """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        writer.commit(9, final=True)
+    with rig.open() as again, Writer(again, "w", expect=0) as writer:
+        assert writer.last_commit is None
+        writer.commit(1)
+
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_a_second_thread_is_refused(log: Log) -> None:
+    """A writer belongs to one thread; another one's put is refused, not interleaved."""
+    found: list[BaseException] = []
+
+    def intrude() -> None:
+        try:
+            writer.put(b"k", b"v")
+        except ClosedError as error:
+            found.append(error)
+
+    with Writer(log, "w") as writer:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        writer.commit(1)
+
+    assert len(found) == 1
+
+
+def test_a_forked_child_is_refused(rig: WriterRig, log: Log) -> None:
+    """The child's copy is nobody's and closes without touching the parent's clients; the parent goes on."""
+    writer = Writer(log, "w")
+    writer.put(b"k", b"v")
+    child = os.fork()
+    if child == 0:
+        try:
+            writer.put(b"child", b"v")
+        except ClosedError:
+            writer.close()
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    writer.commit(1)
+    writer.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_close_is_idempotent_and_final(log: Log) -> None:
+    """Closing twice is fine, using it afterwards is not."""
+    writer = Writer(log, "w")
+    writer.close()
+    writer.close()
+
+    with pytest.raises(ClosedError):
+        writer.put(b"k", b"v")
+    with pytest.raises(ClosedError):
+        writer.commit(1)
+
+
+def test_create_open_delete(rig: WriterRig, log: Log) -> None:
+    """A log is made once, opened any number of times, and after delete it is gone, topics included."""
+    with pytest.raises(AlreadyExists):
+        rig.create()
+    with rig.open() as again:
+        assert again.descriptor == log.descriptor
+    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+
+    with pytest.raises(NotFound):
+        rig.open()
+    assert rig.kafka().describe_topic(rig.name) is None
+    assert UNSAFE

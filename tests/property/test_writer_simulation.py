@@ -1,0 +1,222 @@
+"""Random lives of writers over an in-memory broker that loses, delays, refuses and half-answers.
+
+A writer copies a source, whose position travels in the commit metadata, into the log. Whatever happens to its records,
+to its answers and to itself, the log ends up with exactly what a plain fold of the source gives, and what a life was
+told to be committed stays committed. Every failure prints the seed that replays it.
+"""
+
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+from tests.support.writer_rig import WriterRig, twin_rig
+
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import (
+    CheckpointMismatch,
+    ClosedError,
+    CommitRefused,
+    Fenced,
+    OutcomeUnknown,
+    PersistFailed,
+    Unavailable,
+)
+from statelog.schemas.handle import Handle
+from statelog.storage.kafka_faults import Fate, SendAttempt
+
+EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)
+BAD_FATES = [
+    Fate.DELAY,
+    Fate.LOSE,
+    Fate.SKIP,
+    Fate.APPEND_UNANSWERED,
+    Fate.ACK_WITHOUT_OFFSET,
+    Fate.FAIL,
+]
+SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
+
+
+class RandomFaults:
+    """A small share of all records meets a random fate."""
+
+    def __init__(self, rng: random.Random, share: float) -> None:
+        self.rng = rng
+        self.share = share
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """The fate of one record."""
+        return self.rng.choice(BAD_FATES) if self.rng.random() < self.share else Fate.DELIVER
+
+
+class Died(Exception):
+    """The process was killed here; nothing of it runs any more."""
+
+
+class Source:
+    """What one writer copies: an endless, repeatable list of changes over few keys of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def change(self, position: int) -> tuple[bytes, bytes | None]:
+        """The change at a position; every seventh deletes."""
+        rng = random.Random(f"{self.name}/{position}")
+        key = f"{self.name}-{rng.randrange(12)}".encode()
+        return key, None if rng.random() < 0.15 else b"%d" % position
+
+    def fold(self, end: int) -> dict[bytes, bytes]:
+        """The state after the changes below `end`."""
+        state: dict[bytes, bytes] = {}
+        for position in range(end):
+            key, value = self.change(position)
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+        return state
+
+
+def crasher(rng: random.Random) -> Callable[[str], None]:
+    """Dies at a random crash point, rarely."""
+
+    def crash(point: str) -> None:
+        if rng.random() < 0.03:
+            raise Died(point)
+
+    return crash
+
+
+class Life:
+    """One life of a writer: it resumes, copies a while, and ends in one of many ways."""
+
+    def __init__(self, rig: WriterRig, source: Source, rng: random.Random, stored: dict[str, bytes]) -> None:
+        self.rng, self.source, self.stored = rng, source, stored
+        self.told = 0
+        self.now_s = 0.0
+        log = rig.open()
+        self.writer = Writer(log, source.name, settings=SMALL, clock=self.clock, crash=crasher(rng))
+        last = self.writer.last_commit
+        self.next_id = last.checkpoint.id + 1 if last else 1
+        self.position = int(last.metadata["position"]) if last else 0
+        self.adopt()
+
+    def clock(self) -> float:
+        """Every look at the clock takes a while, so that waiting ends."""
+        self.now_s += 1.0
+        return self.now_s
+
+    def adopt(self) -> None:
+        """Commit the handle that an earlier life left, if it still continues the log."""
+        data = self.stored.pop(self.source.name, None)
+        if data is None or self.rng.random() < 0.3:
+            return
+        handle = Handle.from_bytes(data[8:])
+        end = int.from_bytes(data[:8], "little")
+        try:
+            self.writer.adopt(handle, {"position": str(end)})
+        except CheckpointMismatch:
+            return
+        self.position, self.next_id, self.told = end, handle.checkpoint.id + 1, end
+
+    def step(self) -> None:
+        """Copy some changes, or none, and commit them, perhaps after leaving the handle for a later life."""
+        end = self.position + self.rng.choice((0, 1, 5, 20))
+        for position in range(self.position, end):
+            key, value = self.source.change(position)
+            if value is None:
+                self.writer.delete(key)
+            else:
+                self.writer.put(key, value)
+        handle = self.writer.persist(self.next_id)
+        if self.rng.random() < 0.3:
+            self.stored[self.source.name] = end.to_bytes(8, "little") + handle.to_bytes()
+        self.position, self.next_id = end, self.next_id + 1
+        if self.rng.random() < 0.15:
+            return  # Skip this confirm; the next handle includes it.
+        self.writer.confirm(handle, {"position": str(end)})
+        self.told = end
+
+
+def check(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> dict[str, int]:
+    """The log holds what a plain fold of each source gives up to the position that its last commit names."""
+    state = rig.state()
+    with rig.open() as log:
+        ledger = log.ledger()
+        ledger.read_end()
+    ends: dict[str, int] = {}
+    expected: dict[bytes, bytes] = {}
+    for source in sources:
+        last = ledger.fold.last_commit(source.name)
+        ends[source.name] = int(last.metadata["position"]) if last else 0
+        expected |= source.fold(ends[source.name])
+    assert state == expected
+    for name, position in told.items():
+        assert ends[name] >= position, f"{name} was told {position}, the log is at {ends[name]}"
+    return ends
+
+
+def run(seed: int) -> int:
+    """One history; returns how far the sources were copied."""
+    rng = random.Random(seed)
+    faults = RandomFaults(rng, share=rng.choice((0.0, 0.01, 0.04)))
+    rig = twin_rig("sim", faults)
+    assert rig.cluster is not None
+    rig.create(partitions=3, key_groups=6).close()
+    sources = [Source("a"), Source("b")]
+    lives: dict[str, Life] = {}
+    stored: dict[str, bytes] = {}
+    told = {source.name: 0 for source in sources}
+    for _ in range(rng.randint(20, 60)):
+        source = rng.choice(sources)
+        fresh = source.name not in lives or rng.random() < 0.08
+        try:
+            if fresh:
+                lives[source.name] = Life(rig, source, rng, stored)
+            else:
+                lives[source.name].step()
+        except Died:
+            lives.pop(source.name, None)
+        except EXPECTED:
+            life = lives.pop(source.name, None)
+            if life is not None:
+                life.writer.close()
+        else:
+            told[source.name] = max(told[source.name], lives[source.name].told)
+        if rng.random() < 0.3:
+            rig.cluster.release(rng.randrange(3))
+        if rng.random() < 0.1:
+            rig.cluster.expire()
+    check(rig, sources, told)
+    rig.cluster.release()
+    ends = check(rig, sources, told)
+    return sum(ends.values())
+
+
+def test_histories_end_in_the_fold_of_their_sources() -> None:
+    """Over many seeds, with two writers of one log fencing each other, nothing is lost, doubled or torn."""
+    copied = 0
+    for seed in range(150):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                copied += run(seed)
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+    assert copied > 5_000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_many_more_histories() -> None:
+    """The same over far more seeds."""
+    for seed in range(1_000, 9_000):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                run(seed)
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
