@@ -1,0 +1,173 @@
+"""The worked examples of the format documents, and the hex dumps that the documents show of them."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from statelog.schemas import ledger
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.lease import Lease
+from statelog.schemas.ledger import AcceptLoss, Commit, LossRange, Open
+from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
+from statelog.schemas.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path
+from statelog.schemas.runs import RowGroupSpan, RunIndex
+
+__all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]
+
+_ROW_BYTES = 16
+_SCHEMA_ROW = "(the schema's text)"
+_IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
+_NONCE = bytes(range(16))
+
+
+class Example(NamedTuple):
+    """A value, its bytes, and how they are read."""
+
+    document: str
+    value: object
+    data: bytes
+    schema_text: bytes  # part of a file, and left out of its dump; b"" in a Kafka record
+    decode: Callable[[bytes], object]
+
+
+def _handle() -> Handle:
+    entry = Entry(1, 1, 2, 30, 4096, 7, 9, 0x1122334455667788, b"\x05")
+    step = Step(checkpoint_id=1, entries=(entry,))
+    return Handle(identity=_IDENTITY, writer="w", epoch=0, nonce=_NONCE, base=NO_CHECKPOINT, steps=(step,))
+
+
+def _commit() -> Commit:
+    handle = _handle()
+    return Commit.of(
+        epoch=0,
+        nonce=_NONCE,
+        base=NO_CHECKPOINT,
+        checkpoint=handle.checkpoint,
+        metadata={"offset": "30"},
+        handles=[handle],
+    )
+
+
+def _open() -> Open:
+    return Open(writer="w", partitions=(1,), nonce=_NONCE, prior=-1, last=NO_CHECKPOINT, identity=_IDENTITY)
+
+
+def _loss() -> AcceptLoss:
+    return AcceptLoss(ranges=(LossRange(1, 7, 8),), reason="disk", operator="ann")
+
+
+def _manifest() -> Manifest:
+    state = LedgerState(
+        position=2,
+        writers=(WriterState("w", 0, Checkpoint(1, _NONCE), 1, {"offset": "30"}),),
+        partitions=(PartitionState(1, 0, 9),),
+        live=(LiveEpoch(0, "w", _NONCE, frozenset({1})),),
+    )
+    index = RunIndex(row_groups=(RowGroupSpan(64, 128, 30, 4, 800, 5),), footer_offset=804, footer_checksum=6)
+    run = RunRef(
+        path="runs/r1.parquet",
+        start_position=0,
+        end_position=2,
+        level=0,
+        rows=30,
+        size_bytes=1200,
+        sha256=bytes(32),
+        value_schema_id=0,
+        index=index,
+    )
+    anchors = [Anchor("data", 1, 8, 0x0102030405060708), Anchor("ledger", 0, 1, 9)]
+    return next_manifest(
+        None, b"", nonce=_NONCE, identity=_IDENTITY, state=state, anchors=anchors, runs=[run], created_s=1.0
+    )
+
+
+def _descriptor() -> Descriptor:
+    return Descriptor(
+        name="orders",
+        identity=_IDENTITY,
+        partitions=2,
+        key_groups=128,
+        hash_rule=HashRule.CRC32,
+        key_type=KeyType.STRING,
+        value_schema_id=0,
+    )
+
+
+def _lease() -> Lease:
+    return Lease(id="r", holder="ann", manifest_number=1, next_offsets={1: 9}, position=2, ttl_s=60.0, created_s=1000.0)
+
+
+def _schema_text(avsc: str) -> bytes:
+    return RecordCodec(avsc).text.encode()
+
+
+def _examples() -> dict[str, Example]:
+    loss, opened, commit, handle = _loss(), _open(), _commit(), _handle()
+    manifest, descriptor, lease = _manifest(), _descriptor(), _lease()
+    return {
+        "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
+        "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
+        "accept-loss": Example("format-ledger", loss, ledger.encode(loss), b"", ledger.decode),
+        "handle": Example("format-ledger", handle, handle.to_bytes(), b"", Handle.from_bytes),
+        "manifest": Example(
+            "format-manifest",
+            manifest,
+            manifest.to_bytes(),
+            _schema_text("manifest"),
+            partial(Manifest.from_bytes, path=manifest_path(1)),
+        ),
+        "lease": Example(
+            "format-manifest",
+            lease,
+            lease.to_bytes(),
+            _schema_text("lease"),
+            partial(Lease.from_bytes, path=lease_path("r")),
+        ),
+        "descriptor": Example(
+            "format-descriptor",
+            descriptor,
+            descriptor.to_bytes(),
+            _schema_text("descriptor"),
+            partial(Descriptor.from_bytes, path=DESCRIPTOR_PATH),
+        ),
+    }
+
+
+EXAMPLES = _examples()
+
+
+def hex_dump(example: Example) -> str:
+    """Rows of an offset, up to 16 bytes in hexadecimal, and the printable ones as text. One row for a schema's text."""
+    if not example.schema_text:
+        return "\n".join(_rows(example.data, 0))
+    start = example.data.index(example.schema_text)
+    end = start + len(example.schema_text)
+    gap = f"{start:04x}  {_SCHEMA_ROW} {len(example.schema_text)} bytes"
+    return "\n".join([*_rows(example.data[:start], 0), gap, *_rows(example.data[end:], end)])
+
+
+def _rows(data: bytes, offset: int) -> list[str]:
+    rows: list[str] = []
+    for start in range(0, len(data), _ROW_BYTES):
+        row = data[start : start + _ROW_BYTES]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        rows.append(f"{offset + start:04x}  {row.hex(' '):<47}  {text}")
+    return rows
+
+
+def undump(dump: str, schema_text: bytes) -> bytes:
+    """The bytes that a dump shows."""
+    rows = (row[6:53] for row in dump.splitlines())
+    return b"".join(schema_text if row.startswith(_SCHEMA_ROW) else bytes.fromhex(row) for row in rows)
+
+
+def dump_in(document: str, name: str) -> str:
+    """The dump that a document shows under the marker of this example; empty if there is none."""
+    found = re.search(rf"<!-- example: {name} -->\n```text\n(.*?)\n```", document, re.DOTALL)
+    return found.group(1) if found else ""
