@@ -137,9 +137,14 @@ class Coordinator:
         """The writer's last valid commit: where its source resumes."""
         return self._committer.last
 
+    @property
+    def base(self) -> Checkpoint:
+        """The checkpoint that the next commit continues."""
+        return self._committer.base
+
     def task(self, checkpoint_id: int) -> TaskGrant:
         """What the tasks of the next checkpoint need."""
-        return TaskGrant(grant=self.grant, base=self._committer.base, checkpoint_id=checkpoint_id)
+        return TaskGrant(grant=self.grant, base=self.base, checkpoint_id=checkpoint_id)
 
     def commit(
         self,

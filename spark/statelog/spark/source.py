@@ -1,0 +1,96 @@
+"""`spark.read.format("statelog")`: the state of a log as a DataFrame, at one position for all tasks.
+
+The driver takes the position once and holds the log's files and records there with a lease; each task recovers a
+slice of the key groups at that position, through the same code as every other recovery.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from statelog.recovery.at import AtPosition
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import ConfigError
+from statelog.spark.clients import cached_log
+from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
+from statelog.spark.options import ReadOptions, read_options
+from statelog.spark.writing import require_spark
+
+__all__ = ["StateReader", "StateSlice", "slices", "state_schema"]
+
+_PLAN_LEASE_S = 300.0
+"""How long the position of a read is held for tasks that have not started. Nobody tells us when the last one did."""
+
+
+def state_schema(options: Mapping[str, str]) -> StructType:
+    """The columns that a read with these options has. Raises ConfigError, NotFound, Unavailable."""
+    require_spark()
+    return _columns(read_options(options))
+
+
+class StateSlice(InputPartition):
+    """One task's part: contiguous key groups at a ledger position."""
+
+    def __init__(self, position: int, key_groups: tuple[int, ...]) -> None:
+        super().__init__((position, key_groups))
+        self.position = position
+        self.key_groups = key_groups
+
+
+class StateReader(DataSourceReader):
+    """Spark's view of the source: planned once, copied to every task."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        require_spark()
+        self._options = read_options(options)
+        self._schema = spark_arrow_schema(schema)
+        expected = _columns(self._options)
+        if not same_columns(expected, schema):
+            raise ConfigError(
+                "the schema given is not that of the state",
+                given=schema.simpleString(),
+                expected=expected.simpleString(),
+                hint="Leave .schema() out; select, rename and cast behind the read, or use the option columns",
+            )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The slices, all at the one position that is taken here. Raises as `recover`."""
+        options = self._options
+        log = cached_log(options.where)
+        settings = RecoverySettings(holder="spark-read", lease_ttl_s=_PLAN_LEASE_S)
+        plan = recover(log, key_groups=options.key_groups, at=options.at, settings=settings)
+        count = options.min_partitions or log.descriptor.partitions
+        wanted = range(log.descriptor.key_groups) if options.key_groups is None else options.key_groups
+        # The plan is not closed: its lease keeps the position for the tasks, and runs out by itself.
+        return [StateSlice(plan.position, part) for part in slices(wanted, count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The state of one slice, on an executor. Raises NotFound, Damaged, Unavailable."""
+        if not isinstance(partition, StateSlice):
+            return  # Spark's stand-in for an empty list of partitions.
+        log = cached_log(self._options.where)
+        settings = RecoverySettings(holder="spark-task", threads=1)
+        at = AtPosition(partition.position)
+        with recover(log, key_groups=partition.key_groups, at=at, settings=settings) as recovery:
+            yield from state_batches(recovery.to_arrow(), self._schema)
+
+
+def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """The key groups cut into `count` contiguous parts, or one for each group if there are fewer.
+
+    With as many parts as the log has partitions, and all key groups, every part is one partition.
+    """
+    groups = len(key_groups)
+    parts = max(1, min(count, groups))
+    starts = [-(-part * groups // parts) for part in range(parts + 1)]
+    return [tuple(key_groups[starts[part] : starts[part + 1]]) for part in range(parts)]
+
+
+def _columns(options: ReadOptions) -> StructType:
+    log = cached_log(options.where)
+    with_group = options.include_key_group or "key_group" in (options.columns or ())
+    columns = state_columns(log.descriptor, log.value_schemas.newest(), include_key_group=with_group)
+    return chosen(columns, options.columns)
