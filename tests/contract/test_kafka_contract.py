@@ -7,13 +7,11 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
-from tests.support.transactions import write_marker
+from tests.support.kafka_world import World, broker_world, memory_world
 
 from statelog.schemas.errors import (
     AlreadyExists,
@@ -25,46 +23,16 @@ from statelog.schemas.errors import (
     ValueTooLarge,
 )
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_memory import MemoryKafka
 
 TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """One implementation under test: the port, and what the port itself does not show."""
-
-    kafka: Kafka
-    another: Callable[[], Kafka]
-    published: Callable[[str, str, int], int | None]
-    make_gap: Callable[[str, int], None]
-    """Makes the last offset of a partition one that holds no record."""
 
 
 @pytest.fixture(scope="module", params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Each implementation in turn; the real one on the session's broker."""
-    if request.param == "memory":
-        memory = MemoryKafka()
-        yield World(
-            kafka=memory,
-            another=memory.join,
-            published=lambda group, topic, partition: memory.cluster.published.get((group, topic, partition)),
-            make_gap=lambda topic, partition: memory.cluster.insert_gap(topic, partition, 1),
-        )
-        return
-    bootstrap: str = request.getfixturevalue("broker").bootstrap
-    config = client_config({"bootstrap.servers": bootstrap})
-    kafka = ConfluentKafka(config)
-    yield World(
-        kafka=kafka,
-        another=lambda: ConfluentKafka(config),
-        published=lambda group, topic, partition: _published(bootstrap, group, topic, partition),
-        make_gap=lambda topic, partition: _write_gap(kafka, bootstrap, topic, partition),
-    )
-    kafka.close()
+    made = memory_world() if request.param == "memory" else broker_world(request.getfixturevalue("broker").bootstrap)
+    yield made
+    made.kafka.close()
 
 
 @pytest.fixture
@@ -84,23 +52,6 @@ def topic(kafka: Kafka) -> Iterator[str]:
 
 def _spec(name: str, partitions: int = 3) -> TopicSpec:
     return TopicSpec(name=name, partitions=partitions, replication_factor=1, config={"retention.ms": "-1"})
-
-
-def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | None:
-    client = admin.AdminClient({"bootstrap.servers": bootstrap})
-    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-    answers = client.list_consumer_group_offsets([request])
-    (entry,) = answers[group].result(timeout=TIMEOUT_S).topic_partitions or []
-    return entry.offset
-
-
-def _write_gap(kafka: Kafka, bootstrap: str, topic: str, partition: int) -> None:
-    """A transaction's record and its marker, which the broker writes some time after the commit returns."""
-    marker = write_marker(bootstrap, topic, partition)
-    for _ in range(2000):
-        if kafka.offsets(topic, [partition])[partition].end > marker:
-            return
-    pytest.fail("the marker did not arrive")
 
 
 def _settle(producer: Producer, count: int, reports: list[Delivery]) -> None:

@@ -49,7 +49,7 @@ def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
     """A reader that is interrupted anywhere and asked again from where it was yields every record."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
-    count = 30_000
+    count = 60_000
     producer = kafka.producer()
     reports: list[Delivery] = []
     for number in range(count):
@@ -61,9 +61,9 @@ def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
     values: list[bytes] = []
     interrupted = 0
     reader = kafka.reader(topic_name)
-    while len(values) < count and interrupted < 200:
+    while len(values) < count and interrupted < 500:
         try:
-            with _interrupts(0.1):
+            with _interrupts(0.04):
                 for record in reader.read({0: OffsetRange(len(values), count)}, stall_timeout_s=20):
                     assert record.offset == len(values)
                     values.append(record.value)

@@ -28,7 +28,10 @@ _LOG = logging.getLogger("statelog.kafka")
 _RETRY_S = 0.02
 _GRACE_S = 1.0
 """The client reports its own time-out, with its reason; we wait this much longer to hear it."""
-_MOVING = frozenset({"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "_NOENT", "UNKNOWN_TOPIC_OR_PART"})
+_MOVING = frozenset({
+    "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_NOENT",
+})  # fmt: skip
 """Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
 
 T = TypeVar("T")

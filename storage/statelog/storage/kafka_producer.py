@@ -20,6 +20,9 @@ from statelog.storage.kafka_process import ProcessGuard
 __all__ = ["ConfluentProducer", "kafka_error"]
 
 _LOG = logging.getLogger("statelog.kafka")
+_CONNECT_S = 0.05
+"""A new client gets this head start to connect. A record that is queued earlier makes it look for a leader while it asks
+for its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 
 
@@ -105,6 +108,7 @@ class ConfluentProducer:
                 name, text = kafka_error(refused, self._config)
                 raise client_error(name, text, "making a producer", self._config.bootstrap_servers) from None
             self._guard.hold(self._native)
+            self._native.poll(_CONNECT_S)
         return self._native
 
     def _report(self, token: int, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
