@@ -21,8 +21,8 @@ __all__ = ["ConfluentProducer", "kafka_error"]
 
 _LOG = logging.getLogger("statelog.kafka")
 _CONNECT_S = 0.05
-"""A new client gets this head start to connect. A record that is queued earlier makes it look for a leader while it asks
-for its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
+"""A new client gets this head start to connect. A record queued earlier makes it look for a leader while it asks for
+its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 
 
