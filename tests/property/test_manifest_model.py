@@ -1,10 +1,15 @@
 """Snapshots, retention and truncation under random schedules: stalls, crashes, several materializers, late puts."""
 
 import random
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 import pytest
+from tests.support import manifest_world
 from tests.support.manifest_world import ManifestWorld, ViolationError, simulate
+
+from statelog.schemas import retention
+from statelog.schemas.manifest import Manifest
 
 SEEDS = 200
 MUTANT_SEEDS = 2000
@@ -41,6 +46,43 @@ def test_every_guard_prevents_a_violation(guard: str) -> None:
     before: condemn only files of a listing taken before the put.
     """
     assert _first_violation(guard, range(MUTANT_SEEDS)) is not None
+
+
+def _keep_one(superseded_s: Mapping[int, float | None], *_: object) -> frozenset[int]:
+    return frozenset([max(superseded_s)])
+
+
+def _condemn_kept(listing: Iterable[str], own: Manifest, _kept: object, _leases: object = ()) -> tuple[str, ...]:
+    return retention.condemned(listing, own, [])
+
+
+def _condemn_own(listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], _: object = ()) -> tuple[str, ...]:
+    others = list(kept)
+    return retention.condemned(listing, others[0] if others else own, others)
+
+
+def _floor_of_newest(kept: Iterable[Manifest], _leases: object) -> retention.Floor:
+    return retention.truncation_floor([max(kept, key=lambda manifest: manifest.number)], [])
+
+
+def _drop_kept(listed: Iterable[int], _kept: object, own: int) -> tuple[int, ...]:
+    return tuple(number for number in listed if number < own)
+
+
+@pytest.mark.parametrize(
+    ("decision", "wrong"),
+    [
+        ("kept_numbers", _keep_one),
+        ("condemned", _condemn_kept),
+        ("condemned", _condemn_own),
+        ("truncation_floor", _floor_of_newest),
+        ("dropped_numbers", _drop_kept),
+    ],
+)
+def test_every_wrong_decision_is_seen(monkeypatch: pytest.MonkeyPatch, decision: str, wrong: object) -> None:
+    """A decision that keeps too little loses a snapshot in some schedule, so the checks can see it."""
+    monkeypatch.setattr(manifest_world, decision, wrong)
+    assert _first_violation("", range(MUTANT_SEEDS)) is not None
 
 
 @pytest.mark.parametrize("guard", ["age", "lease"])

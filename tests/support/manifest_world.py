@@ -135,6 +135,8 @@ class ManifestWorld:
                 raise ViolationError(f"manifest {number} (newest {self.newest()}) lost a run")
             if self.start > manifest.position:
                 raise ViolationError(f"the log starts at {self.start}, manifest {number} needs {manifest.position}")
+        if len(chain) < min(KEEP, self.newest()):
+            raise ViolationError(f"only manifests {chain} are left, the newest is {self.newest()}")
         if chain and self.newest() != chain[-1]:
             raise ViolationError(f"the newest manifest {self.newest()} is void")
 
