@@ -1,3 +1,20 @@
-"""The recovery room of statelog."""
+"""Recovery: the state of a log, out of a snapshot and the committed tail. Writes nothing to the log but its lease."""
 
-__all__: list[str] = []
+from statelog.recovery.at import At, AtCheckpoint, AtPosition
+from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.recover import Recovery, recover, recover_dict
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.statistics import RecoveryStatistics
+
+__all__ = [
+    "At",
+    "AtCheckpoint",
+    "AtPosition",
+    "Phase",
+    "Progress",
+    "Recovery",
+    "RecoverySettings",
+    "RecoveryStatistics",
+    "recover",
+    "recover_dict",
+]

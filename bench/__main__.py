@@ -1,0 +1,55 @@
+"""`python -m bench`: run benchmarks on a broker of their own, or on the one in STATELOG_BENCH_BROKER."""
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from bench.figures import Figure, show
+from bench.run import BENCHMARKS, Setting
+from statelog.cli.devbroker import EmbeddedBroker
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
+@click.option("--changes", default=5_000_000, show_default=True, help="Changes of workload W.")
+@click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys.")
+@click.option("--rounds", default=3, show_default=True, help="Times that ours and the baseline take turns.")
+@click.option("--commits", default=1000, show_default=True, help="Commits of the latency benchmark.")
+def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int) -> None:
+    """Measure statelog beside its baseline, in one run on one machine."""
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
+        setting = Setting(
+            bootstrap=_broker(stack, directory),
+            root=directory / "root",
+            changes=changes,
+            keys=keys,
+            rounds=rounds,
+            commits=commits,
+        )
+        console.print(f"{changes:,} changes over {keys:,} keys, {rounds} rounds, broker {setting.bootstrap}")
+        figures: list[Figure] = []
+        for name in names or tuple(BENCHMARKS):
+            with console.status(name):
+                figures += BENCHMARKS[name](setting)
+        show(figures, console)
+
+
+def _broker(stack: ExitStack, directory: Path) -> str:
+    named = os.environ.get("STATELOG_BENCH_BROKER")
+    if named:
+        return named
+    broker = EmbeddedBroker(directory / "broker", heap_mb=1024)
+    broker.start()
+    stack.callback(broker.stop)
+    return broker.bootstrap
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Figures: what was measured, beside what it is compared with, and the table that a person reads."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Figure", "percentile", "rate", "show", "timed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One line. `value` and `baseline` are medians over the rounds; `better` is how many times better we are."""
+
+    name: str
+    unit: str
+    value: float
+    lowest: float
+    highest: float
+    baseline_name: str = ""
+    baseline: float | None = None
+    higher_is_better: bool = True
+
+    @property
+    def better(self) -> float | None:
+        """The ratio, above 1 if we are better."""
+        if not self.baseline or not self.value:
+            return None
+        return self.value / self.baseline if self.higher_is_better else self.baseline / self.value
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` took."""
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def rate(
+    name: str,
+    count: int,
+    seconds: list[float],
+    baseline_name: str = "",
+    baseline: list[tuple[int, float]] | None = None,
+) -> Figure:
+    """A throughput in million changes a second; the baseline gives (count, seconds) per round."""
+    rates = [count / second / 1e6 for second in seconds]
+    other = [n / second / 1e6 for n, second in baseline] if baseline else []
+    return Figure(
+        name=name,
+        unit="M changes/s",
+        value=statistics.median(rates),
+        lowest=min(rates),
+        highest=max(rates),
+        baseline_name=baseline_name,
+        baseline=statistics.median(other) if other else None,
+    )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def show(figures: list[Figure], console: Console) -> None:
+    """Print the table."""
+    table = Table(title="statelog beside its baseline, same run", title_justify="left")
+    table.add_column("what")
+    for column in ("median", "lowest", "highest"):
+        table.add_column(column, justify="right")
+    table.add_column("unit")
+    table.add_column("baseline")
+    table.add_column("median", justify="right")
+    table.add_column("better by", justify="right")
+    for figure in figures:
+        table.add_row(
+            figure.name,
+            f"{figure.value:.2f}",
+            f"{figure.lowest:.2f}",
+            f"{figure.highest:.2f}",
+            figure.unit,
+            figure.baseline_name,
+            "" if figure.baseline is None else f"{figure.baseline:.2f}",
+            "" if figure.better is None else f"{figure.better:.1f}x",
+        )
+    console.print(table)

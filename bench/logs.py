@@ -1,0 +1,41 @@
+"""Logs for the benchmarks: made, filled and deleted."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from statelog.producer import Writer
+from statelog.storage import Log
+
+__all__ = ["bench_log", "bulk_append"]
+
+PARTITIONS = 8
+
+
+@contextlib.contextmanager
+def bench_log(bootstrap: str, root: Path) -> Iterator[Log]:
+    """A new log of eight partitions and opaque values, deleted at the end."""
+    name = f"bench-{uuid.uuid4().hex[:12]}"
+    kafka = {"bootstrap.servers": bootstrap}
+    unsafe = ("replication", "min-insync")
+    with Log.create(
+        name, kafka=kafka, root=str(root), partitions=PARTITIONS, replication_factor=1, allow_unsafe=unsafe
+    ) as log:
+        yield log
+    Log.delete(name, kafka=kafka, root=str(root))
+
+
+def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:
+    """Append all batches in `commits` commits."""
+    with Writer(log, "bench") as writer:
+        last = writer.last_commit
+        next_id = last.checkpoint.id + 1 if last else 1
+        every = max(1, len(found) // commits)
+        for i, batch in enumerate(found, 1):
+            writer.append_batch(batch)
+            if i % every == 0 or i == len(found):
+                writer.commit(next_id)
+                next_id += 1

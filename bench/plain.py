@@ -1,0 +1,126 @@
+"""The baseline: what a good plain confluent-kafka program does, one record per change."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+__all__ = ["PlainTopic", "plain_topic"]
+
+PARTITIONS = 8
+
+
+class PlainTopic:
+    """A topic of eight partitions, filled and read the plain way, with settings that measured well."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.name = name
+        self._bootstrap = bootstrap
+
+    def produce(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        """One record per change, acks=all, idempotent; an error callback only, which is the fastest way."""
+        errors: list[object] = []
+
+        def failed(error: object, _message: object) -> None:
+            if error is not None:
+                errors.append(error)
+
+        producer = self._producer({"linger.ms": 10, "batch.size": 1 << 20, "delivery.report.only.error": True})
+        for key, value in pairs:
+            while True:
+                try:
+                    producer.produce(self.name, value, key, on_delivery=failed)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        while producer.flush(1):
+            pass
+        assert not errors
+
+    def replay(self, expected: int) -> dict[bytes, bytes]:
+        """All records into a dict."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "check.crcs": True,
+                "fetch.message.max.bytes": 8 << 20,
+            }
+        )
+        consumer.assign([TopicPartition(self.name, p, 0) for p in range(PARTITIONS)])
+        state: dict[bytes, bytes] = {}
+        seen = 0
+        while seen < expected:
+            for message in consumer.consume(10_000, 1.0):
+                key, value = message.key(), message.value()
+                if key and value:
+                    state[key] = value
+                    seen += 1
+        consumer.close()
+        return state
+
+    def flush_latencies(self, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+        """Seconds to produce and flush each set: neither atomic nor fenced."""
+        producer = self._producer({"linger.ms": 0})
+        return [self._timed(producer, pairs) for pairs in sets]
+
+    def transaction_latencies(self, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+        """Seconds to produce each set in a Kafka transaction and commit it."""
+        producer = self._producer({"linger.ms": 0, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        found: list[float] = []
+        for pairs in sets:
+            started_s = time.perf_counter()
+            producer.begin_transaction()
+            for key, value in pairs:
+                producer.produce(self.name, value, key)
+            producer.commit_transaction(30)
+            found.append(time.perf_counter() - started_s)
+        return found
+
+    def _timed(self, producer: Producer, pairs: list[tuple[bytes, bytes]]) -> float:
+        started_s = time.perf_counter()
+        for key, value in pairs:
+            producer.produce(self.name, value, key)
+        producer.flush()
+        return time.perf_counter() - started_s
+
+    def _producer(self, extra: dict[str, str | int | bool]) -> Producer:
+        return Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "enable.idempotence": True,
+                "acks": "all",
+                "batch.num.messages": 100_000,
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 512 << 10,
+                "enable.metrics.push": False,
+                **extra,
+            }
+        )
+
+
+@contextlib.contextmanager
+def plain_topic(bootstrap: str) -> Iterator[PlainTopic]:
+    """A new topic, deleted at the end."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    name = f"bench-plain-{uuid.uuid4().hex[:12]}"
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
+    _await_leaders(bootstrap, name)
+    try:
+        yield PlainTopic(bootstrap, name)
+    finally:
+        admin.delete_topics([name])[name].result(30)
+
+
+def _await_leaders(bootstrap: str, name: str) -> None:
+    """Wait until every partition takes a record, so that no clock runs meanwhile."""
+    probe = Producer({"bootstrap.servers": bootstrap})
+    for partition in range(PARTITIONS):
+        probe.produce(name, b"", b"", partition=partition)
+    assert probe.flush(30) == 0
