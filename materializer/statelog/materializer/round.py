@@ -33,7 +33,7 @@ from statelog.schemas.replay_plan import plan_replay
 from statelog.storage.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
-__all__ = ["CRASH_POINTS", "new_random_nonce", "no_crash", "run_round"]
+__all__ = ["CRASH_POINTS", "new_random_nonce", "newest_number", "no_crash", "run_round"]
 
 CRASH_POINTS = (
     "after-newest",  # the newest manifest was read, nothing written
@@ -97,10 +97,15 @@ def run_round(
             work = _Work(log, settings, newest, target, Path(scratch), new_nonce, crash)
             return work.run(started_s, clock, verified or VerifiedRuns())
     except (OffsetGone, NotFound) as error:
-        now = log.manifests.numbers()
-        if now and now[-1] > number:
-            return Lost(number=now[-1])
+        now = newest_number(log)
+        if now > number:
+            return Lost(number=now)
         raise _loss(error, number) from error
+
+
+def newest_number(log: Log) -> int:
+    """The number of the newest manifest now, 0 before the first."""
+    return max(log.manifests.numbers(), default=0)
 
 
 def _has_news(newest: StoredManifest | None, target: Target) -> bool:
@@ -206,7 +211,7 @@ class _Work:
         if not self._log.manifests.put(own):
             return Lost(number=own.number)
         self._crash("after-put")
-        newest = self._log.manifests.numbers()[-1]
+        newest = newest_number(self._log)
         if newest > own.number:
             # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
             return Lost(number=newest)

@@ -1,0 +1,137 @@
+"""A round that dies: at every named point, and before and after every single store call.
+
+Whatever the moment, the committed state is recovered from what stands, the next rounds go on, and in the end the store
+holds nothing that no kept manifest names.
+"""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.stepper import Killed
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import CRASH_POINTS, run_round
+from statelog.schemas.errors import StatelogError
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.store_memory import Fault
+
+
+def _busy_log(tmp_path: Path) -> TwinLog:
+    """A log with two snapshots, runs that are due for a merge, and a tail."""
+    twin = TwinLog()
+    for turn in range(3):
+        twin.write({f"k{i}".encode(): None if (i + turn) % 3 == 0 else f"{turn}.{i}".encode() for i in range(12)})
+        if turn < 2:
+            run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock)
+    return twin
+
+
+def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
+    """Everything is there now; and after a few rounds nothing else is."""
+    log = twin.open()
+    assert state_of(log) == twin.model
+    if len(log.manifests.numbers()) > 1:
+        assert state_of(log, lambda numbers: numbers[-2]) == twin.model
+    for turn in range(3):
+        twin.write({b"later": str(turn).encode()})
+        outcome = run_round(log, settings_for(tmp_path, fanout=3), clock=twin.clock)
+        assert isinstance(outcome, Completed)
+        assert not outcome.clean_up.held_back
+        assert state_of(log) == twin.model
+    kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
+    assert len(kept) == 2
+    assert twin.run_paths() == {run.path for manifest in kept for run in manifest.runs}
+    assert log.kafka.offsets(log.ledger_topic, [0])[0].start == kept[0].position
+    assert {p: there.start for p, there in log.data_offsets().items()} == kept[0].next_offsets
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> None:
+    """Dead between two steps, the next process goes on as if the round had ended, or never begun."""
+    twin = _busy_log(tmp_path)
+    reached: list[str] = []
+
+    def crash(name: str) -> None:
+        reached.append(name)
+        if name == point:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=crash)
+    assert tuple(reached) == CRASH_POINTS[: CRASH_POINTS.index(point) + 1]
+    _check_and_settle(twin, tmp_path)
+
+
+def test_a_round_passes_every_named_point_once_and_in_order(tmp_path: Path) -> None:
+    """The list of crash points is the list of a round's steps."""
+    twin = _busy_log(tmp_path)
+    reached: list[str] = []
+    outcome = run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=reached.append)
+    assert isinstance(outcome, Completed)
+    assert tuple(reached) == CRASH_POINTS
+    assert outcome.runs_merged == 3
+
+
+def _calls_of_a_round(tmp_path: Path) -> int:
+    twin = _busy_log(tmp_path)
+    calls: list[str] = []
+    log = twin.open(lambda method, _path: calls.append(method))
+    run_round(log, settings_for(tmp_path, fanout=3), clock=twin.clock)
+    return len(calls)
+
+
+def _fault_at(number: int, fault: Fault) -> Callable[[str, str], Fault | None]:
+    counter = itertools.count()
+    return lambda _method, _path: fault if next(counter) == number else None
+
+
+def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> None:
+    """Each call of the store fails once, before or after its effect: an honest error, or the round does without it."""
+    calls = _calls_of_a_round(tmp_path)
+    assert calls > 20
+    failed = 0
+    for number, fault in itertools.product(range(calls), (Fault.BEFORE, Fault.AFTER, Fault.LATE)):
+        twin = _busy_log(tmp_path)
+        try:
+            outcome = run_round(twin.open(_fault_at(number, fault)), settings_for(tmp_path, fanout=3), clock=twin.clock)
+        except StatelogError as error:
+            assert type(error).__name__ == "StoreUnavailable", (number, fault, error)
+            failed += 1
+        else:
+            assert isinstance(outcome, Completed), (number, fault, outcome)
+        assert state_of(twin.open()) == twin.model
+        twin.disk.settle()
+        _check_and_settle(twin, tmp_path)
+    assert failed > calls
+
+
+def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp_path: Path) -> None:
+    """The manifest stands, publishing fails: the round fails, and the next one starts from that manifest."""
+    twin = _busy_log(tmp_path)
+    cluster: MemoryCluster = twin.cluster
+
+    def crash(name: str) -> None:
+        if name == "after-win":
+            cluster.set_down(is_down=True)
+
+    with pytest.raises(StatelogError):
+        run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=crash)
+    cluster.set_down(is_down=False)
+    assert twin.open().manifests.numbers() == [1, 2, 3]
+    _check_and_settle(twin, tmp_path)
+
+
+def test_the_scratch_directory_is_empty_after_every_end(tmp_path: Path) -> None:
+    """A round that completes, loses or fails leaves no file behind on the local disk."""
+    twin = _busy_log(tmp_path)
+    with pytest.raises(Killed):
+        run_round(
+            twin.open(),
+            settings_for(tmp_path, fanout=3),
+            clock=twin.clock,
+            crash=lambda name: (_ for _ in ()).throw(Killed()) if name == "after-merge" else None,
+        )
+    assert list(tmp_path.iterdir()) == []

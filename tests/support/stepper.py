@@ -1,0 +1,89 @@
+"""Deterministic interleaving of blocking code: actors on threads, of which exactly one runs at any time.
+
+An actor runs until it calls `pause`, and stands still there until it is stepped again or killed. So code that knows
+nothing of a simulation is cut into steps at whatever calls `pause`: a store's fault hook, a Kafka call, a crash point.
+"""
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["Actor", "Killed", "Stepper"]
+
+_DEADLINE_S = 60.0
+
+
+class Killed(BaseException):
+    """The process dies here. Not an Exception, so that nothing takes it for a failure and goes on."""
+
+
+class Actor:
+    """One thread of blocking code. `error` is what it ended with, if anything but its own death."""
+
+    def __init__(self, stepper: "Stepper", body: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self.over = False
+        self._stepper = stepper
+        self._body = body
+        self._go = threading.Semaphore(0)
+        self._killed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def step(self) -> None:
+        """Run until the next pause or the end. Raises the error that it ended with."""
+        self._go.release()
+        assert self._stepper.paused.acquire(timeout=_DEADLINE_S), "an actor neither pauses nor ends"
+        if self.error is not None:
+            raise self.error
+
+    def kill(self) -> None:
+        """Let it die where it stands."""
+        if not self.over:
+            self._killed = True
+            self.step()
+        self._thread.join(_DEADLINE_S)
+
+    def stand_still(self) -> None:
+        """Called on the actor's thread: hand over and wait for the next step. The dead do nothing more."""
+        if self._killed:
+            raise Killed
+        self._stepper.paused.release()
+        self._go.acquire()
+        if self._killed:
+            raise Killed
+
+    def _run(self) -> None:
+        self._stepper.current.actor = self
+        self._go.acquire()
+        try:
+            if not self._killed:
+                self._body()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by `step`, on the simulation's thread
+            self.error = error
+        finally:
+            self.over = True
+            self._stepper.paused.release()
+
+
+class _Current(threading.local):
+    actor: Actor | None = None
+
+
+class Stepper:
+    """Makes actors, and knows on whose thread it is asked."""
+
+    def __init__(self) -> None:
+        self.paused = threading.Semaphore(0)
+        self.current = _Current()
+
+    def actor(self, body: Callable[[], None]) -> Actor:
+        """A new actor, standing before its first instruction."""
+        return Actor(self, body)
+
+    def pause(self, *_: object) -> None:
+        """Stand still here, if an actor calls; any other thread just goes on."""
+        actor = self.current.actor
+        if actor is not None and not actor.over:
+            actor.stand_still()

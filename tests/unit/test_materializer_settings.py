@@ -1,0 +1,55 @@
+"""The materializer's settings: what is refused, and that the first rounds of many logs are spread."""
+
+import math
+
+import pytest
+
+from statelog.materializer.daemon import first_delay_s
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.errors import ConfigError
+
+
+def test_the_defaults_are_valid() -> None:
+    """Nobody has to set anything; damage to the defaults would be refused here."""
+    assert MaterializerSettings().budget_bytes == 512 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("interval_s", 0.0),
+        ("interval_s", -1.0),
+        ("interval_s", math.inf),
+        ("interval_s", math.nan),
+        ("jitter", 1.1),
+        ("jitter", -0.1),
+        ("budget_bytes", 0),
+        ("budget_commits", 0),
+        ("failures_tolerated", -1),
+        ("fanout", 1),
+        ("lease_cap_s", 0.0),
+        ("alarm_age_s", 0.0),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> None:
+    """Each setting has a range, and the refusal names the setting and its value."""
+    with pytest.raises(ConfigError, match=name) as refused:
+        MaterializerSettings(**{name: value})  # type: ignore[arg-type] # one name at a time
+    assert str(value) in str(refused.value)
+
+
+def test_an_alarm_that_a_healthy_daemon_would_raise_is_refused() -> None:
+    """The alarm's age must exceed the interval."""
+    with pytest.raises(ConfigError, match="alarm_age_s"):
+        MaterializerSettings(interval_s=600.0, alarm_age_s=600.0)
+
+
+def test_first_rounds_are_spread_over_the_interval_and_the_same_at_every_start() -> None:
+    """The first delay follows from the log's name, lies inside the jitter's share, and differs between logs."""
+    settings = MaterializerSettings(interval_s=100.0, jitter=0.5)
+    delays = [first_delay_s(f"log-{i}", settings) for i in range(200)]
+    assert delays == [first_delay_s(f"log-{i}", settings) for i in range(200)]
+    assert all(0 <= delay < 50 for delay in delays)
+    assert min(delays) < 5
+    assert max(delays) > 45
+    assert first_delay_s("log-1", MaterializerSettings(jitter=0.0)) == 0.0
