@@ -31,6 +31,7 @@ from statelog.schemas.names import manifest_path
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.leases import list_leases
+from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
 
 _KEYS = [b"key-%d" % i for i in range(60)]
@@ -69,13 +70,14 @@ class _Twins:
             hook(method, path)
             return None
 
-        self.log.store = self.log.manifests._store = MemoryStore(self.disk, "rig", faults=ask)
+        self.log.store = MemoryStore(self.disk, "rig", faults=ask)
+        self.log.manifests = ManifestChain(self.log.store)
 
 
-def _fails(twins: _Twins, kind: type[StatelogError], **settings: int) -> StatelogError:
+def _fails(twins: _Twins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
     """The error of a recovery that must fail, and leave nothing behind."""
     with pytest.raises(kind) as caught:
-        recover(twins.log, settings=RecoverySettings(**settings)).to_dict()
+        recover(twins.log, settings=RecoverySettings(attempts=attempts)).to_dict()
     assert type(caught.value) is kind
     assert caught.value.hint
     assert list_leases(twins.log.store) == []

@@ -17,7 +17,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.errors import Fenced, NotFound
 
 _TINY = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96)
-_NAMES = ("A", "B")
+_NAMES: tuple[str, ...] = ("A", "B")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class _World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.ids = dict.fromkeys(_NAMES, 0)
+        self.ids: dict[str, int] = dict.fromkeys(_NAMES, 0)
         self.writers = {name: self.open(name) for name in _NAMES}
         keys = [b"key-%d" % i for i in range(40)]
         self.keys = {n: [k for k in keys if self.rig.partition(k) in self.partitions(n)] for n in _NAMES}

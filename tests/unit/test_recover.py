@@ -1,0 +1,201 @@
+"""Recovery on the twins: kinds of keys and values, targets, facts, and what is refused."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+
+from statelog.producer.writer import Writer
+from statelog.recovery.at import AtCheckpoint, AtPosition
+from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound
+
+_V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
+_V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
+       {"name":"s","type":["null","string"],"default":null},{"name":"d","type":"int","default":7}]}"""
+
+
+def _filled() -> RecoveryRig:
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)], {"offset": "1"})
+        rig.snapshot()
+        writer.append_meta("codec", b"json")
+        rig.commit(writer, 2, [(b"key-%d" % i, None if i % 2 else b"two") for i in range(25)], {"offset": "2"})
+    return rig
+
+
+def test_an_empty_log_has_an_empty_state() -> None:
+    """A log without a single record recovers to nothing, in every target and with its columns."""
+    log = memory_rig().log
+    recovery = recover(log)
+    assert recovery.to_dict() == {}
+    assert (recovery.position, recovery.commits, recovery.meta) == (0, {}, {})
+    assert recovery.to_arrow().schema.names == ["key_group", "key", "value"]
+    assert recovery.to_arrow(ordered=True).num_rows == 0
+
+
+def test_commits_and_meta_are_those_of_the_position() -> None:
+    """Last commits with metadata, and meta records, belong to the position that was recovered."""
+    rig = _filled()
+    newest, older = recover(rig.log), recover(rig.log, at=AtCheckpoint("w", 1))
+    last, before = newest.last_commit("w"), older.last_commit("w")
+    assert last is not None
+    assert before is not None
+    assert (last.checkpoint.id, last.metadata) == (2, {"offset": "2"})
+    assert (before.checkpoint.id, before.metadata) == (1, {"offset": "1"})
+    assert newest.commits == {"w": last}
+    assert (newest.meta, older.meta) == ({("w", "codec"): b"json"}, {})
+    assert newest.last_commit("nobody") is None
+    newest.close()
+    older.close()
+
+
+def test_a_final_commit_can_be_asked_for() -> None:
+    """A checkpoint whose commit ended its writer's row is found by its writer's name."""
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.append(writer, [(b"a", b"1")])
+        position = writer.commit(9, final=True) + 1
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"2")])
+    recovery = recover(rig.log, at=AtCheckpoint("w", 9))
+    assert (recovery.position, recovery.to_dict()) == (position, {b"a": b"1"})
+
+
+def test_a_quiet_commit_can_be_asked_for() -> None:
+    """A checkpoint that committed progress and no changes has a position, too."""
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        first = rig.commit(writer, 1, [(b"a", b"1")])
+        writer.commit(2, {"offset": "5"})
+    assert recover(rig.log, at=AtCheckpoint("w", 2)).position == first + 1
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    """An unknown writer, an unknown checkpoint and a position above the end name what there is."""
+    rig = _filled()
+    for at in (AtCheckpoint("x", 1), AtCheckpoint("w", 3), AtPosition(rig.end() + 1)):
+        with pytest.raises(NotFound) as caught:
+            recover(rig.log, at=at)
+        assert (caught.value.facts["oldest_position"], caught.value.facts["newest_position"]) == (0, rig.end())
+
+
+def test_misuse_is_refused() -> None:
+    """Key groups that the log lacks, negative positions, settings without sense, and statistics before a target."""
+    rig = _filled()
+    with pytest.raises(KeyGroupMismatch):
+        recover(rig.log, key_groups=[8])
+    with pytest.raises(Misuse):
+        AtPosition(-1)
+    with pytest.raises(ConfigError):
+        RecoverySettings(attempts=0)
+    with pytest.raises(ConfigError):
+        RecoverySettings(lease_ttl_s=0)
+    with recover(rig.log) as recovery, pytest.raises(Misuse):
+        recovery.statistics()
+
+
+def test_no_key_groups_is_no_state() -> None:
+    """An empty set of key groups reads nothing."""
+    with recover(_filled().log, key_groups=[]) as recovery:
+        assert recovery.to_dict() == {}
+        assert (recovery.plan.partitions, recovery.plan.size_bytes) == ((), 0)
+
+
+def test_statistics_count_what_was_read() -> None:
+    """Rows out, rows of runs and changes of the tail, and the number of plans."""
+    rig = _filled()
+    recovery = recover(rig.log)
+    state = recovery.to_dict()
+    done = recovery.statistics()
+    assert (done.rows, done.run_rows, done.tail_changes, done.plans) == (len(state), 50, 25, 1)
+    assert (done.run_bytes, done.tail_bytes) == (recovery.plan.run_bytes, recovery.plan.replay.size_bytes)
+    assert done.total_s > 0
+    assert done.changes_per_s > 0
+    assert done.bytes_per_s > 0
+
+
+def test_progress_ends_at_the_whole() -> None:
+    """The last report is done, with all bytes and all changes, for some key groups as for all."""
+    for key_groups in (None, [1, 2]):
+        reports: list[Progress] = []
+        settings = RecoverySettings(progress_interval_s=0)
+        recover(_filled().log, key_groups=key_groups, progress=reports.append, settings=settings).to_dict()
+        assert reports[0].phase is Phase.READ
+        assert reports[-1].phase is Phase.DONE
+        assert (reports[-1].bytes_done, reports[-1].changes_done) == (
+            reports[-1].bytes_total,
+            reports[-1].changes_total,
+        )
+
+
+def test_parquet_is_sorted_and_replaces_whole(tmp_path: Path) -> None:
+    """The file holds the ordered table, replaces an older one, and leaves nothing else behind."""
+    rig, path = _filled(), tmp_path / "state.parquet"
+    path.write_bytes(b"an older file")
+    recovery = recover(rig.log)
+    rows = recovery.to_parquet(path)
+    table = pq.read_table(str(path))
+    assert table.equals(recovery.to_arrow(ordered=True).combine_chunks())
+    assert rows == table.num_rows == len(rig.state_at(rig.end()))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("key_type", "keys"), [("string", ["a", "ü", "a\0"]), ("long", [-1, 0, 2**62, -(2**63)])])
+def test_keys_of_every_type(key_type: str, keys: list[object]) -> None:
+    """Keys come back as they went in, and in their native order."""
+    rig = memory_rig(key_type=key_type)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(key, b"1") for key in keys])
+        rig.snapshot()
+        rig.commit(writer, 2, [(key, b"2") for key in keys[1:]])
+    assert recover_dict(rig.log) == rig.state_at(rig.end())
+    ordered = recover(rig.log).to_arrow(ordered=True)
+    rows = list(zip(ordered.column(0).to_pylist(), ordered.column(1).to_pylist(), strict=True))
+    order = [(group, key.encode() if isinstance(key, str) else key) for group, key in rows]
+    assert order == sorted(order)
+
+
+def test_values_are_converted_to_the_newest_schema() -> None:
+    """Runs and chunks of an older schema come out in the newest one, as dicts and as a struct column."""
+    rig = memory_rig(value_schema=_V1)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", {"n": 1}), (b"b", {"n": 2})])
+        rig.snapshot()
+        rig.commit(writer, 2, [(b"c", {"n": 3}), (b"a", None)])
+    rig.log.value_schemas.add(_V2)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 3, [(b"d", {"n": 4, "s": "x", "d": 1})])
+    expected = {
+        b"b": {"n": 2, "s": None, "d": 7},
+        b"c": {"n": 3, "s": None, "d": 7},
+        b"d": {"n": 4, "s": "x", "d": 1},
+    }
+    assert recover_dict(rig.log) == expected
+    ordered = recover(rig.log).to_arrow(ordered=True)
+    assert dict(zip(ordered.column("key").to_pylist(), ordered.column("value").to_pylist(), strict=True)) == expected
+    assert pa.types.is_struct(ordered.schema.field("value").type)
+
+
+def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
+    """A state of the first schema only can be read as the first schema after a second one was added."""
+    rig = memory_rig(value_schema=_V1)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", {"n": 1})])
+    rig.log.value_schemas.add(_V2)
+    assert recover_dict(rig.log, settings=RecoverySettings(value_schema_id=1)) == {b"a": {"n": 1}}
+
+
+def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
+    """One key in two key groups is two keys, and the dict shows both."""
+    rig = memory_rig(hash_rule="caller")
+    with Writer(rig.log, "w") as writer:
+        writer.append(0, b"a", b"zero")
+        writer.append(5, b"a", b"five")
+        writer.commit(1)
+    assert recover_dict(rig.log) == {(0, b"a"): b"zero", (5, b"a"): b"five"}

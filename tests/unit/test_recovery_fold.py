@@ -1,0 +1,80 @@
+"""The fold in Arrow keeps the last change per key, however its input is cut, joined and piled up."""
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.chunks import rows_batch
+
+from statelog.recovery.fold import TailFold, cut, newest, select_key_groups
+
+_Row = tuple[int, int, bytes, bytes | None]
+_rows = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c", b"ab"]), st.none() | st.binary(max_size=3)),
+    max_size=30,
+).map(lambda rows: [(group, int(value is None), key, value) for group, key, value in rows])
+_stretches = st.lists(_rows, max_size=6)
+
+
+def _tables(stretches: list[list[_Row]]) -> list[pa.Table]:
+    return [pa.Table.from_batches([rows_batch(rows)]) for rows in stretches]
+
+
+def _naive(stretches: list[list[_Row]], *, keep_deletes: bool) -> dict[tuple[int, bytes], bytes | None]:
+    found: dict[tuple[int, bytes], bytes | None] = {}
+    for group, _, key, value in (row for rows in stretches for row in rows):
+        found[group, key] = value
+    return {key: value for key, value in found.items() if keep_deletes or value is not None}
+
+
+def _as_dict(tables: list[pa.Table]) -> dict[tuple[int, bytes], Any]:
+    rows = [row for table in tables for row in zip(*(table.column(i).to_pylist() for i in range(4)), strict=True)]
+    found = {(group, key): value for group, _, key, value in rows}
+    assert len(found) == len(rows), "a key came out twice"
+    return found
+
+
+@settings(deadline=None)
+@given(_stretches, st.booleans(), st.sampled_from([1, 20, 1 << 30]))
+def test_newest_is_the_last_change_per_key(stretches: list[list[_Row]], keep_deletes: bool, max_key_bytes: int) -> None:
+    """With and without deletes, and also when the keys have to be compared in several slices."""
+    found = newest(_tables(stretches), keep_deletes=keep_deletes, max_key_bytes=max_key_bytes)
+    assert _as_dict(found) == _naive(stretches, keep_deletes=keep_deletes)
+
+
+@settings(deadline=None)
+@given(_stretches, st.sampled_from([1, 100, 1 << 20]))
+def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[_Row]], fold_bytes: int) -> None:
+    """Whenever it is folded, the deletes stay and the last change per key comes out."""
+    tail = TailFold(partitions=1, fold_bytes=fold_bytes)
+    for rows in stretches:
+        tail.add(0, rows_batch(rows))
+    assert _as_dict(newest(tail.tables(0), keep_deletes=True)) == _naive(stretches, keep_deletes=True)
+    assert tail.tables(1) == []
+
+
+def test_a_table_that_keeps_all_rows_is_not_copied() -> None:
+    """A run that nothing replaces goes through as it is."""
+    (table,) = _tables([[(0, 0, b"%d" % i, b"v") for i in range(3000)]])
+    assert newest([table], keep_deletes=False)[0] is table
+
+
+def test_many_small_tables_become_few() -> None:
+    """The cost of a table is not paid for every small chunk."""
+    tables = _tables([[(0, 0, b"%d" % i, b"v")] for i in range(200)])
+    assert len(newest(tables, keep_deletes=False)) <= 4
+
+
+def test_cut_gives_each_partition_its_key_groups() -> None:
+    """A sorted table falls apart at the first key group of each partition; empty parts are left out."""
+    (table,) = _tables([[(0, 0, b"a", b""), (1, 0, b"a", b""), (1, 0, b"b", b""), (5, 0, b"a", b"")]])
+    parts = {partition: part.column("key_group").to_pylist() for partition, part in cut(table, [0, 1, 3, 6])}
+    assert parts == {0: [0], 1: [1, 1], 2: [5]}
+
+
+def test_select_keeps_only_wanted_key_groups() -> None:
+    """In order, and without a copy if all are wanted."""
+    batch = rows_batch([(3, 0, b"a", b""), (1, 0, b"b", b""), (3, 0, b"c", b"")])
+    assert select_key_groups(batch, {3}).column("key").to_pylist() == [b"a", b"c"]
+    assert select_key_groups(batch, range(4)) is batch

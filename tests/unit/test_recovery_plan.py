@@ -1,0 +1,179 @@
+"""Plans: what is read for which key groups, and whether the log holds it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog.recovery.plan import LogOffsets, RecoveryPlan, anchors_to_check, check_reach, make_plan, wanted_key_groups
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
+from statelog.schemas.handle import NO_CHECKPOINT, Entry, Handle, Step
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition
+from statelog.schemas.ledger import CommitBody, LossRange
+from statelog.schemas.ledger_state import LedgerState, PartitionState
+from statelog.schemas.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.runs import RowGroupSpan, RunIndex
+
+_IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
+_LOG = Descriptor(
+    name="log",
+    identity=_IDENTITY,
+    partitions=4,
+    key_groups=16,
+    hash_rule=HashRule.CRC32,
+    key_type=KeyType.BYTES,
+    value_schema_id=0,
+)
+
+
+def _run(number: int, start: int, end: int, spans: list[tuple[int, int]]) -> RunRef:
+    """A run whose row groups span these key groups, 10 rows and 100 bytes each."""
+    groups = tuple(RowGroupSpan(first, stop, 10, 4 + 100 * i, 100, 0) for i, (first, stop) in enumerate(spans))
+    return RunRef(
+        path=f"runs/run-{number}.parquet",
+        start_position=start,
+        end_position=end,
+        level=0,
+        rows=10 * len(spans),
+        size_bytes=1000,
+        sha256=bytes(32),
+        value_schema_id=0,
+        index=RunIndex(row_groups=groups, footer_offset=4 + 100 * len(spans), footer_checksum=0),
+    )
+
+
+def _state(position: int, committed: Mapping[int, int], lost: tuple[LossRange, ...] = ()) -> LedgerState:
+    rows = tuple(PartitionState(p, 0, end) for p, end in sorted(committed.items()))
+    return LedgerState(position=position, partitions=rows, accepted=lost)
+
+
+def _manifest() -> Manifest:
+    return Manifest(
+        number=1,
+        previous_sha256=b"",
+        nonce=bytes(16),
+        identity=_IDENTITY,
+        state=_state(10, {0: 5, 1: 5, 2: 5, 3: 5}),
+        anchors=(*(Anchor("data", p, 4, 1) for p in range(4)), Anchor("ledger", 0, 9, 1)),
+        runs=(_run(1, 0, 6, [(0, 8), (8, 16)]), _run(2, 6, 10, [(2, 3)])),
+        created_s=0.0,
+    )
+
+
+def _commit(partition: int, first: int, end: int) -> CommitBody:
+    entry = Entry(partition, 1, end - first, 7, 70, first, end, 0, b"\x01")
+    handle = Handle(
+        identity=_IDENTITY,
+        writer="w",
+        epoch=0,
+        nonce=bytes(16),
+        base=NO_CHECKPOINT,
+        steps=(Step(checkpoint_id=1, entries=(entry,)),),
+    )
+    return CommitBody(metadata={}, handles=(handle,))
+
+
+def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) -> RecoveryPlan:
+    wanted = None if key_groups is None else frozenset(key_groups)
+    state = _state(12, {0: 8, 1: 5, 2: 5, 3: 9}, lost)
+    return make_plan(_LOG, _manifest(), state, [_commit(0, 5, 8), _commit(3, 6, 9)], wanted)
+
+
+def _offsets(
+    starts: tuple[int, ...] = (5, 5, 5, 6), ends: tuple[int, ...] = (8, 5, 5, 9), ledger: tuple[int, int] = (10, 12)
+) -> LogOffsets:
+    return LogOffsets(dict(enumerate(zip(starts, ends, strict=True))), ledger)
+
+
+def test_all_key_groups_read_everything() -> None:
+    """Without a restriction every row group and every committed range behind the snapshot is read."""
+    plan = _plan()
+    assert [(part.run.path, part.row_groups) for part in plan.runs] == [
+        ("runs/run-1.parquet", (0, 1)),
+        ("runs/run-2.parquet", (0,)),
+    ]
+    assert (plan.run_rows, plan.run_bytes) == (30, 300)
+    assert (plan.changes, plan.size_bytes) == (30 + 14, 300 + 140)
+    assert plan.next_offsets == {0: 5, 3: 6}
+    assert (plan.position, plan.base_position, plan.manifest_number) == (12, 10, 1)
+
+
+def test_key_groups_prune_runs_row_groups_and_partitions() -> None:
+    """Key group 9 is in the second half of the first run, and in partition 2, which has no tail."""
+    plan = _plan({9})
+    assert [(part.run.path, part.row_groups) for part in plan.runs] == [("runs/run-1.parquet", (1,))]
+    assert plan.partitions == (2,)
+    assert (plan.next_offsets, plan.replay.changes) == ({}, 0)
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 15)))
+def test_pruning_never_drops_what_is_wanted(wanted: set[int]) -> None:
+    """Every wanted key group is in a partition that is read and in all row groups that span it; no more is read."""
+    plan = _plan(wanted)
+    for partition in range(4):
+        holds_one = bool(wanted & set(key_groups_of_partition(partition, 4, 16)))
+        assert (partition in plan.partitions) == holds_one
+    read = {(part.run.path, number) for part in plan.runs for number in part.row_groups}
+    for run in _manifest().runs:
+        for number, span in enumerate(run.index.row_groups):
+            spans_one = bool(wanted & set(range(span.first_key_group, span.end_key_group)))
+            assert ((run.path, number) in read) == spans_one
+
+
+def test_a_plan_without_a_snapshot_reads_the_log() -> None:
+    """Before the first manifest all of the state is replayed."""
+    plan = make_plan(_LOG, None, _state(3, {0: 2}), [_commit(0, 0, 2)], None)
+    assert (plan.runs, plan.manifest_number, plan.base_position, plan.next_offsets) == ((), 0, 0, {0: 0})
+
+
+def test_key_groups_of_another_log_are_refused() -> None:
+    """Numbers from 0 to below the count, in any order, repeated or not; nothing else."""
+    assert wanted_key_groups(None, _LOG) is None
+    assert wanted_key_groups([3, 3, 1], _LOG) == frozenset({1, 3})
+    for strange in (-1, 16):
+        with pytest.raises(KeyGroupMismatch):
+            wanted_key_groups([0, strange], _LOG)
+
+
+def test_a_log_that_holds_it_all_passes() -> None:
+    """Starts at what is read first and ends at what is committed are enough."""
+    check_reach(_plan(), _offsets(), "log")
+
+
+def test_a_start_above_what_is_read_is_offset_gone() -> None:
+    """Only partitions with a tail to read count, and only for key groups that are wanted."""
+    with pytest.raises(OffsetGone) as caught:
+        check_reach(_plan(), _offsets(starts=(6, 5, 5, 6)), "log")
+    assert (caught.value.facts["partition"], caught.value.facts["needed_offset"]) == (0, 5)
+    check_reach(_plan(), _offsets(starts=(5, 5, 5, 6)), "log")
+    check_reach(_plan({9}), _offsets(starts=(8, 5, 5, 9)), "log")
+
+
+def test_an_end_below_what_is_committed_is_beyond_the_end() -> None:
+    """In the ledger and in every partition that is looked at, unless all of the gap was given up."""
+    with pytest.raises(BeyondEnd):
+        check_reach(_plan(), _offsets(ledger=(10, 11)), "log")
+    short = _offsets(ends=(7, 5, 5, 9))
+    with pytest.raises(BeyondEnd) as caught:
+        check_reach(_plan(), short, "log")
+    assert (caught.value.facts["end_offset"], caught.value.facts["committed_position"]) == (7, 8)
+    check_reach(_plan({9}), short, "log")
+    check_reach(_plan(lost=(LossRange(0, 7, 8),)), short, "log")
+    with pytest.raises(BeyondEnd):
+        check_reach(_plan(lost=(LossRange(0, 6, 7), LossRange(1, 7, 8))), short, "log")
+
+
+def test_anchors_are_checked_while_their_records_exist() -> None:
+    """Not below the log start, not where the loss was accepted, and none without a snapshot."""
+    offsets = _offsets(starts=(4, 5, 4, 4), ledger=(9, 12))
+    there = {(anchor.topic, anchor.partition) for anchor in anchors_to_check(_plan(), offsets)}
+    assert there == {("data", 0), ("data", 2), ("data", 3), ("ledger", 0)}
+    given_up = anchors_to_check(_plan(lost=(LossRange(2, 4, 5),)), offsets)
+    assert {(anchor.topic, anchor.partition) for anchor in given_up} == there - {("data", 2)}
+    without = dataclasses.replace(_plan(), manifest=None)
+    assert anchors_to_check(without, offsets) == ()

@@ -1,0 +1,58 @@
+"""Progress never promises what it cannot know, and never goes past the end."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.recovery.progress import Phase, Progress, ProgressTracker
+
+
+def _tracker(*, bytes_total: int = 1000, interval_s: float = 1.0) -> ProgressTracker:
+    return ProgressTracker(bytes_total=bytes_total, changes_total=10, started_s=100.0, interval_s=interval_s)
+
+
+def _report(tracker: ProgressTracker, bytes_done: int, now_s: float) -> Progress:
+    return tracker.report(Phase.READ, bytes_done=bytes_done, changes_done=5, now_s=now_s)
+
+
+def test_rate_and_remaining_time_follow_from_bytes() -> None:
+    """A quarter in two seconds is 125 bytes a second, with six seconds to go."""
+    progress = _report(_tracker(), 250, 102.0)
+    assert (progress.rate_bytes_s, progress.eta_s, progress.fraction) == (125.0, 6.0, 0.25)
+
+
+def test_before_the_first_byte_nothing_is_promised() -> None:
+    """Without a byte or without time there is no remaining time."""
+    assert _report(_tracker(), 0, 105.0).eta_s is None
+    assert _report(_tracker(), 0, 100.0).eta_s is None
+
+
+def test_an_empty_log_is_done_at_once() -> None:
+    """With nothing to read, all of it is done and no time remains."""
+    progress = _report(_tracker(bytes_total=0), 0, 100.0)
+    assert (progress.fraction, progress.eta_s) == (1.0, 0.0)
+
+
+@given(st.integers(0, 5000), st.floats(-10, 1e6))
+def test_a_report_is_never_past_the_end(bytes_done: int, elapsed_s: float) -> None:
+    """Whatever is counted and whatever the clock does, done stays below the total and no time is negative."""
+    progress = _report(_tracker(), bytes_done, 100.0 + elapsed_s)
+    assert 0 <= progress.bytes_done <= progress.bytes_total
+    assert 0 <= progress.fraction <= 1
+    assert progress.rate_bytes_s >= 0
+    assert progress.elapsed_s >= 0
+    assert progress.eta_s is None or progress.eta_s >= 0
+
+
+def test_reports_are_due_by_interval_and_by_phase() -> None:
+    """A report is due after the interval, and at once when the phase changes."""
+    tracker = _tracker()
+    due = [tracker.due(Phase.READ, now_s) for now_s in (100.5, 101.0, 101.5, 102.0)]
+    assert due == [False, True, False, True]
+    assert tracker.due(Phase.LOAD, 102.1)
+    assert not tracker.due(Phase.LOAD, 102.2)
+
+
+def test_a_clock_that_stands_still_divides_by_nothing() -> None:
+    """Bytes without elapsed time have no rate."""
+    assert _report(_tracker(), 500, 100.0).rate_bytes_s == pytest.approx(0.0)
