@@ -61,7 +61,7 @@ class _Bench:
 
 
 def test_rounds_follow_each_other_at_a_fixed_delay_whatever_their_outcome(tmp_path: Path) -> None:
-    """The first wait is spread, every other is the interval; skipped rounds move the schedule on and are counted apart."""
+    """The first wait is spread, every other is the interval; skipped rounds move the schedule on, counted apart."""
     bench = _Bench(tmp_path)
     bench.twin.write({b"a": b"1"})
     bench.before = {3: lambda: bench.twin.write({b"a": b"2"}), 5: bench.stop.set}

@@ -97,9 +97,9 @@ def run_round(
             work = _Work(log, settings, newest, target, Path(scratch), new_nonce, crash)
             return work.run(started_s, clock, verified or VerifiedRuns())
     except (OffsetGone, NotFound) as error:
-        now = newest_number(log)
-        if now > number:
-            return Lost(number=now)
+        now = log.manifests.newest()
+        if now is not None and now.manifest.number > number:
+            return Lost(number=now.manifest.number)
         raise _loss(error, number) from error
 
 

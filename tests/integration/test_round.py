@@ -1,0 +1,174 @@
+"""Rounds on a real broker and the local file system: truncation that really happens, races, and refusals by type."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from tests.support.broker import Broker
+from tests.support.twin_log import UNSAFE, settings_for, state_of
+
+from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import IdentityChanged, OffsetGone, UnsafeTopic
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.log import Log
+
+pytestmark = pytest.mark.broker
+State = dict[object, object]
+
+
+def _open(broker: Broker, name: str, root: Path) -> Log:
+    return Log.open(name, kafka={"bootstrap.servers": broker.bootstrap}, root=str(root), allow_unsafe=UNSAFE)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where the logs' directories are."""
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where rounds work."""
+    path = tmp_path / "scratch"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def log(broker: Broker, log_name: str, root: Path) -> Iterator[Log]:
+    """A new log of four partitions."""
+    with Log.create(
+        log_name,
+        kafka={"bootstrap.servers": broker.bootstrap},
+        root=str(root),
+        partitions=4,
+        key_groups=16,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    ) as made:
+        yield made
+
+
+def _write(log: Log, model: State, turn: int) -> None:
+    """Commit 200 changes, a quarter of them deletes, and apply them to the model."""
+    with Writer(log, "writer") as out:
+        for i in range(200):
+            key = f"k{(turn * 37 + i) % 500}".encode()
+            if i % 4 == 0:
+                out.delete(key)
+                model.pop(key, None)
+            else:
+                out.put(key, f"{turn}.{i}".encode())
+                model[key] = f"{turn}.{i}".encode()
+        out.commit(turn + 1)
+
+
+def _group_offset(broker: Broker, log: Log) -> int:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    group = f"statelog.{log.name}.materializer"
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(log.ledger_topic, 0)])
+    found = admin.list_consumer_group_offsets([asked])[group].result(30)
+    return int(found.topic_partitions[0].offset)
+
+
+def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root: Path, scratch: Path) -> None:
+    """Round after round, state is the model; the log starts where the oldest kept snapshot ends; two are kept."""
+    model: State = {}
+    settings = settings_for(scratch, fanout=3)
+    merged = 0
+    for turn in range(5):
+        _write(log, model, turn)
+        outcome = run_round(log, settings)
+        assert isinstance(outcome, Completed)
+        merged += outcome.runs_merged
+        assert state_of(log) == model
+        assert _group_offset(broker, log) == outcome.position
+    assert merged >= 3
+    assert isinstance(run_round(log, settings), Skipped)
+
+    numbers = log.manifests.numbers()
+    assert numbers == [4, 5]
+    oldest = log.manifests.read(4).manifest
+    assert {p: there.start for p, there in log.data_offsets().items()} == oldest.next_offsets
+    assert log.kafka.offsets(log.ledger_topic, [0])[0].start == oldest.position
+    assert state_of(log, min) == model
+    kept = {run.path for number in numbers for run in log.manifests.read(number).manifest.runs}
+    assert {info.path for info in log.store.list("runs/")} == kept
+
+
+def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, root: Path, scratch: Path) -> None:
+    """Both race for the same slots: each slot has one winner, the other loses or finds nothing, and state is right."""
+    model: State = {}
+    settings = settings_for(scratch)
+    logs = [_open(broker, log.name, root) for _ in range(2)]
+    outcomes: list[RoundOutcome] = []
+    try:
+        for turn in range(4):
+            _write(log, model, turn)
+            barrier = threading.Barrier(2)
+
+            def wait_at_the_put(name: str, barrier: threading.Barrier = barrier) -> None:
+                if name == "after-list":
+                    barrier.wait(60)
+
+            def race(mine: Log) -> None:
+                outcomes.append(run_round(mine, settings, crash=wait_at_the_put))
+
+            threads = [threading.Thread(target=race, args=(mine,)) for mine in logs]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            assert state_of(log) == model
+    finally:
+        for mine in logs:
+            mine.close()
+    assert [type(outcome) for outcome in outcomes].count(Completed) == 4
+    assert [type(outcome) for outcome in outcomes].count(Lost) == 4
+    assert log.manifests.numbers()[-1] == 4
+
+
+def test_a_topic_that_would_lose_data_stops_the_round(broker: Broker, log: Log, scratch: Path) -> None:
+    """An operator sets a retention time: the next round refuses before it reads or removes anything."""
+    _write(log, {}, 0)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    entry = ConfigEntry("retention.ms", "86400000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, log.data_topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    with pytest.raises(UnsafeTopic, match=r"retention\.ms"):
+        run_round(log, settings_for(scratch))
+
+
+def test_a_recreated_topic_stops_the_round(log: Log, scratch: Path) -> None:
+    """The data topic is deleted and made anew under its name: its id tells, and nothing of it is taken for ours."""
+    _write(log, {}, 0)
+    found = log.kafka.describe_topic(log.data_topic)
+    assert found is not None
+    log.kafka.delete_topic(log.data_topic)
+    spec = TopicSpec(name=log.data_topic, partitions=4, replication_factor=1, config={"cleanup.policy": "delete"})
+    log.kafka.create_topic(spec)
+    with pytest.raises(IdentityChanged):
+        run_round(log, settings_for(scratch))
+
+
+@pytest.mark.parametrize("which", ["data", "ledger"])
+def test_records_that_somebody_truncated_are_a_typed_loss(which: str, log: Log, scratch: Path) -> None:
+    """Kafka starts above what the newest snapshot needs: OffsetGone with the topic, and no manifest is written."""
+    model: State = {}
+    settings = settings_for(scratch)
+    _write(log, model, 0)
+    run_round(log, settings)
+    _write(log, model, 1)
+    topic = log.data_topic if which == "data" else log.ledger_topic
+    ends = log.kafka.offsets(topic, range(4) if which == "data" else [0])
+    log.kafka.delete_records(topic, {p: there.end for p, there in ends.items()})
+    with pytest.raises(OffsetGone) as lost:
+        run_round(log, settings)
+    assert lost.value.facts["topic"] == topic
+    assert log.manifests.numbers() == [1]
