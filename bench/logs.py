@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ PARTITIONS = 8
 
 
 @contextlib.contextmanager
-def bench_log(bootstrap: str, root: Path) -> Iterator[Log]:
+def bench_log(bootstrap: str, root: Path) -> Generator[Log]:
     """A new log of eight partitions and opaque values, deleted at the end."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
     kafka = {"bootstrap.servers": bootstrap}

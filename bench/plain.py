@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -106,7 +106,7 @@ class PlainTopic:
 
 
 @contextlib.contextmanager
-def plain_topic(bootstrap: str) -> Iterator[PlainTopic]:
+def plain_topic(bootstrap: str) -> Generator[PlainTopic]:
     """A new topic, deleted at the end."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     name = f"bench-plain-{uuid.uuid4().hex[:12]}"
