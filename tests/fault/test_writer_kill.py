@@ -1,0 +1,84 @@
+"""SIGKILL of a writer between every two steps of open, persist and commit, on a real broker.
+
+After every kill the next life starts from the log alone (and from the handle that the job kept), and in the end the
+state is exactly the fold of the source. The committed position never goes back on the way.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.broker import Broker, OwnBroker
+from tests.support.doomed_writer import NEVER, fold
+from tests.support.writer_rig import WriterRig, real_rig
+
+from statelog.producer.writer import Writer
+
+END = 1_000
+REPOSITORY = Path(__file__).parents[2]
+ROOMS = ["schemas", "storage", "producer", "materializer", "recovery", "."]
+
+
+def live(rig: WriterRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
+    """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
+    path = os.pathsep.join(str(REPOSITORY / room) for room in ROOMS)
+    command = [sys.executable, "-m", "tests.support.doomed_writer", rig.name, bootstrap, str(directory / "root")]
+    command += [str(directory / "kept"), point, str(times), str(END)]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=False).returncode
+
+
+def committed(rig: WriterRig) -> int:
+    """The source position that the log names."""
+    with rig.open() as log:
+        ledger = log.ledger()
+        ledger.read_end()
+        ledger.close()
+    last = ledger.fold.last_commit("doomed")
+    return int(last.metadata["position"]) if last else 0
+
+
+@pytest.mark.broker
+def test_killed_at_every_named_point(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Killed at each point in turn, early and late, the copy ends exact."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    position = 0
+    for i, point in enumerate(Writer.CRASH_POINTS):
+        times = 1 if point == "opened" else 2 + i
+        assert live(rig, broker.bootstrap, tmp_path, point, times) == -signal.SIGKILL
+        now = committed(rig)
+        assert rig.state() == fold(now)
+        assert now >= position
+        position = now
+    assert 0 < position < END
+
+    assert live(rig, broker.bootstrap, tmp_path, NEVER, 1) == 0
+
+    assert rig.state() == fold(END)
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(240)
+def test_broker_killed_and_restarted_under_load(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> None:
+    """A broker that dies under a writer costs time or, loudly, that writer; no acknowledged commit is lost."""
+    rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    path = os.pathsep.join(str(REPOSITORY / room) for room in ROOMS)
+    command = [sys.executable, "-m", "tests.support.doomed_writer", rig.name, own_broker.bootstrap]
+    command += [str(tmp_path / "root"), str(tmp_path / "kept"), NEVER, "1", str(END * 20)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
+        while committed(rig) == 0:
+            assert process.poll() is None
+        own_broker.kill()
+        own_broker.restart()
+        before = committed(rig)
+        process.wait(timeout=150)
+    assert rig.state() == fold(committed(rig))
+    assert committed(rig) >= before > 0
+    assert live(rig, own_broker.bootstrap, tmp_path, NEVER, 1) == 0
+
+    assert committed(rig) >= END
+    assert rig.state() == fold(committed(rig))
