@@ -8,7 +8,7 @@ Invariants:
 - The tail is whole when its iterator ends; whoever publishes something before that publishes nothing.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 
 import pyarrow as pa
 
@@ -83,7 +83,7 @@ def run_tables(
     run, rows, size_bytes = part.run, 0, 0
     try:
         with RunReader(source, run.file) as reader:
-            for table in reader.tables(None if plan.key_groups is None else sorted(plan.key_groups)):
+            for table in reader.tables(_wanted(plan)):
                 share = part.size_bytes * table.num_rows // max(1, part.rows)
                 counter.add(table.num_rows, share)
                 rows, size_bytes = rows + table.num_rows, size_bytes + share
@@ -93,6 +93,15 @@ def run_tables(
         raise SnapshotFailed(error) from error
     except NotFound as error:
         raise SnapshotFailed(_missing(log, plan, part)) from error
+
+
+def _wanted(plan: RecoveryPlan) -> Collection[int] | None:
+    """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
+    if not plan.key_groups:
+        return plan.key_groups
+    first, last = min(plan.key_groups), max(plan.key_groups)
+    adjacent = last - first + 1 == len(plan.key_groups)
+    return range(first, last + 1) if adjacent else sorted(plan.key_groups)
 
 
 def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
