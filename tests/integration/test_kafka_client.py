@@ -1,5 +1,6 @@
 """What only the real Kafka client can get wrong: interrupts, silence, and brokers that are not there."""
 
+import gc
 import signal
 import socket
 import time
@@ -10,8 +11,9 @@ from types import FrameType
 
 import pytest
 from tests.support.broker import Broker
+from tests.support.forks import in_fork
 
-from statelog.schemas.errors import BrokerUnavailable
+from statelog.schemas.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
@@ -74,6 +76,36 @@ def test_interrupts_lose_no_record(broker: Broker, topic_name: str) -> None:
     kafka.close()
     assert interrupted > 0
     assert values == [str(number).encode() for number in range(count)]
+
+
+@pytest.mark.broker
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_may_drop_clients_that_are_connected(broker: Broker, topic_name: str) -> None:
+    """The child is told that the clients are not its own, drops them, ends well, and the parent goes on working."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+    producers, readers, reports = [kafka.producer()], [kafka.reader(topic_name)], list[Delivery]()
+    producers[0].send(topic_name, 0, b"x", reports.append)
+    while not reports:
+        producers[0].poll(0.1)
+    wanted = {0: OffsetRange(0, 1)}
+    assert len(list(readers[0].read(wanted, stall_timeout_s=20))) == 1
+
+    def check() -> None:
+        with pytest.raises(ClosedError, match="another process"):
+            readers[0].read(wanted, stall_timeout_s=1)
+        with pytest.raises(ClosedError, match="another process"):
+            producers[0].poll(0)
+        producers.clear()
+        readers.clear()
+        gc.collect()
+
+    assert in_fork(check) == 0
+    assert len(list(readers[0].read(wanted, stall_timeout_s=20))) == 1
+    readers[0].close()
+    producers[0].close()
+    kafka.delete_topic(topic_name)
+    kafka.close()
 
 
 def test_a_silent_broker_is_unavailable_in_time(silent_server: str) -> None:
