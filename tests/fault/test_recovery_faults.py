@@ -1,5 +1,6 @@
 """Recovery against damage and races, on the twins: the state, a loud fallback, or a typed error with facts."""
 
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from statelog.schemas.errors import (
     OffsetGone,
     StatelogError,
 )
+from statelog.schemas.lease import expired
 from statelog.schemas.ledger import LossRange
 from statelog.schemas.names import manifest_path
 from statelog.storage.kafka_cluster import MemoryCluster
@@ -333,6 +335,30 @@ def test_a_lease_is_held_while_reading_and_gone_afterwards() -> None:
     manifest = twins.rig.manifests[-1]
     assert watching.seen == [(manifest.number, manifest.position)] * len(manifest.runs)
     assert list_leases(twins.log.store) == []
+
+
+class _Slow:
+    """A source of runs where every run takes 50 seconds to open, on a clock of its own; notes the live leases."""
+
+    def __init__(self, twins: _Twins) -> None:
+        self.twins = twins
+        self.live: list[int] = []
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open from the store, later."""
+        self.twins.now_s += 50.0
+        held = list_leases(self.twins.log.store)
+        self.live.append(sum(not expired(h.lease, h.modified_s, self.twins.now_s, math.inf) for h in held))
+        return self.twins.log.store.open(path)
+
+
+def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
+    """Reading for longer than the lease's time keeps it alive, because progress renews it."""
+    twins = _Twins(truncate=True)
+    slow = _Slow(twins)
+    settings = RecoverySettings(runs=slow, lease_ttl_s=60.0)
+    recover(twins.log, settings=settings, clock=lambda: twins.now_s).to_dict()
+    assert slow.live == [1, 1, 1]
 
 
 def test_a_failing_callback_ends_the_recovery() -> None:
