@@ -73,7 +73,8 @@ def _group_offset(broker: Broker, log: Log) -> int:
     group = f"statelog.{log.name}.materializer"
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(log.ledger_topic, 0)])
     found = admin.list_consumer_group_offsets([asked])[group].result(30)
-    return int(found.topic_partitions[0].offset)
+    assert found.topic_partitions is not None
+    return found.topic_partitions[0].offset
 
 
 def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root: Path, scratch: Path) -> None:

@@ -1,6 +1,6 @@
 """Properties of real rounds under any interleaving, on the twins; `make soak` takes more seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +8,14 @@ import pytest
 from tests.support.round_world import RoundWorld, ViolationError
 
 from statelog.materializer import cleanup
+from statelog.materializer.outcome import CleanUp
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.verified import VerifiedRuns
 from statelog.schemas.errors import StatelogError
-from statelog.schemas.retention import Floor
+from statelog.schemas.lease import Lease
+from statelog.schemas.manifest import Manifest
+from statelog.schemas.retention import Floor, condemned, truncation_floor
+from statelog.storage.log import Log
 
 SEEDS = range(6)
 STEPS = 1200
@@ -50,33 +56,37 @@ def test_snapshots_are_always_recoverable_for_long(tmp_path: Path) -> None:
 
 
 def _no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def newest_only(kept: list[object], leases: object) -> Floor:
-        return _truncation_floor(kept[-1:], ())  # type: ignore[arg-type] # as cleanup calls it
+    def newest_only(kept: Sequence[Manifest], leases: Iterable[Lease]) -> Floor:
+        return truncation_floor(kept[-1:], ())
 
-    _truncation_floor = cleanup.truncation_floor
     monkeypatch.setattr(cleanup, "truncation_floor", newest_only)
 
 
 def _no_kept_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    condemned = cleanup.condemned
-    monkeypatch.setattr(cleanup, "condemned", lambda listing, own, kept, over: condemned(listing, own, (), over))
+    def own_only(
+        listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], over: Iterable[Lease]
+    ) -> tuple[str, ...]:
+        return condemned(listing, own, (), over)
+
+    monkeypatch.setattr(cleanup, "condemned", own_only)
 
 
 def _late_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clean_up = cleanup.clean_up
-
-    def with_a_new_list(log, own, disposal, settings, verified, crash):  # type: ignore[no-untyped-def] # passed through
-        late = cleanup.decide(log, list(log.store.list()), own, settings)
-        return clean_up(log, own, replace(disposal, condemned=late.condemned), settings, verified, crash)
+    def with_a_new_list(
+        log: Log,
+        own: Manifest,
+        disposal: cleanup.Disposal,
+        chosen: MaterializerSettings,
+        verified: VerifiedRuns,
+        crash: Callable[[str], None],
+    ) -> CleanUp:
+        late = cleanup.decide(log, list(log.store.list()), own, chosen)
+        return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
 
     monkeypatch.setattr("statelog.materializer.round.clean_up", with_a_new_list)
 
 
-def _no_second_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.materializer.round.newest_number", lambda _log: 0)
-
-
-@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files, _late_listing, _no_second_listing])
+@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files, _late_listing])
 def test_a_missing_guard_is_noticed(
     remove: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

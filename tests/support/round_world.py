@@ -6,6 +6,7 @@ invariants of DESIGN.md section 3 are checked with a plain reader. One seed deci
 """
 
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.stepper import Actor, Stepper
@@ -16,7 +17,8 @@ from statelog.materializer.round import run_round
 from statelog.schemas.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import RetentionPolicy
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log
 from statelog.storage.store_memory import MemoryStore
@@ -35,15 +37,15 @@ class _SteppedKafka(MemoryKafka):
 
     stepper: Stepper
 
-    def offsets(self, topic: str, partitions):  # type: ignore[no-untyped-def,override] # only passed through
+    def offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
         self.stepper.pause()
         return super().offsets(topic, partitions)
 
-    def delete_records(self, topic: str, before):  # type: ignore[no-untyped-def,override] # only passed through
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         self.stepper.pause()
         return super().delete_records(topic, before)
 
-    def reader(self, topic: str):  # type: ignore[no-untyped-def,override] # only passed through
+    def reader(self, topic: str) -> MemoryReader:
         self.stepper.pause()
         return super().reader(topic)
 

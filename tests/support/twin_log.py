@@ -7,6 +7,7 @@ other. It uses neither the recovery room nor anything of the materializer.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -88,10 +89,10 @@ class TwinLog:
         return {info.path.removeprefix(prefix) for info in self.disk.files(f"{prefix}runs/")}
 
 
-def settings_for(scratch: Path, *, keep: int = 2, **changed: object) -> MaterializerSettings:
+def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:
     """Settings of a small materializer: keeps two manifests, no minimum age."""
-    defaults: dict[str, object] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
-    return MaterializerSettings(**{**defaults, **changed})  # type: ignore[arg-type] # the caller names real settings
+    defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
+    return MaterializerSettings(**defaults | changed)
 
 
 def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:

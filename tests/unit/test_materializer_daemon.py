@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.twin_log import TwinLog, settings_for
@@ -31,18 +32,19 @@ INTERVAL_S = 100.0
 class _Bench:
     """A daemon whose waits only move a clock; `before` runs in each wait, by its number, and may end the daemon."""
 
-    def __init__(self, tmp_path: Path, **settings: object) -> None:
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
         self.twin = TwinLog()
         self.now_s = 0.0
         self.waits: list[float] = []
-        self.before: dict[int, Callable[[], object]] = {}
+        self.before: dict[int, Callable[[], None]] = {}
         self.events: list[Event] = []
         self.broken = False
         self.stop = threading.Event()
         self.log = self.twin.open(faults=lambda _method, _path: Fault.BEFORE if self.broken else None)
+        defaults: dict[str, Any] = {"interval_s": INTERVAL_S, "jitter": 0.5}
         self.daemon = Materializer(
             self.log,
-            settings_for(tmp_path, **{"interval_s": INTERVAL_S, "jitter": 0.5, **settings}),
+            settings_for(tmp_path, **defaults | settings),
             stop=self.stop,
             clock=lambda: self.now_s,
             wall_clock=self.twin.clock,

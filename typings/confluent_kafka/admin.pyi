@@ -20,12 +20,18 @@ class NewTopic:
 class ResourceType(Enum):
     TOPIC = ...
 
+class AlterConfigOpType(Enum):
+    SET = ...
+
 class ConfigResource:
-    def __init__(self, restype: ResourceType, name: str) -> None: ...
+    def __init__(
+        self, restype: ResourceType, name: str, *, incremental_configs: list[ConfigEntry] | None = ...
+    ) -> None: ...
 
 class ConfigEntry:
     name: str
     value: str | None
+    def __init__(self, name: str, value: str, *, incremental_operation: AlterConfigOpType | None = ...) -> None: ...
 
 class DeletedRecords:
     low_watermark: int

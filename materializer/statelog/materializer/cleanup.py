@@ -35,6 +35,9 @@ from statelog.storage.store import FileInfo
 __all__ = ["Disposal", "clean_up", "decide"]
 
 
+_OUTRUN = "a newer round won and cleaned up meanwhile"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disposal:
     """What the winner of a slot will keep, and what it may remove. Decided before its put."""
@@ -122,10 +125,12 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
     that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
     """
     if not kept or kept[-1].nonce != own.nonce:
-        return "a newer materializer cleaned up meanwhile"
+        return _OUTRUN
     try:
         verified.check(log.store, kept[0].runs)
     except (NotFound, CorruptRun) as error:
+        if log.manifests.numbers()[-1:] != [own.number]:
+            return _OUTRUN
         path = str(error.facts.get("path"))
         if path in {run.path for run in own.runs}:
             raise CorruptRun(f"a run of the newest snapshot is damaged: {error}", path=path) from error

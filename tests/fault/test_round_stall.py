@@ -1,0 +1,131 @@
+"""A round that stalls while others go on, at the moments where that hurts most."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+from statelog.materializer.outcome import Completed, Lost, RoundOutcome
+from statelog.materializer.round import run_round
+from statelog.schemas.errors import OffsetGone
+from statelog.schemas.retention import RetentionPolicy
+from statelog.storage.leases import LeaseHolder
+
+
+def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
+    for turn in range(rounds):
+        twin.write({b"other": str(turn).encode()})
+        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), clock=twin.clock), Completed)
+
+
+def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratch: Path) -> RoundOutcome:
+    def crash(name: str) -> None:
+        if name == point:
+            meanwhile()
+
+    return run_round(twin.open(), settings_for(scratch, fanout=2), clock=twin.clock, crash=crash)
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> TwinLog:
+    """A log with one snapshot and a tail."""
+    made = TwinLog()
+    made.write({f"k{i}".encode(): b"1" for i in range(9)})
+    run_round(made.open(), settings_for(tmp_path), clock=made.clock)
+    made.write({b"k0": None, b"k1": b"2"})
+    return made
+
+
+@pytest.mark.parametrize("point", ["after-newest", "after-fold", "after-delta", "after-merge", "after-upload"])
+def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinLog, tmp_path: Path) -> None:
+    """Its base was superseded and cleaned up: whatever it misses then is no loss of data, and it removes nothing."""
+    before = set[str]()
+
+    def meanwhile() -> None:
+        _others(twin, tmp_path, 4)
+        before.update(twin.run_paths())
+
+    outcome = _stalled_at(point, meanwhile, twin, tmp_path)
+    assert isinstance(outcome, Lost)
+    assert before <= twin.run_paths()
+    assert state_of(twin.open()) == twin.model
+
+
+def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLog, tmp_path: Path) -> None:
+    """The put succeeds, the second listing shows a higher number: lost, and the files of the newer ones live on."""
+    before = set[str]()
+
+    def meanwhile() -> None:
+        _others(twin, tmp_path, 4)
+        before.update(twin.run_paths())
+
+    outcome = _stalled_at("after-list", meanwhile, twin, tmp_path)
+    assert outcome == Lost(number=5)
+    assert 2 in twin.open().manifests.numbers()
+    assert twin.run_paths() == before
+    assert state_of(twin.open()) == twin.model
+
+    _others(twin, tmp_path, 1)
+    assert twin.open().manifests.numbers() == [5, 6]
+
+
+def test_a_winner_that_stalls_before_its_clean_up_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
+    """It won long ago, and its own manifest is gone by now: it holds back, and says so."""
+    outcome = _stalled_at("after-publish", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
+    assert isinstance(outcome, Completed)
+    assert "newer round" in outcome.clean_up.held_back
+    assert state_of(twin.open()) == twin.model
+    assert state_of(twin.open(), min) == twin.model
+
+
+@pytest.mark.parametrize("point", ["after-check", "after-drop", "after-truncate-data", "after-truncate-ledger"])
+def test_a_winner_that_stalls_inside_its_clean_up_harms_nobody(point: str, twin: TwinLog, tmp_path: Path) -> None:
+    """What it decided to remove stays right to remove, however late."""
+    outcome = _stalled_at(point, lambda: _others(twin, tmp_path, 4), twin, tmp_path)
+    assert isinstance(outcome, Completed)
+    assert state_of(twin.open()) == twin.model
+    assert state_of(twin.open(), min) == twin.model
+
+
+def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp_path: Path) -> None:
+    """While a lease lives, its manifest, runs and offsets stay; at the cap they go, with the lease's file."""
+    log = twin.open()
+    manifest = log.manifests.read(1).manifest
+    claim = LeaseHolder.claim(
+        log.store,
+        holder="reader",
+        manifest_number=1,
+        position=manifest.position,
+        next_offsets=manifest.next_offsets,
+        ttl_s=1000.0,
+        clock=twin.clock,
+    )
+    with claim:
+        _others(twin, tmp_path, 4)
+        assert log.manifests.numbers() == [1, 4, 5]
+        assert state_of(log, min) == twin.model
+        twin.now_s += 2000.0
+        _others(twin, tmp_path, 1)
+    assert log.manifests.numbers() == [5, 6]
+    assert not list(log.store.list("leases/"))
+
+
+def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Path) -> None:
+    """Manifests superseded less than the minimum age ago stay, for readers that have just planned with them."""
+    settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=60.0))
+    for turn in range(4):
+        twin.write({b"a": str(turn).encode()})
+        run_round(twin.open(), settings, clock=twin.clock)
+        twin.now_s += 25.0
+    assert twin.open().manifests.numbers() == [2, 3, 4, 5]
+
+
+def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLog, tmp_path: Path) -> None:
+    """Nobody won meanwhile, so the missing records are believed: OffsetGone, and nothing is written."""
+    log = twin.open()
+    ends = {p: there.end for p, there in log.data_offsets().items()}
+    log.kafka.delete_records(log.data_topic, ends)
+    with pytest.raises(OffsetGone):
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+    assert log.manifests.numbers() == [1]
