@@ -1,0 +1,213 @@
+"""What opening and reading refuse, with a typed error that names the facts and what to do. On a real broker."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from tests.support.broker import Broker
+from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import (
+    AlreadyExists,
+    BrokerUnavailable,
+    ConfigError,
+    CorruptDescriptor,
+    IdentityChanged,
+    InvalidName,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+    UnknownFormat,
+    UnsafeTopic,
+)
+from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.log import Log
+
+POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
+
+
+@pytest.fixture
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> WriterRig:
+    """A log's two places: a real broker and a local directory."""
+    return real_rig(log_name, broker.bootstrap, tmp_path)
+
+
+def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:
+    """Change one setting of a topic, as an operator would."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(20)
+
+
+def shown(error: StatelogError, *words: str) -> None:
+    """The text of an error names these words and says what to do."""
+    assert error.hint
+    for word in words:
+        assert word in str(error)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("setting", "value", "word"),
+    [
+        ("retention.ms", "604800000", "retention.ms"),
+        ("retention.bytes", "1000000000", "retention.bytes"),
+        ("cleanup.policy", "compact", "cleanup.policy"),
+        ("cleanup.policy", "compact,delete", "cleanup.policy"),
+        ("max.message.bytes", "1000000", "max.message.bytes"),
+        ("unclean.leader.election.enable", "true", "unclean"),
+    ],
+)
+def test_a_topic_that_would_lose_changes_is_refused(
+    broker: Broker, rig: WriterRig, setting: str, value: str, word: str
+) -> None:
+    """A setting that an operator changed under a log stops every open, and putting it back mends it."""
+    with rig.create() as log:
+        before = log.kafka.describe_topic(rig.name)
+    assert before is not None
+    set_topic(broker, rig.name, setting, value)
+    with pytest.raises(UnsafeTopic) as caught:
+        rig.open()
+    shown(caught.value, word, rig.name)
+    set_topic(broker, rig.name, setting, before.config[setting])
+
+    rig.open().close()
+
+
+@pytest.mark.broker
+def test_what_is_unsafe_must_be_waived_by_name(rig: WriterRig) -> None:
+    """One replica is refused without a waiver; the error names the waivers, and a wrong name is refused, too."""
+    with pytest.raises(UnsafeTopic) as caught:
+        Log.create(rig.name, kafka=rig.kafka(), root=rig.store(), replication_factor=1)
+    shown(caught.value, "allow_unsafe=min-insync,replication")
+    with pytest.raises(ConfigError):
+        Log.create(rig.name, kafka=rig.kafka(), root=rig.store(), replication_factor=1, allow_unsafe=["everything"])
+    assert rig.kafka().describe_topic(rig.name) is None
+
+
+@pytest.mark.broker
+def test_a_recreated_topic_is_noticed(rig: WriterRig) -> None:
+    """A topic that was deleted and made anew under the same name is not the log's, whatever it holds."""
+    with rig.create() as log:
+        spec = log.kafka.describe_topic(rig.name)
+        assert spec is not None
+        log.kafka.delete_topic(rig.name)
+        again = TopicSpec(name=rig.name, partitions=spec.partitions, replication_factor=1, config=dict(spec.config))
+        log.kafka.create_topic(again)
+    with pytest.raises(IdentityChanged) as caught:
+        rig.open()
+
+    shown(caught.value, spec.topic_id)
+
+
+@pytest.mark.broker
+def test_a_topic_that_is_gone_is_noticed(rig: WriterRig) -> None:
+    """A deleted topic is a loss, not an empty log."""
+    with rig.create() as log:
+        log.kafka.delete_topic(f"{rig.name}.ledger")
+    with pytest.raises(IdentityChanged) as caught:
+        rig.open()
+
+    shown(caught.value, f"{rig.name}.ledger")
+
+
+@pytest.mark.broker
+def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: WriterRig) -> None:
+    """A reader that starts in the middle of the ledger without a base would void valid commits; it stops."""
+    with rig.create() as log:
+        with Writer(log, "w") as writer:
+            writer.put(b"k", b"v")
+            writer.commit(1)
+        log.kafka.delete_records(log.ledger_topic, {0: 1})
+        with pytest.raises(OffsetGone) as caught:
+            log.describe()
+        shown(caught.value, log.ledger_topic)
+        with pytest.raises(OffsetGone):
+            Writer(log, "w")
+
+
+@pytest.mark.broker
+def test_no_broker_is_a_typed_error_in_bounded_time(tmp_path: Path, log_name: str) -> None:
+    """Nobody listens: BrokerUnavailable with the address and a hint, and nothing is written to the store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    started_s = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as caught:
+        Log.create(log_name, kafka={"bootstrap.servers": address}, root=str(tmp_path), allow_unsafe=UNSAFE)
+    shown(caught.value, address, "bootstrap.servers")
+
+    assert time.monotonic() - started_s < 60
+    assert not (tmp_path / log_name / DESCRIPTOR_PATH).exists()
+
+
+@pytest.mark.broker
+def test_a_foreign_topic_is_not_taken_over(rig: WriterRig) -> None:
+    """A topic of the log's name that holds records is somebody's; create refuses and leaves it alone."""
+    kafka = rig.kafka()
+    kafka.create_topic(TopicSpec(name=rig.name, partitions=4, replication_factor=1))
+    producer = kafka.producer()
+    found: list[object] = []
+    producer.send(rig.name, 0, b"somebody's", found.append)
+    while not found:
+        producer.poll(0.1)
+    producer.close()
+    with pytest.raises(AlreadyExists):
+        rig.create()
+
+    assert kafka.offsets(rig.name, [0])[0].end == 1
+
+
+@pytest.mark.broker
+def test_create_finishes_what_a_dead_one_began(rig: WriterRig) -> None:
+    """Topics without a descriptor, left by a create that died, are taken over by the next."""
+    rig.create().close()
+    rig.store().delete(DESCRIPTOR_PATH)
+    with pytest.raises(NotFound):
+        rig.open()
+
+    rig.create().close()
+    rig.open().close()
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "a..b", "-a", "a\n", "x" * 129, "ä"])
+def test_names_that_could_be_paths_are_refused(name: str) -> None:
+    """A log's name becomes a topic and a directory, so it is checked before anything is touched."""
+    rig = twin_rig("fine")
+    with pytest.raises(InvalidName):
+        Log.create(name, kafka=rig.kafka(), root=rig.store(), replication_factor=1, allow_unsafe=UNSAFE)
+
+
+def test_a_damaged_descriptor_stops_the_open(tmp_path: Path) -> None:
+    """One flipped byte in the descriptor is CorruptDescriptor with its path."""
+    twin = twin_rig("log")
+    rig = WriterRig("log", twin.kafka, real_rig("log", "nowhere:1", tmp_path).store, twin.cluster)
+    rig.create().close()
+    path = tmp_path / "log" / DESCRIPTOR_PATH
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptDescriptor) as caught:
+        rig.open()
+
+    assert DESCRIPTOR_PATH in str(caught.value)
+
+
+def test_an_unknown_value_schema_stops_the_reader(tmp_path: Path) -> None:
+    """A chunk whose value schema the log does not have is not guessed at."""
+    twin = twin_rig("log")
+    rig = WriterRig("log", twin.kafka, real_rig("log", "nowhere:1", tmp_path).store, twin.cluster)
+    with rig.create(value_schema=POINT) as log, Writer(log, "w") as writer:
+        writer.put(b"k", {"x": 1})
+        writer.commit(1)
+    (tmp_path / "log" / "schemas" / "1.avsc").unlink()
+    with pytest.raises(UnknownFormat) as caught:
+        rig.state()
+
+    shown(caught.value, "schemas/1.avsc")
