@@ -30,7 +30,7 @@ class RecoverySettings:
     lease_ttl_s: float = 120.0
     holder: str = "recovery"
     attempts: int = 5
-    fold_bytes: int = 512 * 1024 * 1024
+    fold_bytes: int = 128 * 1024 * 1024
     threads: int = 2
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
