@@ -1,0 +1,167 @@
+"""`python -m demo`: flights -> Spark -> log -> snapshots -> recovery, with a killed driver, compared with a plain fold.
+
+Exit code 0 if every value is right and everything happened that the demo promises, else 1.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from demo.broker import BROKER_VARIABLE, demo_broker, end_left_over
+from demo.failure import DemoFailed
+from demo.flights import Input, read_input, write_slices
+from demo.fold import differences, fold_flights
+from demo.place import ALLOW_UNSAFE, Place, demo_directory, fresh_directory
+from demo.recovery import recover_in_halves
+from demo.report import show_differences, show_log, show_recovery, show_state, show_stream
+from demo.screen import Screen
+from demo.stream import Streamed, run_stream
+from statelog.schemas.errors import StatelogError
+from statelog.storage.log import Log, LogDescription
+
+__all__ = ["main"]
+
+_BATCHES = 40
+_PARTITIONS = 4
+_SCHEMA = Path(__file__).with_name("aircraft.avsc")
+
+
+def main() -> int:
+    """Run the demo once; returns the exit code."""
+    console = Console()
+    # An end from outside takes the same way out as Ctrl-C: every process that was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    screen = Screen(console)
+    try:
+        summary = _run(screen)
+    except (DemoFailed, StatelogError) as error:
+        screen.end_bar()
+        console.print(f"demo: FAILED: {error}", style="bold red", markup=False, highlight=False)
+        return 1
+    console.print()
+    console.print(f"demo: OK {summary}", style="bold green", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _run(screen: Screen) -> str:
+    started_s = time.monotonic()
+    screen.title(
+        "334,264 flights -> Spark Structured Streaming -> a log of changes on Kafka -> snapshots -> recovered state\n"
+        "The Spark driver is killed half way. In the end every value is compared with a plain loop over the flights."
+    )
+    directory = demo_directory()
+    with _only_one(directory):
+        end_left_over(directory)
+        fresh_directory(directory)
+        found, batches = _prepare(screen, directory)
+        with demo_broker(directory, screen.event) as bootstrap:
+            place = Place(log=_log_name(), bootstrap=bootstrap, directory=directory)
+            with _created(place) as log:
+                return _stream_and_recover(screen, place, log, found, batches, started_s)
+
+
+def _prepare(screen: Screen, directory: Path) -> tuple[Input, int]:
+    screen.act("The input")
+    found = read_input()
+    batches = write_slices(found.flights, directory / "input", _BATCHES)
+    screen.event(
+        f"{len(found.flights) + found.without_tail:,} flights of 2013; {found.without_tail:,} have no tail number and"
+        f" are dropped; {len(found.flights):,} in the order of their schedule, in {batches} slices"
+    )
+    return found, batches
+
+
+def _stream_and_recover(screen: Screen, place: Place, log: Log, found: Input, batches: int, started_s: float) -> str:
+    screen.act("Streaming, with a kill")
+    screen.event(f"made the log {place.log}: {_PARTITIONS} partitions, {log.descriptor.key_groups} key groups")
+    try:
+        streamed = run_stream(place, log, batches, screen)
+    finally:
+        screen.end_bar()
+    show_stream(screen, streamed, len(found.flights))
+
+    screen.act("The log, before and after")
+    described = log.describe()
+    show_log(screen, described, streamed.truncated_bytes)
+    _check_truncated(streamed, described)
+
+    screen.act("Recovery")
+    recovered = recover_in_halves(place, log.descriptor.key_groups)
+    show_recovery(screen, recovered)
+    show_state(screen, recovered.state)
+
+    screen.act("The proof")
+    fleet = fold_flights(found.flights)
+    different = differences(fleet.state, recovered.state)
+    if different:
+        show_differences(screen, different)
+        raise DemoFailed(f"{len(different)} of {len(fleet.state)} values differ from the plain fold")
+    screen.event(
+        f"a plain loop over the flights gives the same {len(fleet.state):,} aircraft with the same values; the other"
+        f" {fleet.deleted} are deleted on both sides, because their latest flight was cancelled"
+    )
+    screen.event(
+        f"the recovered state is Parquet, for DuckDB, pandas or Spark: {recovered.halves[0].file.parent}/*.parquet"
+    )
+    starts = sum(offsets.start for offsets in described.data_offsets.values())
+    ends = sum(offsets.end for offsets in described.data_offsets.values())
+    slowest_s = max(half.total_s for half in recovered.halves)
+    return (
+        f"{len(found.flights):,} flights in {batches} batches, 1 kill, {streamed.snapshots} snapshots, {starts} of"
+        f" {ends} chunks truncated, {len(recovered.state):,} aircraft recovered in {slowest_s:.2f} s, 0 differences;"
+        f" {time.monotonic() - started_s:.0f} s in all"
+    )
+
+
+def _check_truncated(streamed: Streamed, log: LogDescription) -> None:
+    if streamed.snapshots < 2 or not any(offsets.start for offsets in log.data_offsets.values()):
+        raise DemoFailed(f"the materializer made {streamed.snapshots} snapshots and truncated nothing")
+
+
+@contextmanager
+def _created(place: Place) -> Generator[Log]:
+    """A new log; on a broker that is not ours it is deleted at the end."""
+    log = Log.create(
+        place.log,
+        kafka=place.kafka,
+        root=place.root,
+        partitions=_PARTITIONS,
+        key_type="string",
+        value_schema=_SCHEMA.read_text(encoding="utf-8"),
+        replication_factor=1,
+        allow_unsafe=ALLOW_UNSAFE,
+    )
+    try:
+        yield log
+    finally:
+        log.close()
+        if os.environ.get(BROKER_VARIABLE):
+            Log.delete(place.log, kafka=place.kafka, root=place.root)
+
+
+def _log_name() -> str:
+    """On a broker of our own there is nothing else; on another one the name must not be anybody's."""
+    return f"flights-{os.urandom(4).hex()}" if os.environ.get(BROKER_VARIABLE) else "flights"
+
+
+@contextmanager
+def _only_one(directory: Path) -> Generator[None]:
+    """One demo at a time in this directory. The system lets go of a dead process's lock."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "demo.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoFailed(f"another demo is running in {directory}") from None
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The demo's Kafka: an embedded broker of its own, or the one that STATELOG_DEMO_BROKER=host:port names.
+
+Never the user's development broker: data and port are its own, and only the released jars are shared. A broker that
+an interrupted demo left behind is found by its note and ended.
+"""
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statelog.cli.devbroker import process, state
+from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
+from statelog.cli.devbroker.process import ProcessId
+from statelog.cli.devbroker.state import RunningBroker
+
+__all__ = ["BROKER_VARIABLE", "demo_broker", "end_left_over"]
+
+BROKER_VARIABLE = "STATELOG_DEMO_BROKER"
+_STOP_TIMEOUT_S = 20.0
+
+
+@contextmanager
+def demo_broker(directory: Path, on_step: Callable[[str], None]) -> Generator[str]:
+    """Gives host:port of a broker that takes records; one that was started for this is stopped at the end.
+
+    Raises ConfigError, Unavailable, Corrupt, BrokerUnavailable.
+    """
+    named = os.environ.get(BROKER_VARIABLE)
+    if named:
+        on_step(f"using the broker at {named}, which {BROKER_VARIABLE} names")
+        yield named
+        return
+    port = free_port()
+    broker = EmbeddedBroker(
+        directory / "broker", port=port, on_step=on_step, on_spawn=lambda spawned: _note(directory, spawned, port)
+    )
+    try:
+        broker.start()
+        yield broker.bootstrap
+    finally:
+        broker.stop()
+        state.forget(directory)
+
+
+def end_left_over(directory: Path) -> None:
+    """End the broker of an earlier run that was killed, if it still lives."""
+    left = state.read_running(directory)
+    if left is not None:
+        process.end(left.process, _STOP_TIMEOUT_S)
+
+
+def _note(directory: Path, spawned: ProcessId, port: int) -> None:
+    running = RunningBroker(
+        pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=EmbeddedBroker.version
+    )
+    state.note_running(directory, running)

@@ -1,0 +1,75 @@
+"""The Spark job, in a process of its own: `python -m demo.job PLACE`. This is all that a user would write.
+
+A stateful aggregation per aircraft in update mode, and `upsert` for every micro-batch. One slice of the input is one
+micro-batch. Started again on its checkpoint, it goes on where it was; a batch that the log has already is skipped.
+"""
+
+import sys
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
+
+from demo.flights import SPARK_COLUMNS
+from demo.place import ALLOW_UNSAFE, WRITER, Place
+from statelog.spark.upsert import upsert
+
+__all__ = ["changed_aircraft", "main"]
+
+_SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    # Only for this demo: workers that do not notice the driver's death at once, as on other machines of a cluster.
+    "spark.python.daemon.module": "demo.apart",
+}
+
+
+def changed_aircraft(flights: DataFrame) -> DataFrame:
+    """The new state of every aircraft of a micro-batch, ready for the log: key, op, and the fields of the value."""
+    flown = ~F.col("cancelled")
+    minutes_late = F.greatest(F.col("minutes_late"), F.lit(0))
+    latest = F.max_by(F.struct("flight", "origin", "destination", "scheduled", "cancelled"), "number")
+    aircraft = flights.groupBy(F.col("tail").alias("key")).agg(
+        F.count_if(flown).alias("flights"),
+        F.coalesce(F.sum(minutes_late), F.lit(0)).alias("minutes_late"),
+        F.count_if("cancelled").alias("cancellations"),
+        latest.alias("latest"),
+    )
+    return aircraft.select(
+        "key",
+        F.when(F.col("latest.cancelled"), "delete").otherwise("put").alias("op"),
+        "flights",
+        "minutes_late",
+        "cancellations",
+        F.col("latest").dropFields("cancelled").alias("last_flight"),
+    )
+
+
+def main(place: Place) -> None:
+    """Run the job until the input is used up."""
+    builder = SparkSession.builder.master("local[2]").appName("statelog-demo")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("WARN")
+    flights = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place.input))
+    to_log = upsert(
+        place.log, kafka=place.kafka, root=place.root, writer=WRITER, unique_keys=True, allow_unsafe=ALLOW_UNSAFE
+    )
+    query = (
+        changed_aircraft(flights)
+        .writeStream.outputMode("update")
+        .foreachBatch(to_log)
+        .option("checkpointLocation", str(place.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Place.from_json(sys.argv[1]))

@@ -1,0 +1,90 @@
+"""Where the demo's log lives and where its files lie: what the demo's processes tell each other, as one JSON argument.
+
+Everything lies in one directory of the user's cache, apart from the development broker's, and is removed at the start.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from statelog.cli.devbroker.embedded import cache_directory
+from statelog.storage.log import Log
+
+__all__ = ["ALLOW_UNSAFE", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
+
+WRITER = "flights-job"
+ALLOW_UNSAFE = ("replication", "min-insync")
+"""One broker holds one copy; a log that matters has three."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The log and its directory on this machine."""
+
+    log: str
+    bootstrap: str
+    directory: Path
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        """Client settings."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    @property
+    def root(self) -> str:
+        """The URL below which the log's snapshots lie."""
+        return (self.directory / "snapshots").as_uri()
+
+    @property
+    def input(self) -> Path:
+        """The slices that Spark reads."""
+        return self.directory / "input"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's own checkpoint."""
+        return self.directory / "spark-checkpoint"
+
+    def open(self) -> Log:
+        """The log, opened. Raises as `Log.open`."""
+        return Log.open(self.log, kafka=self.kafka, root=self.root, allow_unsafe=ALLOW_UNSAFE)
+
+    def to_json(self) -> str:
+        """For a child's command line."""
+        return json.dumps({**asdict(self), "directory": str(self.directory)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Place":
+        """From the command line."""
+        read = json.loads(text)
+        return cls(log=read["log"], bootstrap=read["bootstrap"], directory=Path(read["directory"]))
+
+
+def demo_directory() -> Path:
+    """Beside the development broker's directory, in the user's cache."""
+    return cache_directory().parent / "demo"
+
+
+def fresh_directory(directory: Path) -> None:
+    """Make `directory` empty, but for its lock file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.suffix != ".lock":
+            path.unlink()
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the demo's own processes: this interpreter, with this path, whatever the working directory."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **(extra or {}),
+    }

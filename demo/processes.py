@@ -1,0 +1,98 @@
+"""Processes of this machine: who is whose child, and who is stopped. Signals only what it is given by id.
+
+Reads /proc where there is one, else asks `ps`.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from demo.failure import DemoFailed
+
+__all__ = ["Row", "alive", "children_of", "process_table", "resume", "stop", "wait_until"]
+
+_TICK_S = 0.002
+_STOP_TIMEOUT_S = 10.0
+
+
+class Row(NamedTuple):
+    """A process: its parent, and its state as one letter (T: stopped, Z: dead and not yet collected)."""
+
+    parent: int
+    state: str
+
+
+def process_table() -> Mapping[int, Row]:
+    """Every process there is, by id."""
+    return _by_proc() if Path("/proc/self/stat").exists() else _by_ps()
+
+
+def children_of(parents: Iterable[int], table: Mapping[int, Row]) -> tuple[int, ...]:
+    """The living children of these processes."""
+    wanted = set(parents)
+    return tuple(pid for pid, row in sorted(table.items()) if row.parent in wanted and row.state != "Z")
+
+
+def alive(pids: Iterable[int]) -> tuple[int, ...]:
+    """Those of `pids` that still live."""
+    table = process_table()
+    return tuple(pid for pid in pids if pid in table and table[pid].state not in "ZX")
+
+
+def stop(pids: Iterable[int]) -> None:
+    """SIGSTOP; returns when all that live have stopped."""
+    waiting = tuple(pids)
+    _signal(waiting, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        table = process_table()
+        return all(table[pid].state in "TtZX" for pid in waiting if pid in table)
+
+    wait_until(stopped, _STOP_TIMEOUT_S, "the Spark processes do not stop")
+
+
+def resume(pids: Iterable[int]) -> None:
+    """SIGCONT."""
+    _signal(pids, signal.SIGCONT)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *, tick_s: float = _TICK_S) -> float:
+    """Wait for `condition`; returns the seconds that it took. Raises DemoFailed with `complaint` after `timeout_s`."""
+    started_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - started_s > timeout_s:
+            raise DemoFailed(f"{complaint} (waited for {timeout_s:.0f} s)")
+        time.sleep(tick_s)
+    return time.monotonic() - started_s
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _by_proc() -> dict[int, Row]:
+    table: dict[int, Row] = {}
+    for path in Path("/proc").iterdir():
+        if not path.name.isdecimal():
+            continue
+        try:
+            # The program's name is in brackets and may hold anything; what follows has no surprises.
+            fields = (path / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        table[int(path.name)] = Row(parent=int(fields[1]), state=fields[0])
+    return table
+
+
+def _by_ps() -> dict[int, Row]:
+    said = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    lines = (line.split() for line in said.splitlines())
+    return {int(pid): Row(parent=int(parent), state=state[0]) for pid, parent, state in lines}

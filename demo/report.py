@@ -1,0 +1,101 @@
+"""The result: what the run looked like in numbers, and the state as a table."""
+
+import statistics
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, cast
+
+from demo.fold import Difference
+from demo.recovery import Recovered
+from demo.screen import Screen, kib, rate
+from demo.stream import Streamed
+from statelog.storage.log import LogDescription
+
+__all__ = ["show_differences", "show_log", "show_recovery", "show_state", "show_stream"]
+
+_ROWS = 8
+
+
+def show_stream(screen: Screen, streamed: Streamed, flights: int) -> None:
+    """Rates of the two lives of the job."""
+    per_batch = flights / len(streamed.commits)
+    rows: list[list[str]] = []
+    for name, life in zip(("until the kill", "after the restart"), streamed.lives, strict=True):
+        # The first batch waits for Spark to start; rates are from there on.
+        warm = life.commits[1:]
+        gaps = [after.at_s - before.at_s for before, after in pairwise(life.commits)]
+        rows.append(
+            [
+                name,
+                f"{life.start_s:.1f} s",
+                str(len(life.commits)),
+                f"{statistics.median(gaps):.2f} s" if gaps else "-",
+                rate(round(per_batch * len(warm)), life.span_s),
+                rate(sum(commit.changes for commit in warm), life.span_s),
+                kib(sum(commit.size_bytes for commit in life.commits)),
+            ]
+        )
+    columns = ("the job", "first commit", "batches", "median batch", "flights", "changes", "committed")
+    screen.table("", columns, rows)
+
+
+def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
+    """Log start before and after, partition by partition, and the snapshot that stands for the rest."""
+    rows = [
+        [f"data {partition}", "0", f"{offsets.start:,}", f"{offsets.end:,}"]
+        for partition, offsets in sorted(log.data_offsets.items())
+    ]
+    rows.append(["ledger", "0", f"{log.ledger_offsets.start:,}", f"{log.ledger_offsets.end:,}"])
+    screen.table("", ("topic", "log start before", "log start now", "log end"), rows)
+    manifest = log.manifest
+    if manifest is not None:
+        size = kib(sum(run.size_bytes for run in manifest.runs))
+        screen.event(
+            f"snapshot {manifest.number} holds {sum(run.rows for run in manifest.runs):,} rows in"
+            f" {len(manifest.runs)} runs of {size}; {kib(truncated_bytes)} of chunks are truncated behind it"
+        )
+
+
+def show_recovery(screen: Screen, recovered: Recovered) -> None:
+    """What each of the two workers did."""
+    rows = [
+        [
+            f"{half.key_groups.start} to {half.key_groups.stop - 1}",
+            f"{half.manifest}",
+            f"{half.run_rows:,} ({kib(half.run_bytes)})",
+            f"{half.tail_changes:,} ({kib(half.tail_bytes)})",
+            f"{half.rows:,}",
+            f"{half.total_s:.3f} s",
+            rate(half.run_rows + half.tail_changes, half.total_s),
+        ]
+        for half in recovered.halves
+    ]
+    columns = ("key groups", "snapshot", "rows of it", "changes behind it", "aircraft", "took", "read")
+    screen.table("", columns, rows)
+    screen.event(f"both workers together, with the start of their processes: {recovered.wall_s:.1f} s")
+
+
+def show_state(screen: Screen, state: Mapping[str, object]) -> None:
+    """The aircraft that were late the most."""
+    values = cast("Mapping[str, Mapping[str, Any]]", state)
+    latest_first = sorted(values.items(), key=lambda item: item[1]["minutes_late"], reverse=True)
+    rows: list[list[str]] = []
+    for tail, value in latest_first[:_ROWS]:
+        last = value["last_flight"]
+        rows.append(
+            [
+                tail,
+                f"{value['flights']:,}",
+                f"{value['minutes_late']:,}",
+                f"{value['cancellations']:,}",
+                f"{last['flight']} {last['origin']}-{last['destination']} {last['scheduled']:%Y-%m-%d %H:%M}Z",
+            ]
+        )
+    title = f"the {_ROWS} latest of {len(state):,} aircraft"
+    screen.table(title, ("aircraft", "flights", "minutes late", "cancelled", "last flight"), rows)
+
+
+def show_differences(screen: Screen, found: list[Difference]) -> None:
+    """The first keys whose values differ."""
+    rows = [[one.key, str(one.expected), str(one.found)] for one in found[:_ROWS]]
+    screen.table(f"{len(found)} values differ", ("aircraft", "the plain fold says", "recovered"), rows)

@@ -1,0 +1,166 @@
+"""The streaming part: the job runs, is killed in the middle of a batch, and runs on from its checkpoint.
+
+Meanwhile the log is watched from outside, and the materializer daemon makes snapshots and truncates.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from demo.driver import Killed, Orphans, SparkDriver, end_orphans, kill_in_mid_batch, wake_orphans
+from demo.failure import DemoFailed
+from demo.ledger_watch import LedgerWatch, SeenCommit
+from demo.materialize import MaterializerDaemon
+from demo.place import Place
+from demo.screen import Screen
+from statelog.storage.log import Log
+
+__all__ = ["Life", "Streamed", "run_stream"]
+
+_TICK_S = 0.05
+_SNAPSHOT_EVERY_S = 1.0
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One life of the job: its commits, and the seconds from its start to the first of them."""
+
+    commits: Sequence[SeenCommit]
+    start_s: float
+
+    @property
+    def span_s(self) -> float:
+        """From the first commit to the last."""
+        return self.commits[-1].at_s - self.commits[0].at_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """All that happened while the input went through."""
+
+    lives: tuple[Life, Life]
+    killed: Killed
+    orphans: Orphans
+    snapshots: int
+    truncated_bytes: int
+
+    @property
+    def commits(self) -> list[SeenCommit]:
+        """The valid commits of both lives."""
+        return [commit for life in self.lives for commit in life.commits]
+
+
+def run_stream(place: Place, log: Log, batches: int, screen: Screen) -> Streamed:
+    """Send all batches through. Raises DemoFailed if anything goes otherwise than it should."""
+    with ExitStack() as stack:
+        watch = LedgerWatch(log)
+        stack.callback(watch.close)
+        daemon = MaterializerDaemon(place)
+        stack.callback(daemon.end)
+        run = _Run(place, log, batches, screen, watch, daemon, stack)
+        killed, first = run.first_life()
+        orphans, second = run.second_life(killed)
+        _check_exactly_once(watch, batches)
+        daemon.stop()
+        run.look()
+        return Streamed(
+            lives=(first, second),
+            killed=killed,
+            orphans=orphans,
+            snapshots=run.snapshots,
+            truncated_bytes=watch.truncated_bytes(),
+        )
+
+
+class _Run:
+    """The two lives, and the looking around in between."""
+
+    def __init__(
+        self,
+        place: Place,
+        log: Log,
+        batches: int,
+        screen: Screen,
+        watch: LedgerWatch,
+        daemon: MaterializerDaemon,
+        stack: ExitStack,
+    ) -> None:
+        self._place = place
+        self._log = log
+        self._batches = batches
+        self._screen = screen
+        self._watch = watch
+        self._daemon = daemon
+        self._stack = stack
+        self._deadline_s = time.monotonic() + _TIMEOUT_S
+        self._listed_s = 0.0
+        self.snapshots = 0
+
+    def first_life(self) -> tuple[Killed, Life]:
+        """Run until half of the batches are committed, then kill the driver in the middle of the next one."""
+        self._screen.event("starting the Spark job")
+        started_s = time.monotonic()
+        driver = self._start(1)
+        while len(self._watch.commits) < self._batches // 2:
+            if driver.has_ended():
+                raise DemoFailed("the Spark job ended before half of the batches were committed")
+            self._tick()
+        killed = kill_in_mid_batch(driver, self._watch)
+        self._stack.callback(end_orphans, killed.orphan_pids)
+        self._screen.killed(killed)
+        return killed, self._life(self._watch.commits[: killed.commits], started_s)
+
+    def second_life(self, killed: Killed) -> tuple[Orphans, Life]:
+        """Run from the checkpoint to the end; wake the orphans as soon as the new life has committed."""
+        started_s = time.monotonic()
+        driver = self._start(2)
+        while len(self._watch.commits) == killed.commits and not driver.has_ended():
+            self._tick()
+        orphans = wake_orphans(killed, self._watch, self._ends)
+        self._screen.woken(orphans)
+        while not driver.has_ended():
+            self._tick()
+        self.look()
+        return orphans, self._life(self._watch.commits[killed.commits :], started_s)
+
+    def look(self) -> None:
+        """See what is new, and show it."""
+        self._watch.look()
+        self._screen.batches(len(self._watch.commits), self._batches)
+        now_s = time.monotonic()
+        if now_s - self._listed_s < _SNAPSHOT_EVERY_S and len(self._watch.commits) < self._batches:
+            return
+        self._listed_s = now_s
+        stored = self._log.manifests.newest()
+        if stored is not None and stored.manifest.number > self.snapshots:
+            self.snapshots = stored.manifest.number
+            self._screen.snapshot(stored.manifest, self._log.data_offsets())
+
+    def _tick(self) -> None:
+        self._daemon.check()
+        self.look()
+        if time.monotonic() > self._deadline_s:
+            raise DemoFailed(f"the Spark job did not get through its input within {_TIMEOUT_S:.0f} s")
+        time.sleep(_TICK_S)
+
+    def _start(self, life: int) -> SparkDriver:
+        driver = SparkDriver(self._place, life)
+        self._stack.callback(driver.end)
+        return driver
+
+    def _life(self, commits: Sequence[SeenCommit], started_s: float) -> Life:
+        if not commits:
+            raise DemoFailed("the Spark job ended without a commit")
+        return Life(commits=commits, start_s=commits[0].at_s - started_s)
+
+    def _ends(self) -> dict[int, int]:
+        return {partition: offsets.end for partition, offsets in self._log.data_offsets().items()}
+
+
+def _check_exactly_once(watch: LedgerWatch, batches: int) -> None:
+    if len(watch.commits) != batches:
+        raise DemoFailed(f"{batches} batches gave {len(watch.commits)} valid commits")
+    if len(watch.epochs) != 2:
+        raise DemoFailed(f"two lives of the job opened {len(watch.epochs)} epochs")
