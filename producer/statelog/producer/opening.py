@@ -112,6 +112,7 @@ def _try_open(
     try:
         epoch = append_record(producer, ledger.topic, record, clock=clock)
         void = ledger.verdict(epoch, record)
+        fold = ledger.fold
         last = fold.last_commit(writer)
         live = fold.live_epoch(epoch)
         if void is None and live is not None and live.nonce == nonce:

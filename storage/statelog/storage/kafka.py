@@ -93,8 +93,8 @@ class Producer(Protocol):
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record. Returns False, with nothing queued, if the queue is full: poll and try again.
 
-        Raises ValueTooLarge if the record exceeds what the client may send, NotFound, BrokerUnavailable if the client is
-        dead, ClosedError; then nothing was queued. `on_delivery` must not raise.
+        Raises ValueTooLarge if the record exceeds what the client may send, NotFound, BrokerUnavailable if the client
+        is dead, ClosedError; then nothing was queued. `on_delivery` must not raise.
         """
         ...
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from statelog.schemas.errors import OutcomeUnknown, Unavailable
+from statelog.schemas.errors import OffsetGone, OutcomeUnknown, Unavailable
 from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Commit, LedgerRecord, decode, encode
@@ -62,9 +62,19 @@ def append_record(
 class LedgerClient:
     """Follows one log's ledger from a base state."""
 
-    def __init__(self, kafka: Kafka, topic: str, identity: LogIdentity, base: LedgerState | None = None) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        topic: str,
+        identity: LogIdentity,
+        base: LedgerState | None = None,
+        *,
+        rebase: Callable[[], LedgerState | None] | None = None,
+    ) -> None:
         self._kafka = kafka
         self._topic = topic
+        self._identity = identity
+        self._rebase = rebase
         self._reader = kafka.reader(topic)
         self._voids: dict[int, Void] = {}
         self.fold = LedgerFold(identity, base)
@@ -81,9 +91,21 @@ class LedgerClient:
     def read_to(self, end_position: int) -> list[ValidCommit]:
         """Fold all records below `end_position`; returns the valid commits among those that were new.
 
-        Raises OffsetGone if the ledger starts above the fold's position, BeyondEnd if it ends below `end_position`,
+        If the ledger was truncated past the fold while its owner was idle, the fold starts anew from the newest
+        manifest (where the client was given a way to it), and the commits below that are not returned. Raises
+        OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
+        try:
+            return self._read_to(end_position)
+        except OffsetGone:
+            state = self._rebase() if self._rebase else None
+            if state is None or state.position <= self.fold.position:
+                raise
+            self.fold = LedgerFold(self._identity, state)
+            return self._read_to(end_position)
+
+    def _read_to(self, end_position: int) -> list[ValidCommit]:
         valid: list[ValidCommit] = []
         if end_position <= self.fold.position:
             return valid
@@ -109,7 +131,15 @@ class LedgerClient:
         """
         if offset == self.fold.position:
             return self.fold.apply(offset, record)
+        fold = self.fold
         self.read_to(offset + 1)
+        if self.fold is not fold and self.fold.position > offset + 1:
+            raise OutcomeUnknown(
+                "the ledger was truncated past a record before its verdict was read",
+                topic=self._topic,
+                offset=offset,
+                hint="Open the writer again: that settles it",
+            )
         return self._voids.pop(offset, None)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ Invariants:
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -95,7 +95,7 @@ class Log:
         """Make a log and open it.
 
         `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL;
-        `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names checks to waive.
+        `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names waived checks.
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
@@ -260,8 +260,10 @@ class Log:
 
     # ---- the ledger
 
-    def ledger(self, base: Manifest | None = None) -> LedgerClient:
-        """A ledger client that starts from `base`, or from the ledger's first record.
+    def ledger(
+        self, base: Manifest | None = None, *, rebase: Callable[[], LedgerState | None] | None = None
+    ) -> LedgerClient:
+        """A ledger client that starts from `base`, or from the ledger's first record; see LedgerClient for `rebase`.
 
         Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
         valid commits.
@@ -277,12 +279,16 @@ class Log:
                     hint="Restore the manifests, or check that the root URL is the right one",
                 )
         state = base.state if base else None
-        return LedgerClient(self.kafka, self.ledger_topic, self.descriptor.identity, state)
+        return LedgerClient(self.kafka, self.ledger_topic, self.descriptor.identity, state, rebase=rebase)
 
     def newest_ledger(self) -> LedgerClient:
-        """A ledger client that starts from the newest manifest."""
+        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
         stored = self.manifests.newest()
-        return self.ledger(stored.manifest if stored else None)
+        return self.ledger(stored.manifest if stored else None, rebase=self._newest_state)
+
+    def _newest_state(self) -> LedgerState | None:
+        stored = self.manifests.newest()
+        return stored.manifest.state if stored else None
 
     def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
         """Record that a person gives up these ranges of the data topic. Returns the ledger offset.

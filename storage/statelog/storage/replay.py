@@ -5,16 +5,18 @@ anything listed is missing or differs. Whoever consumes the batches must publish
 iterator has ended: only its end says that all that was listed is there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from statelog.schemas.chunk import decode_batch, decode_head
+from statelog.schemas.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.handle import Handle
 from statelog.schemas.ledger import CommitBody
 from statelog.schemas.replay_plan import PartitionCheck, ReplayPlan, plan_replay
-from statelog.storage.kafka import OffsetRange, Reader
+from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -51,16 +53,34 @@ def replay(
     for i in range(rounds):
         wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
         for record in reader.read(wanted, stall_timeout_s=stall_timeout_s):
-            decoded = decode_head(record.value)
-            if decoded is None:
-                continue  # A stranger's record is void.
-            head, at = decoded
-            if not checks[record.partition].counts(record.offset, head):
-                continue
-            changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
-            yield CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
+            with _locating(topic, record):
+                chunk = _decode(record, checks[record.partition], change_schema)
+            if chunk is not None:
+                yield chunk
     for check in checks.values():
         check.finish()
+
+
+def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk | None:
+    """The chunk, or None if no commit lists it. A stranger's record is void, too."""
+    decoded = decode_head(record.value)
+    if decoded is None:
+        return None
+    head, at = decoded
+    if not check.counts(record.offset, head):
+        return None
+    changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
+    return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
+
+
+@contextmanager
+def _locating(topic: str, record: Record) -> Generator[None]:
+    """Say where it was, whatever is wrong with a record."""
+    try:
+        yield
+    except (CorruptChunk, UnknownFormat) as error:
+        facts = {**error.facts, "topic": topic, "partition": record.partition, "offset": record.offset}
+        raise type(error)(error.message, hint=error.hint, **facts) from error
 
 
 def verify_handle(log: "Log", handle: Handle) -> None:
