@@ -71,7 +71,7 @@ def open_epoch(
     ledger = log.newest_ledger()
     try:
         for _ in range(_ATTEMPTS):
-            ledger.read_end()
+            ledger.fold_end()
             _check_expected(ledger.fold, writer, expect)
             _check_still_ours(ledger.fold, writer, taken, issued)
             nonce = new_nonce()

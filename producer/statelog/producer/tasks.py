@@ -185,7 +185,7 @@ def resume_grant(log: Log, grant: Grant) -> Opened:
     """
     ledger = log.newest_ledger()
     try:
-        ledger.read_end()
+        ledger.fold_end()
         live = ledger.fold.live_epoch(grant.epoch)
         if live is None or live.nonce != grant.nonce:
             raise Fenced("the grant is over: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below

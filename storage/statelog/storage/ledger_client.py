@@ -6,13 +6,14 @@ Invariants:
 - The fold is fed every ledger record from its base on, in order, without a gap that the broker did not make.
 - An append is never sent twice. Its outcome is an offset, a clear failure, or OutcomeUnknown, after which
   this producer must not be used again (its record may still land).
+- A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from statelog.schemas.errors import OffsetGone, OutcomeUnknown, Unavailable
+from statelog.schemas.errors import BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
 from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Commit, LedgerRecord, decode, encode
@@ -30,6 +31,14 @@ class ValidCommit(NamedTuple):
 
     offset: int
     commit: Commit
+
+
+class _Folded(NamedTuple):
+    """A record that was just folded, and the fold's verdict."""
+
+    offset: int
+    record: LedgerRecord | None
+    void: Void | None
 
 
 def append_record(
@@ -76,7 +85,8 @@ class LedgerClient:
         self._identity = identity
         self._rebase = rebase
         self._reader = kafka.reader(topic)
-        self._voids: dict[int, Void] = {}
+        self._valid: list[ValidCommit] = []
+        self._is_torn = False
         self.fold = LedgerFold(identity, base)
 
     @property
@@ -96,51 +106,88 @@ class LedgerClient:
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
+        for offset, record, void in self._follow(end_position):
+            if void is None and isinstance(record, Commit):
+                self._valid.append(ValidCommit(offset, record))
+        valid, self._valid = self._valid, []
+        return valid
+
+    def read_end(self) -> list[ValidCommit]:
+        """Fold up to the ledger's end now. Raises as `read_to`, and BeyondEnd if it ends below the fold's position."""
+        return self.read_to(self._checked_end())
+
+    def fold_to(self, end_position: int) -> None:
+        """As `read_to`, for who needs the fold only: a long ledger's commits are not kept in memory."""
+        for _ in self._follow(end_position):
+            pass
+
+    def fold_end(self) -> None:
+        """As `read_end`, for who needs the fold only."""
+        self.fold_to(self._checked_end())
+
+    def verdict(self, offset: int, record: LedgerRecord) -> Void | None:
+        """Why the record that we appended at `offset` is void, or None if it is valid.
+
+        If nothing can lie between what is folded and our record, this needs no read. Raises BeyondEnd if the ledger
+        lost acknowledged records, OutcomeUnknown if it was truncated past ours before it could be read.
+        """
+        if offset == self.fold.position:
+            return self.fold.apply(offset, record)
+        if offset < self.fold.position:
+            raise self._lost("a record was appended below what was folded already", offset)
+        landed: _Folded | None = None
+        for landed in self._follow(offset + 1):
+            pass
+        if landed is not None:
+            if landed.offset != offset or landed.record != record:
+                raise self._lost("another record stands where ours was acknowledged", offset)
+            return landed.void
+        raise OutcomeUnknown(
+            "the ledger was truncated past a record before its verdict was read",
+            topic=self._topic,
+            offset=offset,
+            hint="Open the writer again: that settles it",
+        )
+
+    def _follow(self, end_position: int) -> Iterator[_Folded]:
+        """Fold what is below `end_position`, record by record, if need be from a newer base."""
         try:
-            return self._read_to(end_position)
+            yield from self._fold_records(end_position)
         except OffsetGone:
             state = self._rebase() if self._rebase else None
             if state is None or state.position <= self.fold.position:
                 raise
             self.fold = LedgerFold(self._identity, state)
-            return self._read_to(end_position)
+            yield from self._fold_records(end_position)
 
-    def _read_to(self, end_position: int) -> list[ValidCommit]:
-        valid: list[ValidCommit] = []
+    def _fold_records(self, end_position: int) -> Iterator[_Folded]:
+        if self._is_torn:
+            raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
         if end_position <= self.fold.position:
-            return valid
+            return
         wanted = {0: OffsetRange(self.fold.position, end_position)}
         for found in self._reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S):
             record = decode(found.value)
-            void = self.fold.apply(found.offset, record)
-            if void is not None:
-                self._voids[found.offset] = void
-            elif isinstance(record, Commit):
-                valid.append(ValidCommit(found.offset, record))
+            # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
+            self._is_torn = True
+            yield _Folded(found.offset, record, self.fold.apply(found.offset, record))
+            self._is_torn = False
         self.fold.advance(end_position)
-        return valid
 
-    def read_end(self) -> list[ValidCommit]:
-        """Fold up to the ledger's end now."""
-        return self.read_to(self.end_position())
+    def _checked_end(self) -> int:
+        end_position = self.end_position()
+        if end_position < self.fold.position:
+            raise self._lost("the ledger ends below what was folded already", end_position)
+        return end_position
 
-    def verdict(self, offset: int, record: LedgerRecord) -> Void | None:
-        """Why the record that we appended at `offset` is void, or None if it is valid.
-
-        If nothing can lie between what is folded and our record, this needs no read.
-        """
-        if offset == self.fold.position:
-            return self.fold.apply(offset, record)
-        fold = self.fold
-        self.read_to(offset + 1)
-        if self.fold is not fold and self.fold.position > offset + 1:
-            raise OutcomeUnknown(
-                "the ledger was truncated past a record before its verdict was read",
-                topic=self._topic,
-                offset=offset,
-                hint="Open the writer again: that settles it",
-            )
-        return self._voids.pop(offset, None)
+    def _lost(self, what: str, offset: int) -> BeyondEnd:
+        return BeyondEnd(
+            f"acknowledged ledger records are gone: {what}",
+            topic=self._topic,
+            offset=offset,
+            position=self.fold.position,
+            hint="The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas",
+        )
 
     def close(self) -> None:
         """Release the reader. Idempotent."""

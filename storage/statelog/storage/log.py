@@ -245,7 +245,7 @@ class Log:
         stored = self.manifests.newest()
         ledger = self.ledger(stored.manifest if stored else None)
         try:
-            ledger.read_end()
+            ledger.fold_end()
             return LogDescription(
                 descriptor=self.descriptor,
                 url=self.store.url,

@@ -1,0 +1,159 @@
+"""The ledger client: what it returns after a failure half way, and what it notices when the ledger lost records."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+from tests.support.writer_rig import WriterRig, twin_rig
+
+from statelog.producer.opening import open_epoch
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
+from statelog.schemas.fold import Reason
+from statelog.schemas.handle import Checkpoint
+from statelog.schemas.ledger import Commit
+from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
+from statelog.storage.ledger_client import LedgerClient, append_record
+
+
+class BreakingReader(MemoryReader):
+    """A reader that raises once, after so many records."""
+
+    def __init__(self, kafka: MemoryKafka, topic: str, after: int, error: BaseException) -> None:
+        super().__init__(kafka.cluster, topic)
+        self.left: int | None = after
+        self.error = error
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """Records, and the error in their middle."""
+        for record in super().read(ranges, stall_timeout_s=stall_timeout_s):
+            if self.left == 0:
+                self.left = None
+                raise self.error
+            self.left = None if self.left is None else self.left - 1
+            yield record
+
+
+class BreakingKafka(MemoryKafka):
+    """A cluster whose readers break once."""
+
+    def __init__(self, rig: WriterRig, after: int, error: BaseException) -> None:
+        super().__init__(cluster=rig.cluster)
+        self.after = after
+        self.error = error
+
+    def reader(self, topic: str) -> MemoryReader:
+        """A reader that breaks."""
+        return BreakingReader(self, topic, self.after, self.error)
+
+
+@pytest.fixture
+def rig() -> WriterRig:
+    """A log with an Open at 0 and commits at 1, 2 and 3."""
+    rig = twin_rig("l")
+    with rig.create() as log, Writer(log, "w") as writer:
+        for i in (1, 2, 3):
+            writer.put(b"k", b"%d" % i)
+            writer.commit(i)
+    return rig
+
+
+def test_a_read_that_failed_half_way_loses_no_commit(rig: WriterRig) -> None:
+    """The same call again returns what was folded before the failure as well."""
+    with rig.open() as log:
+        broken = BreakingKafka(rig, 2, BrokerUnavailable("gone for a moment"))
+        client = LedgerClient(broken, log.ledger_topic, log.descriptor.identity)
+        with pytest.raises(BrokerUnavailable):
+            client.read_end()
+
+        assert [found.offset for found in client.read_end()] == [1, 2, 3]
+
+
+def test_an_interrupt_between_fold_and_list_ends_the_client(rig: WriterRig) -> None:
+    """A commit that was folded and not handed on is never skipped: the client refuses to go on."""
+    with rig.open() as log:
+        client = log.ledger()
+        follow = client._follow(4)  # noqa: SLF001  # The place where an interrupt hurts cannot be reached from outside.
+        next(follow)
+        next(follow)
+        follow.close()
+        with pytest.raises(ClosedError):
+            client.read_end()
+
+
+def test_a_ledger_that_lost_its_tail_is_noticed_at_its_end(rig: WriterRig) -> None:
+    """What was folded and is not there any more is data loss, not an empty answer."""
+    with rig.open() as log:
+        client = log.ledger()
+        client.fold_end()
+        assert rig.cluster is not None
+        rig.cluster.lose_tail(log.ledger_topic, 0, 2)
+        with pytest.raises(BeyondEnd):
+            client.read_end()
+        with pytest.raises(BeyondEnd):
+            client.fold_end()
+
+
+def commit_after(log_client: LedgerClient, epoch: int, nonce: bytes, checkpoint_id: int) -> Commit:
+    """A quiet commit that continues what the client's fold shows."""
+    base = log_client.fold.last_checkpoint("w")
+    checkpoint = Checkpoint(checkpoint_id, nonce)
+    return Commit.of(epoch=epoch, nonce=nonce, base=base, checkpoint=checkpoint, metadata={}, handles=[])
+
+
+def test_a_record_below_the_folded_position_is_no_valid_one(rig: WriterRig) -> None:
+    """After a lost tail our record lands below what was folded: nobody may call it valid."""
+    with rig.open() as log:
+        opened = open_epoch(log, "w")
+        assert rig.cluster is not None
+        rig.cluster.lose_tail(log.ledger_topic, 0, 2)
+        commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
+        offset = append_record(opened.producer, log.ledger_topic, commit)
+        assert offset == 2
+        with pytest.raises(BeyondEnd):
+            opened.ledger.verdict(offset, commit)
+
+
+def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: WriterRig) -> None:
+    """If another record stands where ours was acknowledged, ours is lost, whatever the other one is."""
+    with rig.open() as log, rig.open() as other:
+        opened = open_epoch(log, "w", partitions=[0])
+        with Writer(other, "x", partitions=[1]) as writer:
+            writer.commit(1)
+            commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
+            offset = append_record(opened.producer, log.ledger_topic, commit)
+            assert rig.cluster is not None
+            rig.cluster.lose_tail(log.ledger_topic, 0, offset)
+        with Writer(other, "x", partitions=[1]):
+            pass
+        with pytest.raises(DataLoss):
+            opened.ledger.verdict(offset, commit)
+
+
+def test_a_base_right_behind_our_record_is_no_verdict(rig: WriterRig) -> None:
+    """A fold that started anew behind our record has not seen it, so it must not be called valid."""
+    with rig.open() as log, rig.open() as other:
+        opened = open_epoch(log, "w")
+        with Writer(other, "w"):
+            commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
+            offset = append_record(opened.producer, log.ledger_topic, commit)
+            state = log.describe().state
+            assert state.position == offset + 1
+            rebased = LedgerClient(
+                log.kafka, log.ledger_topic, log.descriptor.identity, opened.ledger.fold.freeze(), rebase=lambda: state
+            )
+            log.kafka.delete_records(log.ledger_topic, {0: offset + 1})
+            with pytest.raises(OutcomeUnknown):
+                rebased.verdict(offset, commit)
+
+
+def test_void_records_are_told_with_their_reason(rig: WriterRig) -> None:
+    """A verdict that needs a read names why the record is void."""
+    with rig.open() as log, rig.open() as other:
+        opened = open_epoch(log, "w")
+        with Writer(other, "w"):
+            commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
+            void = opened.ledger.verdict(append_record(opened.producer, log.ledger_topic, commit), commit)
+
+    assert void is not None
+    assert void.reason is Reason.FENCED
