@@ -1,0 +1,54 @@
+"""`statelog materialize`: roll a log up, as a daemon or once."""
+
+import datetime
+import threading
+
+import click
+
+from statelog.cli.materializing import event_fields, event_text, materializer_settings, outcome_report
+from statelog.cli.session import Session, connected
+from statelog.materializer import Event, Materializer, install_signal_handlers
+
+__all__ = ["command"]
+
+_HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
+
+SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0."""
+
+
+@click.command("materialize", help=_HELP)
+@click.argument("name")
+@click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
+@click.option("--interval", "key_of_materializer__interval_s", metavar="TIME", help="Between rounds, such as 30s.")
+@click.option("--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round.")
+@click.option("--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Of one round, such as 512MiB.")
+@click.option(
+    "--failures", "key_of_materializer__failures_tolerated", metavar="N", help="In a row, that are tolerated."
+)
+@click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2.")
+@click.option(
+    "--min-age", "key_of_materializer__min_age_s", metavar="TIME", help="Keep those superseded more recently."
+)
+@click.option("--fanout", "key_of_materializer__fanout", metavar="N", help="Runs of one size that are merged.")
+@click.option("--scratch", "key_of_materializer__scratch", metavar="DIR", help="Where runs are written first.")
+@click.option("--alarm-age", "key_of_materializer__alarm_age_s", metavar="TIME", help="Alarm without a good round.")
+@connected
+def command(session: Session, name: str, once: bool) -> None:
+    """Materialize a log."""
+    settings = materializer_settings(session.config)
+    stop = threading.Event()
+    restore = install_signal_handlers(stop)
+    try:
+        with session.open_log(name) as log:
+            if once:
+                outcome = Materializer(log, settings, stop=stop).run_once()
+                session.output.report(outcome_report(name, outcome))
+            else:
+                Materializer(log, settings, stop=stop, on_event=lambda event: _tell(session, event)).run()
+    finally:
+        restore()
+
+
+def _tell(session: Session, event: Event) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    session.output.event(event_text(event, now), event_fields(event, now))

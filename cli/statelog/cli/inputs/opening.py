@@ -1,0 +1,58 @@
+"""Opening an input by what the user named: a file, or `-` for standard input; and the writer's name that follows."""
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO
+
+from statelog.cli.inputs.fields import FieldMapping, LogShape
+from statelog.cli.inputs.json_lines import JsonLines
+from statelog.cli.inputs.parquet_file import ParquetInput
+from statelog.cli.inputs.source import InputSource
+from statelog.schemas.errors import ConfigError, NotFound, StoreUnavailable
+from statelog.schemas.names import check_name
+
+__all__ = ["STDIN", "open_input", "writer_name"]
+
+STDIN = "-"
+_MAGIC = b"PAR1"
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
+
+
+def writer_name(given: str | None, source: str) -> str:
+    """The writer's name: the one given, or the input's own in the letters that names may have.
+
+    Raises ConfigError for standard input without a name, InvalidName.
+    """
+    if given is not None:
+        return check_name("writer", given)
+    if source == STDIN:
+        raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
+    return check_name("writer", _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128])
+
+
+@contextmanager
+def open_input(source: str, mapping: FieldMapping, shape: LogShape, stdin: BinaryIO) -> Generator[InputSource]:
+    """Open an input: Parquet if the file begins as one, else JSON lines.
+
+    Raises NotFound, StoreUnavailable for a file that cannot be read, InvalidChange for a damaged Parquet file.
+    """
+    if source == STDIN:
+        yield JsonLines(stdin.read, mapping, shape, name="standard input")
+        return
+    path = Path(source)
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = path.stat().st_size if S_ISREG(path.stat().st_mode) else None
+            if size is not None and file.read(len(_MAGIC)) == _MAGIC:
+                yield ParquetInput(path, mapping)
+                return
+            if size is not None:
+                file.seek(0)
+            yield JsonLines(file.read, mapping, shape, name=source, size_bytes=size)
+    except FileNotFoundError:
+        raise NotFound("the input is not there", input=source) from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise StoreUnavailable("the input cannot be read", input=source, problem=str(error.strerror)) from None

@@ -1,0 +1,98 @@
+"""How far a long command has come: a bar on a terminal, a plain line now and then elsewhere, nothing for programs.
+
+Everything goes to standard error, so that results can be piped.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["PLAIN_INTERVAL_S", "Bar", "PlainBar", "ProgressBar", "open_bar"]
+
+PLAIN_INTERVAL_S = 5.0
+
+
+class ProgressBar(Protocol):
+    """Shows how far something has come. A context manager; `fraction` is from 0 to 1, or None if nobody knows."""
+
+    def update(self, fraction: float | None, text: str) -> None:
+        """Show where it stands now."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class PlainBar:
+    """Lines, at most one in `interval_s` seconds; with an infinite interval none."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        interval_s: float = PLAIN_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+        echo: Callable[[str], None] = lambda line: click.echo(line, err=True),
+    ) -> None:
+        self._what = what
+        self._interval_s = interval_s
+        self._clock = clock
+        self._echo = echo
+        self._shown_s = clock()
+
+    def update(self, fraction: float | None, text: str) -> None:
+        """Print a line if one is due."""
+        now_s = self._clock()
+        if now_s - self._shown_s >= self._interval_s:
+            self._shown_s = now_s
+            share = "" if fraction is None else f"{fraction:.0%}, "
+            self._echo(f"{self._what}: {share}{text}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to clean up."""
+
+
+class Bar:
+    """A bar of rich's, gone when it is done."""
+
+    def __init__(self, what: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}", markup=False))
+        self._progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        )
+        self._task = self._progress.add_task(what, total=None, text="")
+
+    def update(self, fraction: float | None, text: str) -> None:
+        """Move the bar."""
+        total = None if fraction is None else 1.0
+        self._progress.update(self._task, total=total, completed=fraction or 0.0, text=text)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def open_bar(what: str, *, as_json: bool) -> ProgressBar:
+    """The bar that suits standard error."""
+    if as_json:
+        return PlainBar(what, interval_s=float("inf"))
+    return Bar(what) if sys.stderr.isatty() else PlainBar(what)
