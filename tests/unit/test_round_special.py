@@ -1,0 +1,113 @@
+"""Rounds on special logs: values whose schema changed, losses that a person accepted, a ledger without commits."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
+
+from statelog.materializer.outcome import Completed, Skipped
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import AnchorMismatch, BeyondEnd
+from statelog.schemas.ledger import LossRange
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+
+
+def _avsc(*fields: Mapping[str, str]) -> str:
+    return json.dumps({"type": "record", "name": "V", "fields": list(fields)})
+
+
+A = {"name": "a", "type": "long"}
+B = {"name": "b", "type": "string", "default": "new"}
+
+
+def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tmp_path: Path) -> None:
+    """Delta and merge convert to the newest schema, so that every run of a merge has one shape."""
+    log = Log.create(
+        "typed",
+        kafka=MemoryKafka(),
+        root=MemoryStore(MemoryDisk(lambda: 1.0), "typed"),
+        partitions=2,
+        key_groups=4,
+        value_schema=_avsc(A),
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    )
+    settings = settings_for(tmp_path, fanout=2)
+    with Writer(log, "w") as out:
+        out.put(b"x", {"a": 1})
+        out.put(b"y", {"a": 2})
+        out.commit(1)
+    run_round(log, settings)
+    with Writer(log, "w") as out:
+        out.put(b"y", {"a": 3})
+        out.commit(2)
+    log.value_schemas.add(_avsc(A, B))
+    with Writer(log, "w") as out:
+        out.put(b"z", {"a": 4, "b": "own"})
+        out.delete(b"x")
+        out.commit(3)
+    outcome = run_round(log, settings)
+
+    assert isinstance(outcome, Completed)
+    assert outcome.runs_merged == 2
+    manifest = log.manifests.read(2).manifest
+    assert [run.value_schema_id for run in manifest.runs] == [2]
+    assert state_of_snapshot(log, manifest) == {b"y": {"a": 3, "b": "new"}, b"z": {"a": 4, "b": "own"}}
+
+
+def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
+    """The log lost its end below what was committed: a typed stop, until the loss is accepted in the ledger."""
+    twin = TwinLog(partitions=1)
+    twin.write({b"a": b"1"})
+    log = twin.open()
+    settings = settings_for(tmp_path)
+    run_round(log, settings, clock=twin.clock)
+    twin.write({b"b": b"2"})
+    twin.cluster.lose_tail(log.data_topic, 0, 0)
+    with pytest.raises(BeyondEnd):
+        run_round(log, settings, clock=twin.clock)
+
+    log.accept_loss([LossRange(0, 0, 2)], reason="a disk died", operator="me")
+    outcome = run_round(log, settings, clock=twin.clock)
+    assert isinstance(outcome, Completed)
+    assert state_of(log) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("topic", ["log", "log.ledger"])
+def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: str, tmp_path: Path) -> None:
+    """The offset is there and the record is another one: the snapshot was built on another history."""
+    twin = TwinLog(partitions=1)
+    twin.write({b"a": b"1"})
+    settings = settings_for(tmp_path)
+    log = twin.open()
+    run_round(log, settings, clock=twin.clock)
+    twin.write({b"a": b"2"})
+    last = log.manifests.read(1).manifest.anchors[0 if topic == "log" else 1].offset
+    twin.cluster.overwrite(topic, 0, last, b"a stranger's")
+    with pytest.raises(AnchorMismatch) as mismatch:
+        run_round(log, settings, clock=twin.clock)
+    assert mismatch.value.facts["topic"] == topic
+
+
+def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few Opens make no snapshot; many of them do, so that the ledger can be truncated."""
+    monkeypatch.setattr("statelog.materializer.round.QUIET_RECORDS", 20)
+    twin = TwinLog(partitions=1)
+    settings = settings_for(tmp_path)
+    log = twin.open()
+    assert run_round(log, settings, clock=twin.clock) == Skipped(number=0, position=0)
+    for _ in range(19):
+        Writer(log, "writer").close()
+    assert isinstance(run_round(log, settings, clock=twin.clock), Skipped)
+    Writer(log, "writer").close()
+    outcome = run_round(log, settings, clock=twin.clock)
+    assert isinstance(outcome, Completed)
+    assert (outcome.number, outcome.position, outcome.rows) == (1, 20, 0)
+    twin.write({b"a": b"1"})
+    assert isinstance(run_round(log, settings, clock=twin.clock), Completed)
+    assert state_of(log) == twin.model
