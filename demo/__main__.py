@@ -12,8 +12,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from demo.broker import BROKER_VARIABLE, demo_broker, end_left_over
 from demo.failure import DemoFailed
 from demo.flights import Input, read_input, write_slices
@@ -35,25 +33,25 @@ _SCHEMA = Path(__file__).with_name("aircraft.avsc")
 
 def main() -> int:
     """Run the demo once; returns the exit code."""
-    console = Console()
     # An end from outside takes the same way out as Ctrl-C: every process that was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    screen = Screen(console)
+    screen = Screen()
     try:
         summary = _run(screen)
     except (DemoFailed, StatelogError) as error:
-        screen.end_bar()
-        console.print(f"demo: FAILED: {error}", style="bold red", markup=False, highlight=False)
+        screen.failed(str(error))
         return 1
-    console.print()
-    console.print(f"demo: OK {summary}", style="bold green", highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        screen.failed("interrupted")
+        return 130
+    screen.done(summary)
     return 0
 
 
 def _run(screen: Screen) -> str:
     started_s = time.monotonic()
     screen.title(
-        "334,264 flights -> Spark Structured Streaming -> a log of changes on Kafka -> snapshots -> recovered state\n"
+        "A year of flights -> Spark Structured Streaming -> a log of changes on Kafka -> snapshots -> recovery.\n"
         "The Spark driver is killed half way. In the end every value is compared with a plain loop over the flights."
     )
     directory = demo_directory()

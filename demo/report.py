@@ -36,7 +36,7 @@ def show_stream(screen: Screen, streamed: Streamed, flights: int) -> None:
             ]
         )
     columns = ("the job", "first commit", "batches", "median batch", "flights", "changes", "committed")
-    screen.table("", columns, rows)
+    screen.table(columns, rows)
 
 
 def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
@@ -46,7 +46,7 @@ def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
         for partition, offsets in sorted(log.data_offsets.items())
     ]
     rows.append(["ledger", "0", f"{log.ledger_offsets.start:,}", f"{log.ledger_offsets.end:,}"])
-    screen.table("", ("topic", "log start before", "log start now", "log end"), rows)
+    screen.table(("topic", "log start before", "log start now", "log end"), rows)
     manifest = log.manifest
     if manifest is not None:
         size = kib(sum(run.size_bytes for run in manifest.runs))
@@ -70,17 +70,17 @@ def show_recovery(screen: Screen, recovered: Recovered) -> None:
         ]
         for half in recovered.halves
     ]
-    columns = ("key groups", "snapshot", "rows of it", "changes behind it", "aircraft", "took", "read")
-    screen.table("", columns, rows)
+    columns = ("key groups", "snapshot", "rows read of it", "changes read behind it", "aircraft", "took", "read")
+    screen.table(columns, rows)
     screen.event(f"both workers together, with the start of their processes: {recovered.wall_s:.1f} s")
 
 
 def show_state(screen: Screen, state: Mapping[str, object]) -> None:
     """The aircraft that were late the most."""
     values = cast("Mapping[str, Mapping[str, Any]]", state)
-    latest_first = sorted(values.items(), key=lambda item: item[1]["minutes_late"], reverse=True)
+    by_lateness = sorted(values.items(), key=lambda item: item[1]["minutes_late"], reverse=True)
     rows: list[list[str]] = []
-    for tail, value in latest_first[:_ROWS]:
+    for tail, value in by_lateness[:_ROWS]:
         last = value["last_flight"]
         rows.append(
             [
@@ -88,14 +88,14 @@ def show_state(screen: Screen, state: Mapping[str, object]) -> None:
                 f"{value['flights']:,}",
                 f"{value['minutes_late']:,}",
                 f"{value['cancellations']:,}",
-                f"{last['flight']} {last['origin']}-{last['destination']} {last['scheduled']:%Y-%m-%d %H:%M}Z",
+                f"{last['flight']} {last['origin']}-{last['destination']} {last['scheduled']:%Y-%m-%d %H:%M}",
             ]
         )
-    title = f"the {_ROWS} latest of {len(state):,} aircraft"
-    screen.table(title, ("aircraft", "flights", "minutes late", "cancelled", "last flight"), rows)
+    columns = ("aircraft", "flights", "minutes late", "cancelled", "last flight (UTC)")
+    screen.table(columns, rows, title=f"the {len(rows)} of {len(state):,} aircraft that were late the most")
 
 
 def show_differences(screen: Screen, found: list[Difference]) -> None:
     """The first keys whose values differ."""
     rows = [[one.key, str(one.expected), str(one.found)] for one in found[:_ROWS]]
-    screen.table(f"{len(found)} values differ", ("aircraft", "the plain fold says", "recovered"), rows)
+    screen.table(("aircraft", "the plain fold says", "recovered"), rows, title=f"{len(found)} values differ")

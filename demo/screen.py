@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +20,7 @@ from statelog.storage.kafka import OffsetRange
 __all__ = ["Screen", "kib", "rate"]
 
 _LINES = 8
+_WIDTH = 120
 
 
 def kib(size_bytes: int) -> str:
@@ -39,8 +41,10 @@ def rate(count: int, seconds: float) -> str:
 class Screen:
     """The console, with the bar of the batches while there is one."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
+        console = Console(highlight=False)
+        # What goes to a file has no width of its own, and 80 columns would break the tables.
+        self._console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
         self._started_s = time.monotonic()
         self._shown = 0
         self._bar: Progress | None = None
@@ -56,16 +60,30 @@ class Screen:
 
     def event(self, text: str) -> None:
         """Something happened, with the seconds since the start."""
-        self._console.print(f"[dim]{time.monotonic() - self._started_s:6.1f} s[/dim]  {text}", highlight=False)
+        line = Table.grid(padding=(0, 2))
+        line.add_column(justify="right", width=7, style="dim")
+        line.add_column()
+        line.add_row(f"{time.monotonic() - self._started_s:.1f} s", text)
+        self._console.print(line)
 
-    def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    def table(self, columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None) -> None:
         """A table; all columns but the first are numbers."""
-        made = Table(title=title or None, title_justify="left", header_style="bold")
+        made = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
         for number, name in enumerate(columns):
             made.add_column(name, justify="right" if number else "left")
         for row in rows:
             made.add_row(*row)
         self._console.print(made)
+
+    def done(self, summary: str) -> None:
+        """The last line of a run that went well."""
+        self._console.print()
+        self._console.print(f"demo: OK {summary}", style="bold green", soft_wrap=True)
+
+    def failed(self, text: str) -> None:
+        """The last line of any other run."""
+        self.end_bar()
+        self._console.print(f"demo: FAILED {text}", style="bold red", markup=False, soft_wrap=True)
 
     # ---- while the job runs
 
@@ -91,10 +109,10 @@ class Screen:
         start = sum(found.start for found in offsets.values())
         end = sum(found.end for found in offsets.values())
         rows = sum(run.rows for run in manifest.runs)
+        size_bytes = sum(run.size_bytes for run in manifest.runs)
         self.event(
-            f"[green]snapshot {manifest.number}[/green] at ledger position {manifest.state.position}:"
-            f" {len(manifest.runs)} runs, {rows:,} rows, {kib(sum(run.size_bytes for run in manifest.runs))};"
-            f" truncated {start} of {end} chunks"
+            f"[green]snapshot {manifest.number}[/green] at ledger position {manifest.state.position}: {rows:,} rows,"
+            f" {kib(size_bytes)} in {len(manifest.runs)} runs; {start} of {end} chunks are truncated"
         )
 
     def killed(self, killed: Killed) -> None:
@@ -102,19 +120,24 @@ class Screen:
         python, *java = killed.driver_pids
         self.event(
             f"[red]SIGKILL[/red] to the Spark driver (Python {python}, JVM {_ids(java)}) in the middle of batch"
-            f" {killed.commits}: {killed.left.chunks} chunks with {killed.left.changes:,} changes are in the log, but no"
-            f" commit"
+            f" {killed.commits}: {killed.left.chunks} of its chunks, {killed.left.changes:,} changes, are in the log,"
+            " its commit is not"
         )
-        self.event(f"Python workers {_ids(killed.orphan_pids)} are orphans now, and asleep (SIGSTOP)")
+        self.event(f"its Python workers {_ids(killed.orphan_pids)} are orphans now, and asleep (SIGSTOP)")
         self.event("starting the Spark job again on its checkpoint")
 
     def woken(self, orphans: Orphans) -> None:
         """The orphans were woken and are gone."""
         self.event(
             f"[yellow]SIGCONT[/yellow] to the orphans {_ids(orphans.pids)}, {orphans.asleep_s:.1f} s and"
-            f" {orphans.commits_meanwhile} commits after their driver died: they lived on for"
-            f" {orphans.lived_s:.2f} s and wrote {orphans.wrote.chunks} chunks and {orphans.void_commits} commits, void under their old epoch"
+            f" {orphans.commits_meanwhile} commits after their driver died: they lived on for {orphans.lived_s:.2f} s"
+            f" and wrote {orphans.wrote.chunks} more chunks ({orphans.wrote.changes:,} changes) and"
+            f" {orphans.void_commits} commits under their fenced epoch; nothing of it counts"
         )
+
+    def daemon_stopped(self, snapshots: int) -> None:
+        """The materializer has ended."""
+        self.event(f"SIGTERM to the materializer: it ended well after {snapshots} snapshots; the rest stays in the log")
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._bar is None:

@@ -20,6 +20,7 @@ __all__ = ["Life", "Streamed", "run_stream"]
 
 _TICK_S = 0.05
 _SNAPSHOT_EVERY_S = 1.0
+_TAIL_BATCHES = 4
 _TIMEOUT_S = 600.0
 
 
@@ -62,9 +63,8 @@ def run_stream(place: Place, log: Log, batches: int, screen: Screen) -> Streamed
         run = _Run(place, log, batches, screen, watch, daemon, stack)
         killed, first = run.first_life()
         orphans, second = run.second_life(killed)
-        _check_exactly_once(watch, batches)
-        daemon.stop()
-        run.look()
+        run.stop_daemon()
+        _check_exactly_once(watch, batches, killed)
         return Streamed(
             lives=(first, second),
             killed=killed,
@@ -96,6 +96,7 @@ class _Run:
         self._stack = stack
         self._deadline_s = time.monotonic() + _TIMEOUT_S
         self._listed_s = 0.0
+        self._daemon_runs = True
         self.snapshots = 0
 
     def first_life(self) -> tuple[Killed, Life]:
@@ -122,15 +123,26 @@ class _Run:
         self._screen.woken(orphans)
         while not driver.has_ended():
             self._tick()
+            if len(self._watch.commits) >= self._batches - _TAIL_BATCHES:
+                self.stop_daemon()
         self.look()
         return orphans, self._life(self._watch.commits[killed.commits :], started_s)
+
+    def stop_daemon(self) -> None:
+        """End the daemon a few batches before the end, so that the recovery has a tail to read behind the snapshot."""
+        if self._daemon_runs:
+            self._daemon.stop()
+            self._daemon_runs = False
+            self._listed_s = 0.0
+            self.look()
+            self._screen.daemon_stopped(self.snapshots)
 
     def look(self) -> None:
         """See what is new, and show it."""
         self._watch.look()
         self._screen.batches(len(self._watch.commits), self._batches)
         now_s = time.monotonic()
-        if now_s - self._listed_s < _SNAPSHOT_EVERY_S and len(self._watch.commits) < self._batches:
+        if now_s - self._listed_s < _SNAPSHOT_EVERY_S:
             return
         self._listed_s = now_s
         stored = self._log.manifests.newest()
@@ -139,7 +151,8 @@ class _Run:
             self._screen.snapshot(stored.manifest, self._log.data_offsets())
 
     def _tick(self) -> None:
-        self._daemon.check()
+        if self._daemon_runs:
+            self._daemon.check()
         self.look()
         if time.monotonic() > self._deadline_s:
             raise DemoFailed(f"the Spark job did not get through its input within {_TIMEOUT_S:.0f} s")
@@ -159,8 +172,10 @@ class _Run:
         return {partition: offsets.end for partition, offsets in self._log.data_offsets().items()}
 
 
-def _check_exactly_once(watch: LedgerWatch, batches: int) -> None:
+def _check_exactly_once(watch: LedgerWatch, batches: int, killed: Killed) -> None:
     if len(watch.commits) != batches:
         raise DemoFailed(f"{batches} batches gave {len(watch.commits)} valid commits")
     if len(watch.epochs) != 2:
         raise DemoFailed(f"two lives of the job opened {len(watch.epochs)} epochs")
+    if any(commit.epoch == killed.epoch for commit in watch.commits[killed.commits :]):
+        raise DemoFailed("a commit of the killed life counted after its death")
