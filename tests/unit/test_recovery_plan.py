@@ -1,13 +1,12 @@
 """Plans: what is read for which key groups, and whether the log holds it."""
 
-import dataclasses
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.plan import LogOffsets, RecoveryPlan, anchors_to_check, check_reach, make_plan, wanted_key_groups
+from statelog.recovery.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
 from statelog.schemas.handle import NO_CHECKPOINT, Entry, Handle, Step
@@ -166,14 +165,3 @@ def test_an_end_below_what_is_committed_is_beyond_the_end() -> None:
     check_reach(_plan(lost=(LossRange(0, 7, 8),)), short, "log")
     with pytest.raises(BeyondEnd):
         check_reach(_plan(lost=(LossRange(0, 6, 7), LossRange(1, 7, 8))), short, "log")
-
-
-def test_anchors_are_checked_while_their_records_exist() -> None:
-    """Not below the log start, not where the loss was accepted, and none without a snapshot."""
-    offsets = _offsets(starts=(4, 5, 4, 4), ledger=(9, 12))
-    there = {(anchor.topic, anchor.partition) for anchor in anchors_to_check(_plan(), offsets)}
-    assert there == {("data", 0), ("data", 2), ("data", 3), ("ledger", 0)}
-    given_up = anchors_to_check(_plan(lost=(LossRange(2, 4, 5),)), offsets)
-    assert {(anchor.topic, anchor.partition) for anchor in given_up} == there - {("data", 2)}
-    without = dataclasses.replace(_plan(), manifest=None)
-    assert anchors_to_check(without, offsets) == ()

@@ -51,7 +51,7 @@ class Disposal:
 
 
 def decide(log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings) -> Disposal:
-    """Decide from a listing of all files. Raises CorruptManifest, Corrupt (a lease), StoreUnavailable."""
+    """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
     files = list(listing)
     put_s = {number: info.modified_s for info in files if (number := manifest_number(info.path)) is not None}
     now_s = log.store.now_s()

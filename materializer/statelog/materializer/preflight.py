@@ -7,11 +7,11 @@ Offsets whose loss a person accepted count as there. A log start that is too hig
 for the newest manifest again before it believes that: its plan may only be old.
 """
 
-from statelog.materializer.anchors import check_anchors
 from statelog.schemas.errors import BeyondEnd, OffsetGone
-from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger import LossRange, given_up
 from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Manifest
+from statelog.storage.anchors import check_anchors
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log import Log
 
@@ -36,8 +36,7 @@ def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:
-    mine = [lost for lost in accepted if lost.partition == partition]
-    if there.start > needed and not _covered(needed, there.start, mine):
+    if there.start > needed and not given_up(accepted, partition, needed, there.start):
         raise OffsetGone(
             "the log starts above what the newest snapshot needs",
             topic=topic,
@@ -46,7 +45,7 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
             log_start=there.start,
             hint="Something else truncated the topic: check its settings, then restore it or accept the loss",
         )
-    if there.end < needed and not _covered(there.end, needed, mine):
+    if there.end < needed and not given_up(accepted, partition, there.end, needed):
         raise BeyondEnd(
             "the log ends below what the newest snapshot committed",
             topic=topic,
@@ -55,11 +54,3 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
             log_end=there.end,
             hint="Acknowledged records are gone: restore the topic; the snapshots still hold their changes",
         )
-
-
-def _covered(start: int, end: int, lost: list[LossRange]) -> bool:
-    """Whether every offset of [start, end) lies in a lost range."""
-    for hole in sorted(lost, key=lambda hole: hole.start_offset):
-        if hole.start_offset <= start:
-            start = max(start, hole.end_offset)
-    return start >= end

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.materializer.anchors import take_anchors
 from statelog.materializer.cleanup import Disposal, clean_up, decide
 from statelog.materializer.compaction import merge_runs
 from statelog.materializer.delta import delta_tables
@@ -30,6 +29,7 @@ from statelog.materializer.verified import VerifiedRuns
 from statelog.schemas.errors import DataLoss, NotFound, OffsetGone, StatelogError
 from statelog.schemas.manifest import Manifest, next_manifest
 from statelog.schemas.replay_plan import plan_replay
+from statelog.storage.anchors import take_anchors
 from statelog.storage.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 

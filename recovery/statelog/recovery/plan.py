@@ -15,9 +15,9 @@ from typing import NamedTuple
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
 from statelog.schemas.key_groups import partition_of
-from statelog.schemas.ledger import CommitBody, LossRange
+from statelog.schemas.ledger import CommitBody, given_up
 from statelog.schemas.ledger_state import LedgerState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.manifest import Manifest, RunRef
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.runs import row_groups_for
 
@@ -25,7 +25,6 @@ __all__ = [
     "LogOffsets",
     "RecoveryPlan",
     "RunPart",
-    "anchors_to_check",
     "check_reach",
     "make_plan",
     "wanted_key_groups",
@@ -200,7 +199,7 @@ def check_reach(plan: RecoveryPlan, offsets: LogOffsets, log: str) -> None:
 
 def _check_end(plan: RecoveryPlan, partition: int, end_offset: int, log: str) -> None:
     committed = plan.state.committed_positions.get(partition, 0)
-    if committed > end_offset and not _given_up(plan.state.accepted, partition, end_offset, committed):
+    if committed > end_offset and not given_up(plan.state.accepted, partition, end_offset, committed):
         raise BeyondEnd(
             "a partition ends below an offset that was committed",
             log=log,
@@ -209,29 +208,3 @@ def _check_end(plan: RecoveryPlan, partition: int, end_offset: int, log: str) ->
             committed_position=committed,
             hint="Acknowledged records are gone: restore the topic, or accept the loss",
         )
-
-
-def _given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
-    """Whether people gave up every offset of this range."""
-    for lost in sorted(lost for lost in accepted if lost.partition == partition):
-        if lost.start_offset <= start_offset:
-            start_offset = max(start_offset, lost.end_offset)
-    return start_offset >= end_offset
-
-
-def anchors_to_check(plan: RecoveryPlan, offsets: LogOffsets) -> tuple[Anchor, ...]:
-    """The snapshot's anchors whose records are still there, unless a person gave the offset up."""
-    if plan.manifest is None:
-        return ()
-    lost = plan.state.accepted
-    return tuple(
-        anchor
-        for anchor in plan.manifest.anchors
-        if _is_there(anchor, offsets)
-        and not (anchor.topic == "data" and _given_up(lost, anchor.partition, anchor.offset, anchor.offset + 1))
-    )
-
-
-def _is_there(anchor: Anchor, offsets: LogOffsets) -> bool:
-    held = offsets.ledger if anchor.topic == "ledger" else offsets.data.get(anchor.partition)
-    return held is not None and held[0] <= anchor.offset < held[1]

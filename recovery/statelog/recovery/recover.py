@@ -236,7 +236,7 @@ class Recovery:
         if self._lease is None:
             self._lease = self._claim(self._plan)
             self._lease.__enter__()
-            check_plan(self._log, self._plan, stall_timeout_s=self._settings.stall_timeout_s)
+            check_plan(self._log, self._plan)
         self._plan_s += self._clock() - started_s
         return self._plan
 

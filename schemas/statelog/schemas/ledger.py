@@ -24,7 +24,18 @@ from statelog.schemas.handle import Checkpoint, Entry, Handle
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.names import check_name
 
-__all__ = ["AcceptLoss", "Commit", "CommitBody", "Extent", "LedgerRecord", "LossRange", "Open", "decode", "encode"]
+__all__ = [
+    "AcceptLoss",
+    "Commit",
+    "CommitBody",
+    "Extent",
+    "LedgerRecord",
+    "LossRange",
+    "Open",
+    "decode",
+    "encode",
+    "given_up",
+]
 
 _MAGIC = b"SLLG"
 _VERSION = 1
@@ -153,6 +164,14 @@ class AcceptLoss:
     ranges: tuple[LossRange, ...]
     reason: str
     operator: str
+
+
+def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
+    """Whether people gave up every offset of this range of a partition."""
+    for lost in sorted(lost for lost in accepted if lost.partition == partition):
+        if lost.start_offset <= start_offset:
+            start_offset = max(start_offset, lost.end_offset)
+    return start_offset >= end_offset
 
 
 LedgerRecord = Open | Commit | AcceptLoss

@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead
@@ -22,11 +23,16 @@ __all__ = ["ChangeSetId", "PartitionCheck", "ReplayPlan", "plan_replay"]
 
 
 class ChangeSetId(NamedTuple):
-    """What tells a change set from every other in its partition."""
+    """What tells a listed change set from every other in its partition.
+
+    Epoch, nonce and number would do if no caller ever gave a task's number twice. The place does in any case: commits
+    never overlap in a partition.
+    """
 
     epoch: int
     nonce: bytes
     sqn: int
+    first_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,8 @@ def plan_replay(
         for handle in body.handles:
             for entry in handle.entries:
                 if entry.partition in listed:
-                    listed[entry.partition][ChangeSetId(handle.epoch, handle.nonce, entry.sqn)] = entry
+                    key = ChangeSetId(handle.epoch, handle.nonce, entry.sqn, entry.first_offset)
+                    listed[entry.partition][key] = entry
     listed = {partition: entries for partition, entries in listed.items() if entries}
     ranges = {
         partition: _without(
@@ -100,13 +107,17 @@ class PartitionCheck:
     def __init__(self, topic: str, partition: int, plan: ReplayPlan) -> None:
         self._topic = topic
         self._partition = partition
-        self._sets = {key: _Progress(entry) for key, entry in plan.listed[partition].items()}
+        self._sets: dict[tuple[int, bytes, int], list[_Progress]] = {}
+        for key, entry in plan.listed[partition].items():
+            self._sets.setdefault(key[:3], []).append(_Progress(entry))
         self._accepted = [lost for lost in plan.accepted if lost.partition == partition]
 
     def counts(self, offset: int, head: ChunkHead) -> bool:
         """Whether the chunk belongs to a listed change set. Raises IncompleteChangeSet if its index skips one."""
-        progress = self._sets.get(ChangeSetId(head.epoch, head.nonce, head.sqn))
-        if progress is None or not progress.entry.first_offset <= offset < progress.entry.end_offset:
+        for progress in self._sets.get((head.epoch, head.nonce, head.sqn), ()):
+            if progress.entry.first_offset <= offset < progress.entry.end_offset:
+                break
+        else:
             return False
         if head.index != progress.chunks and not self._gave_up(progress.entry):
             raise self._incomplete(progress, f"chunk {head.index} follows chunk {progress.chunks - 1}", offset)
@@ -117,7 +128,7 @@ class PartitionCheck:
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        for progress in self._sets.values():
+        for progress in chain.from_iterable(self._sets.values()):
             entry = progress.entry
             found = (progress.chunks, progress.changes, progress.checksum.value)
             if found != (entry.chunks, entry.changes, entry.checksum) and not self._gave_up(entry):

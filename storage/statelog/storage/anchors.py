@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import xxhash
 
 from statelog.schemas.errors import AnchorMismatch, OffsetGone
-from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger import LossRange, given_up
 from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Anchor, Manifest
 from statelog.storage.kafka import OffsetRange
@@ -28,7 +28,7 @@ def take_anchors(log: Log, state: LedgerState, previous: Manifest | None) -> tup
     The anchor of a partition that did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
-    last = {p: end - 1 for p, end in state.committed_positions.items() if not _given_up(p, end - 1, state.accepted)}
+    last = {p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)}
     held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
     moved = {p: offset for p, offset in last.items() if p not in held}
     data = {p: Anchor("data", p, moved[p], value) for p, value in _hashes(log, log.data_topic, moved).items()}
@@ -38,12 +38,14 @@ def take_anchors(log: Log, state: LedgerState, previous: Manifest | None) -> tup
 
 
 def check_anchors(log: Log, anchors: Iterable[Anchor], accepted: tuple[LossRange, ...] = ()) -> None:
-    """Compare anchors of one topic with what stands there now.
+    """Compare those anchors of one topic whose records are still there with what stands there now.
 
     Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
     """
     expected = {
-        a.partition: a for a in anchors if a.topic == "ledger" or not _given_up(a.partition, a.offset, accepted)
+        a.partition: a
+        for a in anchors
+        if a.topic == "ledger" or not given_up(accepted, a.partition, a.offset, a.offset + 1)
     }
     if not expected:
         return
@@ -64,7 +66,7 @@ def check_anchors(log: Log, anchors: Iterable[Anchor], accepted: tuple[LossRange
                 topic=topic,
                 partition=partition,
                 offset=offset,
-                hint="The topic was restored or filled anew: recover from the snapshots, and make a new log",
+                hint="The topic was restored, or lost its tail and grew again: restore it, or start a new log",
             )
 
 
@@ -79,7 +81,3 @@ def _hashes(log: Log, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
         return {record.partition: xxhash.xxh3_64_intdigest(record.value) for record in records}
     finally:
         reader.close()
-
-
-def _given_up(partition: int, offset: int, accepted: tuple[LossRange, ...]) -> bool:
-    return any(lost.partition == partition and lost.start_offset <= offset < lost.end_offset for lost in accepted)
