@@ -88,7 +88,7 @@ def show_state(screen: Screen, state: Mapping[str, object]) -> None:
                 f"{value['flights']:,}",
                 f"{value['minutes_late']:,}",
                 f"{value['cancellations']:,}",
-                f"{last['flight']} {last['origin']}-{last['destination']} {last['scheduled']:%Y-%m-%d %H:%M}",
+                f"{last['flight']} {last['origin']}-{last['destination']} {last['scheduled']:%d %b %H:%M}",
             ]
         )
     columns = ("aircraft", "flights", "minutes late", "cancelled", "last flight (UTC)")
