@@ -9,7 +9,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from tests.support.broker import Broker
-from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
@@ -485,4 +485,3 @@ def test_create_open_delete(rig: WriterRig, log: Log) -> None:
     with pytest.raises(NotFound):
         rig.open()
     assert rig.kafka().describe_topic(rig.name) is None
-    assert UNSAFE
