@@ -11,7 +11,7 @@ Invariants:
 
 import atexit
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -92,7 +92,7 @@ def cached_log(where: LogOptions) -> Log:
 
 
 @contextmanager
-def task_producer(where: LogOptions) -> Iterator[Producer]:
+def task_producer(where: LogOptions) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
     what this one still has in flight must not be mistaken for anybody else's.
     """

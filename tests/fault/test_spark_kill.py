@@ -1,0 +1,121 @@
+"""SIGKILL of the Spark driver at every step of a batch: the job started again ends in the state of the model."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.broker import Broker
+from tests.support.spark_job import JobSettings
+from tests.support.spark_rig import Row, SparkLog, fold_rows, write_batches
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]  # A life of Spark takes its time.
+
+BATCHES: list[list[Row]] = [[(key, number * 100 + key) for key in range(number, 40, 2)] for number in range(7)]
+BATCHES[3] += [(key, None) for key in (1, 2)]  # Both are of another parity, or below the range: no key comes twice.
+_LIFE_TIMEOUT_S = 150.0
+
+
+class Job:
+    """A Spark job over `BATCHES`, with as many lives as a test gives it."""
+
+    def __init__(self, rig: SparkLog, directory: Path) -> None:
+        self.rig = rig
+        self.directory = directory
+        self.settings = JobSettings(
+            options={**rig.options, "writerId": "job", "uniqueKeys": "true"},
+            source=str(directory / "input"),
+            checkpoint=str(directory / "checkpoint"),
+            directory=str(directory),
+        )
+        write_batches(directory / "input", BATCHES)
+
+    def start(self, settings: JobSettings) -> "subprocess.Popen[bytes]":
+        """One life of the job."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with (self.directory / "job.log").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.support.spark_job", settings.to_json()],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+
+    def live(self, settings: JobSettings) -> int:
+        """One life of the job, to its end; returns the exit code, negative for a signal."""
+        return self.start(settings).wait(_LIFE_TIMEOUT_S)
+
+    def log(self) -> str:
+        """What all lives printed."""
+        return (self.directory / "job.log").read_text("utf-8", "replace")
+
+    def await_file(self, path: Path) -> None:
+        """Wait until a life of the job, or what is left of one, has made this file."""
+        deadline = time.monotonic() + _LIFE_TIMEOUT_S
+        while not path.exists():
+            assert time.monotonic() < deadline, f"{path.name} never came; {self.log()[-3000:]}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
+    """A job on a log of its own."""
+    return Job(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path)
+
+
+def test_a_killed_driver_changes_nothing(job: Job) -> None:
+    """Killed with a task begun, a task done, before and after the Commit of a batch, and a failing task on top of it:
+    the state equals the model.
+
+    The worker that saw each death ignores the signal that ends its like, and goes on as long as it can: two of them
+    only after the last life has finished, one with a task's chunks and one with the Commit of a batch.
+    """
+    strikes = [
+        replace(job.settings, strike="kill", point="task-done", batch=0),
+        replace(job.settings, strike="kill", point="task-begun", batch=1, hold=True),
+        replace(job.settings, strike="kill", point="commit-made", batch=3, hold=True),
+        replace(job.settings, strike="kill", point="after-commit", batch=5),
+    ]
+    for settings in strikes:
+        assert job.live(settings) == -9, job.log()[-3000:]
+        assert settings.marker.exists()
+    last_life = replace(job.settings, strike="fail", point="task-done", batch=6)
+    assert job.live(last_life) == 0, job.log()[-3000:]
+    assert last_life.marker.exists(), "the task failed once, and was tried again"
+
+    expected = fold_rows(BATCHES)
+    assert job.rig.numbers() == expected
+    commits = job.rig.last_commit("job")
+    assert commits is not None
+    assert (commits.checkpoint.id, commits.metadata["batchId"]) == (7, "6")
+
+    strikes[1].released.touch()
+    job.await_file(strikes[1].outcome)
+    job.await_file(strikes[2].outcome)
+    assert strikes[2].outcome.read_text("utf-8").startswith("Fenced"), "the orphan's Commit is void"
+    assert job.rig.numbers() == expected
+    assert job.rig.last_commit("job") == commits
+
+
+def test_the_older_of_two_drivers_is_fenced(job: Job) -> None:
+    """A second driver starts from a copy of the checkpoint while the first is about to commit: the first is told that
+    it is fenced and ends with an error, the second finishes, and no change is lost or there twice.
+    """
+    held = replace(job.settings, strike="wait", point="before-commit", batch=1, hold=True)
+    older = job.start(held)
+    job.await_file(held.marker)
+    shutil.copytree(job.settings.checkpoint, job.directory / "copy")
+    newer = replace(job.settings, checkpoint=str(job.directory / "copy"))
+    assert job.live(newer) == 0, job.log()[-3000:]
+    state = job.rig.numbers()
+    assert state == fold_rows(BATCHES)
+
+    held.released.touch()
+    assert older.wait(_LIFE_TIMEOUT_S) > 0
+    assert held.outcome.read_text("utf-8").startswith("Fenced")
+    assert "Fenced" in job.log()
+    assert job.rig.numbers() == state

@@ -1,0 +1,162 @@
+"""The streaming and the batch sink on a real broker: what Spark writes is in the log exactly once."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+from tests.support.broker import Broker
+from tests.support.spark_rig import (
+    Row,
+    SparkLog,
+    fold_rows,
+    forget_last_commit,
+    read_stream,
+    run_stream,
+    scattered,
+    write_batches,
+)
+
+from statelog.producer.writer import Writer
+from statelog.spark.key_groups import repartition_by_key_group
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+BATCHES: list[list[Row]] = [
+    [(key, key * 10) for key in range(50)],
+    [(key, -key) for key in range(0, 50, 3)],
+    [(key, None) for key in range(0, 50, 7)],
+]
+
+
+@pytest.fixture
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
+    """A small log of this test's own."""
+    return SparkLog.create(log_name, broker.bootstrap, tmp_path)
+
+
+def stream(spark: SparkSession, rig: SparkLog, directory: Path, **options: str) -> None:
+    """Run the files in `directory`/input through the sink, in two tasks."""
+    given = {**rig.options, "writerId": "job", "uniqueKeys": "true", **options}
+    run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
+
+
+def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Three batches are one Open and three Commits; a replayed one and a restart add nothing but what is new."""
+    write_batches(tmp_path / "input", BATCHES)
+    stream(spark, rig, tmp_path)
+    assert rig.numbers() == fold_rows(BATCHES)
+    assert rig.ledger_end() == 4, "the epoch is opened once for all batches of a run"
+    last = rig.last_commit("job")
+    assert last is not None
+    assert (last.checkpoint.id, last.metadata["batchId"]) == (3, "2")
+
+    assert forget_last_commit(tmp_path / "checkpoint") == 2
+    more: list[list[Row]] = [[(1, 111), (2, None)]]
+    write_batches(tmp_path / "input", more, first=3)
+    stream(spark, rig, tmp_path)
+    assert rig.numbers() == fold_rows(BATCHES + more)
+    newest = rig.last_commit("job")
+    assert newest is not None
+    assert (newest.checkpoint.id, newest.metadata["queryId"]) == (4, last.metadata["queryId"])
+    assert rig.ledger_end() == 5, "the replayed batch was recognised, and the session still held its epoch"
+
+
+def test_a_strange_query_is_refused_until_it_takes_over(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """A writer belongs to one query; another is told whose it is, and may take over by naming that query."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_batches(one / "input", [[(1, 1)], [(2, 2)]])
+    stream(spark, rig, one)
+    write_batches(two / "input", [[(3, 3)]])
+    with pytest.raises(StreamingQueryException, match="takeOverFrom"):
+        stream(spark, rig, two)
+    assert rig.numbers() == {1: 1, 2: 2}
+
+    last = rig.last_commit("job")
+    assert last is not None
+    stream(spark, rig, two, takeOverFrom=last.metadata["queryId"])
+    assert rig.numbers() == {1: 1, 2: 2, 3: 3}
+    forget_last_commit(two / "checkpoint")
+    stream(spark, rig, two, takeOverFrom=last.metadata["queryId"])
+    newest = rig.last_commit("job")
+    assert newest is not None
+    assert newest.checkpoint.id == 3, "the replay of a batch whose checkpoint was shifted is recognised too"
+
+
+def test_tasks_that_share_a_key_group_are_refused(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Two tasks in one key group fail the batch with a hint; arranged by key group the same rows pass."""
+    write_batches(tmp_path / "input", [[(key, key) for key in range(100)]])
+    rows = read_stream(spark, tmp_path / "input")
+    options = {**rig.options, "writerId": "job"}
+    with pytest.raises(StreamingQueryException, match=r"OverlappingTasks.*Repartition by statelog's key-group"):
+        run_stream(scattered(rows), "statelog", options, tmp_path / "checkpoint")
+    assert rig.state() == {}
+    arranged = repartition_by_key_group(scattered(rows), rig.log, 3)
+    run_stream(arranged, "statelog", options, tmp_path / "checkpoint")
+    assert rig.numbers() == {key: key for key in range(100)}
+
+
+def test_a_query_that_was_taken_over_is_told(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Between two batches somebody else opens the writer: the query fails with Fenced, and started again it goes on."""
+    write_batches(tmp_path / "input", [[(1, 1)]])
+    df = scattered(read_stream(spark, tmp_path / "input"))
+    options = {**rig.options, "writerId": "job", "uniqueKeys": "true"}
+    start = df.writeStream.format("statelog").options(**options)
+    query = start.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        query.processAllAvailable()
+        Writer(rig.log, "job").close()
+        write_batches(tmp_path / "input", [[(2, 2)]], first=1)
+        with pytest.raises(StreamingQueryException, match=r"Fenced.*another writer took over"):
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    stream(spark, rig, tmp_path)
+    assert rig.numbers() == {1: 1, 2: 2}
+
+
+def test_what_cannot_be_written_is_refused_with_a_hint(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Complete mode, an unknown option, a missing one and wrong columns are named before any data is written."""
+    write_batches(tmp_path / "input", [[(1, 1)]])
+    rows = read_stream(spark, tmp_path / "input").drop("op")
+    options = {**rig.options, "writerId": "job"}
+    counts = rows.groupBy("key").agg(F.count("*").alias("n"))
+    with pytest.raises(StreamingQueryException, match="foreachBatch"):
+        run_stream(counts, "statelog", options, tmp_path / "c1", mode="complete")
+    batch = spark.createDataFrame([(1, 2)], "key long, n long")
+
+    def save(df: object = batch, **given: str) -> None:
+        assert isinstance(df, type(batch))
+        df.write.format("statelog").mode("append").options(**{**rig.options, **given}).save()
+
+    for pattern, given in (
+        ("unknown option writer for a write", {"writer": "job"}),
+        ("writerId is missing", {}),
+        ("uniqueKeys is 'yes'", {"writerId": "job", "uniqueKeys": "yes"}),
+    ):
+        with pytest.raises(Exception, match=pattern):
+            save(**given)
+    with pytest.raises(Exception, match="unknown=m"):
+        save(batch.withColumnRenamed("n", "m"), writerId="job")
+    with pytest.raises(Exception, match="no column key"):
+        save(batch.withColumnRenamed("key", "k"), writerId="job")
+    assert rig.state() == {}
+
+
+def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None:
+    """With a checkpoint id it is written once, however often it runs; without one every run is a new commit."""
+    rows = spark.createDataFrame([(key, key * 2) for key in range(20)], "key long, n long").coalesce(1)
+    writer = rows.write.format("statelog").mode("append").options(**rig.options).option("writerId", "load")
+    writer.option("checkpointId", "5").save()
+    end = rig.ledger_end()
+    writer.option("checkpointId", "5").save()
+    assert rig.ledger_end() == end, "the second run found its checkpoint in the ledger"
+    with pytest.raises(Exception, match=r"CheckpointMismatch.*checkpoint 4 is not later"):
+        writer.option("checkpointId", "4").save()
+    again = rows.write.format("statelog").mode("append").options(**rig.options).option("writerId", "load")
+    again.save()
+    last = rig.last_commit("load")
+    assert last is not None
+    assert last.checkpoint.id == 6
+    assert rig.numbers() == {key: key * 2 for key in range(20)}

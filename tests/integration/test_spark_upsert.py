@@ -1,0 +1,83 @@
+"""`upsert` in `foreachBatch`: update mode, exactly once by (writer, query, batch id)."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+from tests.support.broker import Broker
+from tests.support.spark_rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
+
+from statelog.schemas.errors import ConfigError
+from statelog.spark.upsert import Upsert, upsert
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+@pytest.fixture
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
+    """A small log of this test's own."""
+    return SparkLog.create(log_name, broker.bootstrap, tmp_path)
+
+
+def function_for(rig: SparkLog) -> Upsert:
+    """The function under test, for the log of `rig`."""
+    return upsert(
+        rig.log.name,
+        kafka={"bootstrap.servers": rig.bootstrap},
+        root=str(rig.root),
+        writer="counts",
+        unique_keys=True,
+        allow_unsafe=WAIVED,
+    )
+
+
+def run(counts: DataFrame, function: Upsert, checkpoint: Path) -> None:
+    """Run an update-mode query over all that is there."""
+    start = counts.writeStream.outputMode("update").foreachBatch(function).trigger(availableNow=True)
+    query = start.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.awaitTermination(120)
+    finally:
+        query.stop()
+
+
+def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Counts by key in update mode equal the model; a replayed batch is recognised, an empty one is progress."""
+    write_batches(tmp_path / "input", [[(key % 7, 0) for key in range(30)], [(key, 0) for key in range(3)]])
+    rows = read_stream(spark, tmp_path / "input")
+    counts = rows.groupBy("key").agg(F.count("*").alias("n"))
+    function = function_for(rig)
+    run(counts, function, tmp_path / "checkpoint")
+    expected = {key: len(range(key, 30, 7)) + (1 if key < 3 else 0) for key in range(7)}
+    assert rig.numbers() == expected
+    last = rig.last_commit("counts")
+    assert last is not None
+    assert last.checkpoint.id == 2
+    end = rig.ledger_end()
+
+    assert forget_last_commit(tmp_path / "checkpoint") == 1
+    run(counts, function, tmp_path / "checkpoint")
+    assert rig.last_commit("counts") == last
+    assert rig.ledger_end() == end, "nothing was committed, and no epoch was opened, for a batch that was there"
+    assert rig.numbers() == expected
+
+
+def test_an_empty_batch_is_a_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """A batch without rows moves the checkpoint, so that a later look at the log sees how far the query is."""
+    write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
+    rows = read_stream(spark, tmp_path / "input").filter("key = 1").select("key", "n")
+    run(rows, function_for(rig), tmp_path / "checkpoint")
+    assert rig.numbers() == {1: 1}
+    last = rig.last_commit("counts")
+    assert last is not None
+    assert last.checkpoint.id == 2
+
+
+def test_wrong_settings_are_refused_at_once(tmp_path: Path) -> None:
+    """`upsert` checks its settings when it is called, not when the first batch comes; its repr hides secrets."""
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
+        upsert("log", kafka={}, root=str(tmp_path), writer="w")
+    kafka = {"bootstrap.servers": "b:1", "sasl.password": "hidden"}
+    function = upsert("log", kafka=kafka, root="s3://bucket", writer="w", storage_options={"secret": "hidden"})
+    assert "hidden" not in repr(function)

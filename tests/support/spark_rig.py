@@ -1,0 +1,150 @@
+"""What tests of the Spark room share: a small log, JSON files as a stream of batches, and the state as a plain dict.
+
+A stream reads one file in each micro-batch, in the order of their numbers, so a test says what every batch holds.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from statelog.recovery.recover import recover_dict
+from statelog.schemas.ledger_state import LastCommit
+from statelog.storage.log import Log
+
+__all__ = [
+    "AVSC",
+    "WAIVED",
+    "Row",
+    "SparkLog",
+    "fold_rows",
+    "forget_last_commit",
+    "read_stream",
+    "run_stream",
+    "scattered",
+    "write_batches",
+]
+
+WAIVED = ("replication", "min-insync")
+AVSC = json.dumps(
+    {
+        "type": "record",
+        "name": "Count",
+        "fields": [
+            {"name": "n", "type": "long"},
+            {"name": "note", "type": ["null", "string"], "default": None},
+        ],
+    }
+)
+Row = tuple[int, int | None]
+"""A key and its number; None deletes the key."""
+
+_COLUMNS = "key long, n long, op string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkLog:
+    """A small typed log: by default `AVSC`, long keys, 4 partitions, 16 key groups."""
+
+    log: Log
+    bootstrap: str
+    root: Path
+
+    @classmethod
+    def create(cls, name: str, bootstrap: str, directory: Path, **overrides: Any) -> "SparkLog":
+        """Make the log below `directory`."""
+        settings: dict[str, Any] = {"key_type": "long", "partitions": 4, "key_groups": 16, "value_schema": AVSC}
+        log = Log.create(
+            name,
+            kafka={"bootstrap.servers": bootstrap},
+            root=str(directory / "root"),
+            replication_factor=1,
+            allow_unsafe=WAIVED,
+            **{**settings, **overrides},
+        )
+        return cls(log=log, bootstrap=bootstrap, root=directory / "root")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that every read and write of this log needs."""
+        return {
+            "log": self.log.name,
+            "root": str(self.root),
+            "kafka.bootstrap.servers": self.bootstrap,
+            "allowUnsafe": ",".join(WAIVED),
+        }
+
+    def state(self) -> dict[Any, Any]:
+        """The log's state, recovered without Spark."""
+        return recover_dict(self.log)
+
+    def numbers(self) -> dict[Any, Any]:
+        """The state as key to `n`."""
+        return {key: value["n"] for key, value in self.state().items()}
+
+    def last_commit(self, writer: str) -> LastCommit | None:
+        """The writer's last valid commit."""
+        return self.log.describe().state.last_commit(writer)
+
+    def ledger_end(self) -> int:
+        """How many records the ledger holds, void ones too."""
+        return self.log.describe().ledger_offsets.end
+
+
+def write_batches(directory: Path, batches: Sequence[Iterable[Row]], *, first: int = 0) -> None:
+    """One JSON file for each batch. Their times are set apart, because Spark reads files in the order of their age."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(batches, first):
+        lines = [json.dumps({"key": key, "n": n, "op": "delete" if n is None else "put"}) for key, n in rows]
+        path = directory / f"{number:05d}.json"
+        hidden = directory / f".{number:05d}"
+        hidden.write_text("\n".join(lines) + "\n", "utf-8")
+        os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
+        hidden.rename(path)
+
+
+def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
+    """The files as a stream of key, n, op: one file in a micro-batch."""
+    return spark.readStream.schema(_COLUMNS).option("maxFilesPerTrigger", 1).json(str(directory))
+
+
+def scattered(df: DataFrame, tasks: int = 2) -> DataFrame:
+    """The same rows in several tasks, with no regard to key groups."""
+    return df.repartition(tasks, "key")
+
+
+def fold_rows(batches: Iterable[Iterable[Row]]) -> dict[int, int]:
+    """The state that these batches leave: the model."""
+    state: dict[int, int] = {}
+    for rows in batches:
+        for key, n in rows:
+            if n is None:
+                state.pop(key, None)
+            else:
+                state[key] = n
+    return state
+
+
+def run_stream(
+    df: DataFrame, format_name: str, options: Mapping[str, str], checkpoint: Path, *, mode: str = "append"
+) -> None:
+    """Run a query over all that is there, and return when it has ended. Raises what the query ended with."""
+    writer = df.writeStream.format(format_name).options(**dict(options)).outputMode(mode)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination(120)
+    finally:
+        query.stop()
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """Delete the newest entry of Spark's commit log, as if Spark had died before it; returns its batch id."""
+    commits = checkpoint / "commits"
+    newest = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+    (commits / str(newest)).unlink()
+    (commits / f".{newest}.crc").unlink(missing_ok=True)
+    return newest

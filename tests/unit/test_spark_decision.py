@@ -1,0 +1,78 @@
+"""What a batch is to the log: new, a replay, or refused; and a history of batches, replays and take-overs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog.schemas.errors import CheckpointMismatch
+from statelog.schemas.handle import Checkpoint
+from statelog.schemas.ledger_state import LastCommit
+from statelog.spark.decision import NO_QUERY, BatchDecision, decide_batch, decide_write
+
+
+def after(decision: BatchDecision) -> LastCommit:
+    """The writer's last commit once the decision was carried out."""
+    return LastCommit(Checkpoint(decision.checkpoint_id, bytes(16)), 0, decision.metadata)
+
+
+def batch(last: LastCommit | None, query: str, number: int, take_over_from: str | None = None) -> BatchDecision:
+    """The decision for a micro-batch of writer `w`."""
+    return decide_batch(last, writer="w", query_id=query, batch_id=number, take_over_from=take_over_from)
+
+
+def write(last: LastCommit | None, checkpoint_id: int | None, take_over_from: str | None = None) -> BatchDecision:
+    """The decision for a plain write of writer `w`."""
+    return decide_write(last, writer="w", checkpoint_id=checkpoint_id, take_over_from=take_over_from)
+
+
+@given(steps=st.lists(st.integers(0, 3), max_size=20), shift=st.integers(0, 50))
+@settings(deadline=None)
+def test_every_batch_is_committed_once(steps: list[int], shift: int) -> None:
+    """Whatever is replayed, and whether or not the query took the writer over: each batch is committed once, in order,
+    under growing ids, and all its replays are recognised.
+    """
+    last = after(batch(None, "old", shift)) if shift else None
+    ids = [last.checkpoint.id] if last else []
+    for number, replays in enumerate(steps):
+        decision = batch(last, "new", number, take_over_from="old")
+        assert not decision.is_replay
+        last = after(decision)
+        ids.append(decision.checkpoint_id)
+        for _ in range(replays):
+            assert batch(last, "new", number, take_over_from="old").is_replay
+    assert ids == sorted(set(ids))
+
+
+def test_ids_may_skip_and_never_go_back() -> None:
+    """A batch may be missing (Spark ran no task for it); one older than the last is a checkpoint that was set back."""
+    last = after(batch(None, "q", 3))
+    assert last.checkpoint.id == 4
+    assert batch(last, "q", 7).checkpoint_id == 8
+    with pytest.raises(CheckpointMismatch, match="set back"):
+        batch(last, "q", 2)
+
+
+def test_another_query_is_refused_with_its_way_out() -> None:
+    """The refusal names the owner; the owner of plain writes is called none; taking over goes by that name only."""
+    query = after(batch(None, "q", 5))
+    plain = after(write(None, 9))
+    for last, owner in ((query, "q"), (plain, NO_QUERY)):
+        with pytest.raises(CheckpointMismatch, match=f"takeOverFrom={owner}"):
+            batch(last, "other", 0)
+        with pytest.raises(CheckpointMismatch):
+            batch(last, "other", 0, take_over_from="somebody")
+        assert batch(last, "other", 0, take_over_from=owner).checkpoint_id == last.checkpoint.id + 1
+    with pytest.raises(CheckpointMismatch, match="takeOverFrom=q"):
+        write(query, 6)
+    assert write(query, None, take_over_from="q").checkpoint_id == 7
+
+
+def test_a_plain_write_names_its_checkpoint_or_takes_the_next() -> None:
+    """The last id again is a replay, a lower one is refused, none at all is the next one."""
+    assert write(None, None).checkpoint_id == 1
+    last = after(write(None, 4))
+    assert write(last, 4).is_replay
+    assert write(last, None).checkpoint_id == 5
+    assert write(last, 10).checkpoint_id == 10
+    with pytest.raises(CheckpointMismatch, match="Checkpoint ids of a writer grow"):
+        write(last, 3)

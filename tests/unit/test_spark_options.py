@@ -1,0 +1,139 @@
+"""Options of the Spark source and sinks: checked, typed, masked; and how a read is cut into tasks."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog.recovery.at import AtCheckpoint, AtPosition
+from statelog.schemas.errors import ConfigError, InvalidName
+from statelog.spark.clients import ProcessCache
+from statelog.spark.options import log_options, read_options, storage_text, write_options
+from statelog.spark.source import slices
+from statelog.spark.writing import require_spark
+
+WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
+
+
+def test_options_are_typed() -> None:
+    """Every option arrives as the value that it means, whatever the case of its name."""
+    read = read_options({**WHERE, "KEYGROUPS": "0:3, 7", "columns": "key,n", "minPartitions": "3", "atposition": "12"})
+    assert (read.key_groups, read.columns, read.min_partitions) == ((0, 1, 2, 7), ("key", "n"), 3)
+    assert read.at == AtPosition(12)
+    assert read_options({**WHERE, "atWriter": "w", "atCheckpoint": "4"}).at == AtCheckpoint("w", 4)
+    write = write_options({**WHERE, "writerId": "w", "uniqueKeys": "TRUE", "checkpointlocation": "/c"}, streaming=True)
+    assert (write.writer, write.unique_keys, write.checkpoint_location) == ("w", True, "/c")
+    assert pickle.loads(pickle.dumps(write)) == write
+    assert hash(write.where) == hash(read.where), "the same connection is one client"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"log": ""}, "option log"),
+        ({"root": ""}, "option root"),
+        ({"kafka.bootstrap.servers": ""}, "bootstrap.servers"),
+        ({"kafka.transactional.id": "t"}, "transactional.id"),
+        ({"keygroups": "1:x"}, "keyGroups"),
+        ({"minPartitions": "0"}, "minPartitions"),
+        ({"minPartitions": "-1"}, "minPartitions"),
+        ({"includeKeyGroup": "1"}, "includeKeyGroup"),
+        ({"atWriter": "w"}, "do not fit together"),
+        ({"atPosition": "1", "atWriter": "w", "atCheckpoint": "1"}, "do not fit together"),
+        ({"writerId": "w"}, "unknown option writerid for a read"),
+        ({"startingOffsets": "latest", "subscribe": "t"}, "startingoffsets, subscribe"),
+    ],
+)
+def test_wrong_read_options_are_named(changed: dict[str, str], named: str) -> None:
+    """A missing, unknown, malformed or contradicting option is refused by its name."""
+    with pytest.raises(ConfigError) as caught:
+        read_options({**WHERE, **changed})
+    assert named in str(caught.value)
+
+
+def test_wrong_write_options_are_named() -> None:
+    """A write needs a writer; a stream numbers its own batches; a batch is named in one way."""
+    for streaming, changed, named in (
+        (True, {}, "writerId is missing"),
+        (True, {"writerId": "w", "checkpointId": "1"}, "for batch writes"),
+        (False, {"writerId": "w", "checkpointId": "1", "batchId": "1"}, "exclude each other"),
+        (False, {"writerId": "w", "keyGroups": "1"}, "unknown option keygroups for a write"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            write_options({**WHERE, **changed}, streaming=streaming)
+    with pytest.raises(InvalidName):
+        write_options({**WHERE, "writerId": "a b"}, streaming=True)
+
+
+def test_secrets_stay_out_of_sight() -> None:
+    """No repr of options shows a password, a storage secret, or credentials in a URL."""
+    secret = {"kafka.sasl.password": "hidden", "storage.secret": "hidden", "root": "s3://user:hidden@bucket/x"}
+    assert "hidden" not in repr(write_options({**WHERE, **secret, "writerId": "w"}, streaming=False))
+
+
+def test_storage_options_keep_their_types() -> None:
+    """Mappings, lists and booleans survive as JSON; text and numbers stay text; broken JSON is refused."""
+    given_options = {"endpoint_url": "http://h:1", "client_kwargs": {"a": [1]}, "anon": True, "key": "0123"}
+    texts = {f"storage.{name}": storage_text(value) for name, value in given_options.items()}
+    assert log_options({**WHERE, **texts}).storage_options() == given_options
+    with pytest.raises(ConfigError, match=r"storage\.client_kwargs"):
+        log_options({**WHERE, "storage.client_kwargs": "{"}).storage_options()
+
+
+@given(groups=st.integers(1, 200), count=st.integers(1, 300))
+@settings(deadline=None)
+def test_slices_are_contiguous_and_complete(groups: int, count: int) -> None:
+    """However many tasks are asked for, the slices are non-empty, in order, and together all key groups."""
+    found = slices(range(groups), count)
+    assert [group for part in found for group in part] == list(range(groups))
+    assert all(found)
+    assert len(found) == min(groups, count)
+
+
+def test_an_old_spark_is_refused() -> None:
+    """Below 4.2 the message names both versions; development versions of newer ones pass."""
+    for good in ("4.2.0", "4.10.1", "5.0.0.dev1"):
+        require_spark(good)
+    for old in ("4.1.4", "3.5.1"):
+        with pytest.raises(ConfigError, match=rf"4\.2 or newer, not {old}"):
+            require_spark(old)
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_cache_closes_what_it_lets_go() -> None:
+    """Replaced, dropped, evicted and cleared clients are closed; the one used last stays longest."""
+    cache: ProcessCache[int, _Client] = ProcessCache()
+    clients = [cache.get_or_make(number, _Client) for number in range(8)]
+    assert cache.get_or_make(0, _Client) is clients[0]
+    cache.put(8, _Client())
+    assert [client.closed for client in clients] == [False, True, *[False] * 6]
+    replaced = cache.get(8)
+    cache.put(8, _Client())
+    assert replaced is not None
+    assert replaced.closed
+    cache.drop(0)
+    cache.drop(0)
+    cache.clear()
+    assert all(client.closed for client in clients)
+    assert cache.get(8) is None
+
+
+def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
+    """Importing what Spark looks up imports nothing of statelog, so no fault of ours breaks other data sources."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import pyspark_statelog as p;"
+        "assert p.DefaultSource.name() == 'statelog';"
+        "assert not [name for name in sys.modules if name.startswith('statelog')]"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
