@@ -1,4 +1,4 @@
-"""The file map of ARCHITECTURE.md, from the first paragraph of each module; `python -m tests.support.file_map` writes it."""
+"""The file map of ARCHITECTURE.md, made from the modules; `python -m tests.support.file_map` writes it."""
 
 import ast
 from pathlib import Path
