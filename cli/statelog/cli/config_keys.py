@@ -60,7 +60,7 @@ def _text(value: object) -> str:
 def _whole(value: object) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ConfigError("it is no whole number from 0 up")
 

@@ -52,7 +52,7 @@ class Session:
             warnings.showwarning = self._show_warning
             yield
 
-    def _show_warning(self, message: Warning | str, *_: object) -> None:
+    def _show_warning(self, message: Warning | str, *_place: object, **_options: object) -> None:
         self.output.warning(str(message))
 
 

@@ -1,0 +1,357 @@
+"""Inputs of `statelog append`: every row once and in order, broken lines by number, marks that resume exactly."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog.cli.appending import CheckpointRule, commit_points
+from statelog.cli.inputs.fields import BytesText, FieldMapping, LogShape, to_changes
+from statelog.cli.inputs.json_lines import JsonLines
+from statelog.cli.inputs.json_parse import LineParser
+from statelog.cli.inputs.json_rows import parse_rows
+from statelog.cli.inputs.line_index import index_lines
+from statelog.cli.inputs.mark import InputMark, mark_of
+from statelog.cli.inputs.opening import open_input, writer_name
+from statelog.cli.inputs.parquet_file import ParquetInput
+from statelog.schemas.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values import OPAQUE, parse_value_schema
+
+BYTES = LogShape(key_type=KeyType.STRING, value_schema=OPAQUE)
+AVSC = json.dumps(
+    {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "n", "type": "long", "default": 7},
+            {"name": "x", "type": ["null", "double"], "default": None},
+            {"name": "s", "type": "string"},
+            {"name": "on", "type": ["null", {"type": "int", "logicalType": "date"}], "default": None},
+            {"name": "tags", "type": ["null", {"type": "array", "items": "string"}], "default": None},
+            {
+                "name": "at",
+                "type": ["null", {"type": "record", "name": "P", "fields": [{"name": "lat", "type": "double"}]}],
+                "default": None,
+            },
+        ],
+    }
+)
+TYPED = LogShape(key_type=KeyType.LONG, value_schema=parse_value_schema(AVSC, 1))
+MAP_AVSC = json.dumps(
+    {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "m", "type": {"type": "map", "values": "long"}},
+            {"name": "t", "type": ["null", {"type": "int", "logicalType": "time-millis"}], "default": None},
+            {"name": "b", "type": "bytes", "default": ""},
+        ],
+    }
+)
+MAPS = LogShape(key_type=KeyType.STRING, value_schema=parse_value_schema(MAP_AVSC, 1))
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+longs = st.integers(-(1 << 63), (1 << 63) - 1)
+opaque_rows = st.lists(st.fixed_dictionaries({"key": texts, "value": texts}), max_size=30)
+typed_rows = st.lists(
+    st.fixed_dictionaries(
+        {"key": longs, "s": texts},
+        optional={
+            "n": longs,
+            "x": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+            "on": st.none() | st.dates().map(lambda day: day.isoformat()),
+            "tags": st.none() | st.lists(texts, max_size=3),
+            "at": st.none() | st.fixed_dictionaries({"lat": st.floats(-90, 90)}),
+        },
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def lines_of(rows: list[dict[str, object]], end: str = "\n") -> bytes:
+    """Rows as JSON lines."""
+    return "".join(json.dumps(row) + end for row in rows).encode()
+
+
+def reader(data: bytes, shape: LogShape = BYTES, block_bytes: int = 64, **mapping: object) -> JsonLines:
+    """An input over bytes, in blocks of very few."""
+    fields = FieldMapping(**mapping)  # type: ignore[arg-type]  # every test names fields of the mapping
+    return JsonLines(io.BytesIO(data).read, fields, shape, name="test", block_bytes=block_bytes)
+
+
+def rows_of(source: JsonLines | ParquetInput) -> list[dict[str, object]]:
+    """All rows that are left, each one taken."""
+    found: list[dict[str, object]] = []
+    for batch in source.batches():
+        found += batch.to_pylist()
+        source.take(batch.num_rows)
+    return found
+
+
+@given(rows=opaque_rows, end=st.sampled_from(["\n", "\r\n", "\n\n", " \n\r\n \t\n"]), block=st.integers(1, 200))
+@settings(deadline=None)
+def test_every_row_comes_once_and_in_order(rows: list[dict[str, object]], end: str, block: int) -> None:
+    """Whatever the line ends, blank lines and blocks, the rows are those written, and the mark counts them."""
+    source = reader(lines_of(rows, end), block_bytes=block)
+
+    assert rows_of(source) == rows
+    assert source.mark.rows == len(rows)
+
+
+@given(rows=opaque_rows, cut=st.integers(0, 30), block=st.integers(1, 200), final=st.booleans())
+@settings(deadline=None)
+def test_a_mark_resumes_exactly(rows: list[dict[str, object]], cut: int, block: int, final: bool) -> None:
+    """Taken up to any row, and resumed from its mark with other blocks, an input gives the rest and ends alike."""
+    data = lines_of(rows, "\r\n\n")
+    data = data if final else data.rstrip(b"\r\n")
+    first = reader(data)
+    left = min(cut, len(rows))
+    for batch in first.batches():
+        taken = min(left, batch.num_rows)
+        if taken:
+            first.take(taken)
+        left -= taken
+        if not left:
+            break
+    second = reader(data, block_bytes=block)
+    second.resume(first.mark)
+    whole = reader(data)
+    rows_of(whole)
+
+    assert rows_of(second) == rows[first.mark.rows :]
+    assert second.mark == whole.mark
+
+
+def test_a_file_that_has_grown_goes_on() -> None:
+    """What was appended to a file since its mark was taken is what comes."""
+    old = lines_of([{"key": "a", "value": "1"}])
+    source = reader(old.rstrip(b"\n"))
+    rows_of(source)
+    grown = reader(old + lines_of([{"key": "b", "value": "2"}]))
+    grown.resume(source.mark)
+
+    assert rows_of(grown) == [{"key": "b", "value": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b'{"key":"a","value":"2"}\n', "its beginning differs"),
+        (b'{"key":"a"', "it is shorter"),
+    ],
+)
+def test_another_input_is_refused(data: bytes, reason: str) -> None:
+    """A mark does not resume an input whose beginning is another one, and says which rows count."""
+    source = reader(b'{"key":"a","value":"1"}\n')
+    rows_of(source)
+
+    with pytest.raises(CheckpointMismatch, match=reason) as caught:
+        reader(data).resume(source.mark)
+    assert caught.value.facts["committed_rows"] == 1
+
+
+GOOD = b'{"key":"a","value":"1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"key":"b","value":}', "not JSON: Expecting value at column 20"),
+        (b'{"key":"b"', "not one JSON object"),
+        (b'["b"]', "not one JSON object"),
+        (b"null", "not one JSON object"),
+        (b'{"key":"b","value":"1"}{"key":"c","value":"2"}', "not JSON: Extra data"),
+        (b'{"key":"b",\n"value":"1"}', "not one JSON object"),
+        (b'{"key":"b","value":"\xff"}', "not UTF-8"),
+        (b'{"key":"b","value":"\\ud800"}', "surrogate"),
+        (b'{"key":"b","key":"c","value":"1"}', "a name twice: key"),
+        (b'{"key":"b","value":"1","x":1}', "no place for: x"),
+        (b'{"key":1,"value":"1"}', "from string to number"),
+        (b'{"key":"b","value":{"n":1}}', "from string to object"),
+        (b'{"key":"b","value":NaN}', "from string to number"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_a_broken_line_is_named(line: bytes, problem: str, before: int) -> None:
+    """The error has the line's number and the reason, and comes after all rows before it, even in the same block."""
+    source = reader(GOOD * before + line + b"\n" + GOOD, block_bytes=1 << 20)
+    found: list[int] = []
+
+    with pytest.raises(InvalidChange, match=problem) as caught:
+        for batch in source.batches():
+            source.take(batch.num_rows)
+            found.append(batch.num_rows)
+    assert caught.value.facts["line"] == before + 1
+    assert sum(found) == before == source.mark.rows
+
+
+@pytest.mark.parametrize("value", ["9223372036854775808", "-9223372036854775809", "1.5", "true", '"1"'])
+def test_a_long_takes_nothing_else(value: str) -> None:
+    """Integers beyond 64 bits, fractions, booleans and texts are no longs."""
+    source = reader(b'{"key":1,"s":"","n":1}\n{"key":2,"s":"","n":' + value.encode() + b"}\n", TYPED)
+
+    with pytest.raises(InvalidChange) as caught:
+        for batch in source.batches():
+            source.take(batch.num_rows)
+    assert caught.value.facts["line"] == 2
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    """A file that begins with UTF-8's mark is read, and resumed, like any other."""
+    data = b"\xef\xbb\xbf" + GOOD + GOOD
+    source = reader(data)
+    next(source.batches())
+    source.take(1)
+    again = reader(data)
+    again.resume(source.mark)
+
+    assert rows_of(again) == [{"key": "a", "value": "1"}]
+
+
+@given(rows=typed_rows)
+@settings(deadline=None, max_examples=60)
+def test_arrow_and_python_read_alike(rows: list[dict[str, object]]) -> None:
+    """Typed rows come out of Arrow's parser as they come out of Python's, defaults of missing fields included."""
+    data = lines_of(rows)
+    batch, broken = LineParser(FieldMapping(), TYPED).parse(data, index_lines(data))
+    assert batch is not None
+    assert broken is None
+    slow = parse_rows(data.splitlines(), FieldMapping(), TYPED)
+
+    fast_changes = to_changes(batch, FieldMapping(), TYPED)
+    slow_changes = to_changes(slow, FieldMapping(), TYPED)
+    assert fast_changes.to_pylist() == slow_changes.to_pylist()
+    assert [row["key"] for row in fast_changes.to_pylist()] == [row["key"] for row in rows]
+
+
+def test_maps_times_and_bytes_are_read() -> None:
+    """Values that Arrow's parser lacks are read row by row: maps as objects, times as ISO 8601, bytes as texts."""
+    data = b'{"key":"a","m":{"x":1},"t":"12:00:01.500","b":"aGk="}\n{"key":"b","m":{}}\n'
+    mapping = FieldMapping(bytes_text=BytesText.BASE64)
+    source = JsonLines(io.BytesIO(data).read, mapping, MAPS, name="test")
+    (batch,) = list(source.batches())
+    values = to_changes(batch, mapping, MAPS).column("value").to_pylist()
+
+    assert [value["m"] for value in values] == [[("x", 1)], []]
+    assert [value["b"] for value in values] == [b"hi", b""]
+    assert str(values[0]["t"]) == "12:00:01.500000"
+
+
+def test_a_field_tells_put_from_delete() -> None:
+    """The op field says put or delete; with a delete value, whatever is not that value is a put."""
+    data = b'{"key":"a","value":"1","op":"put"}\n{"key":"b","op":"delete"}\n'
+    named = FieldMapping(op_field="op")
+    (batch,) = list(reader(data, block_bytes=1 << 20, op_field="op").batches())
+    changes = to_changes(batch, named, BYTES).to_pylist()
+    assert [(row["op"], row["value"]) for row in changes] == [("put", "1"), ("delete", None)]
+
+    flags = b'{"key":"a","value":"1","gone":false}\n{"key":"b","value":"2","gone":true}\n'
+    flagged = FieldMapping(op_field="gone", delete_value="true")
+    (batch,) = list(reader(flags, block_bytes=1 << 20, op_field="gone", delete_value="true").batches())
+    changes = to_changes(batch, flagged, BYTES).to_pylist()
+    assert [(row["op"], row["value"]) for row in changes] == [("put", "1"), ("delete", None)]
+
+
+def test_a_delete_value_needs_its_field() -> None:
+    """A delete value without a field to stand in contradicts itself."""
+    with pytest.raises(ConfigError, match="--delete-value"):
+        FieldMapping(delete_value="D")
+
+
+@pytest.mark.parametrize(
+    ("rows", "pending", "expected"), [(10, 0, [4, 8]), (4, 0, [4]), (3, 0, []), (1, 3, [1]), (9, 3, [1, 5, 9])]
+)
+def test_commits_fall_on_every_nth_row(rows: int, pending: int, expected: list[int]) -> None:
+    """Commits come after every fourth row of the input, however it comes in batches."""
+    assert commit_points(rows, pending, 4, None) == expected
+
+
+def test_commits_fall_where_a_field_changes() -> None:
+    """A commit comes before the first row with another value, and never without rows."""
+    changed = np.array([True, False, True, False])
+    assert commit_points(4, 5, None, changed) == [0, 2]
+    assert commit_points(4, 0, None, changed) == [2]
+
+
+@pytest.mark.parametrize("rule", [{}, {"every": 1, "field": "f"}, {"every": 0}])
+def test_contradicting_checkpoint_rules_are_refused(rule: dict[str, object]) -> None:
+    """Exactly one of the two rules holds, and every zero rows is none."""
+    with pytest.raises(ConfigError, match="--checkpoint"):
+        CheckpointRule(**rule)  # type: ignore[arg-type]  # the table has both fields' types
+
+
+@pytest.mark.parametrize("taken", range(0, 26, 5))
+def test_a_parquet_file_resumes_at_any_row(tmp_path: Path, taken: int) -> None:
+    """Rows behind the mark come, wherever row groups and batches end."""
+    table = pa.table({"key": [f"k{number}" for number in range(25)], "value": [b"v"] * 25})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
+    first = ParquetInput(tmp_path / "in.parquet", FieldMapping(), batch_rows=4)
+    first.take(taken)
+    second = ParquetInput(tmp_path / "in.parquet", FieldMapping(), batch_rows=3)
+    second.resume(first.mark)
+
+    assert rows_of(second) == table.to_pylist()[taken:]
+
+
+def test_another_parquet_file_is_refused(tmp_path: Path) -> None:
+    """A Parquet file that differs in one value is another input; so is one of the other kind."""
+    for name, value in (("a", b"1"), ("b", b"2")):
+        pq.write_table(pa.table({"key": ["k"], "value": [value]}), tmp_path / name)
+    mark = ParquetInput(tmp_path / "a", FieldMapping()).mark
+
+    with pytest.raises(CheckpointMismatch, match="the file differs"):
+        ParquetInput(tmp_path / "b", FieldMapping()).resume(mark)
+    with pytest.raises(CheckpointMismatch, match="it was parquet"):
+        reader(GOOD).resume(mark)
+
+
+def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    """Parquet is recognised whatever its name, a damaged one is refused, and a missing file is not found."""
+    pq.write_table(pa.table({"key": ["k"], "value": [b"v"]}), tmp_path / "no-suffix")
+    (tmp_path / "lines").write_bytes(GOOD)
+    (tmp_path / "damaged").write_bytes(b"PAR1 and nothing else")
+
+    def kind(name: str) -> str:
+        with open_input(str(tmp_path / name), FieldMapping(), BYTES, io.BytesIO()) as source:
+            return source.mark.kind
+
+    assert (kind("no-suffix"), kind("lines")) == ("parquet", "json-lines")
+    with pytest.raises(InvalidChange):
+        kind("damaged")
+    with pytest.raises(NotFound):
+        kind("missing")
+
+
+def test_the_writer_is_named_after_the_input() -> None:
+    """A file's name without suffix, in the letters of names; standard input needs a name."""
+    assert writer_name(None, "/data/flights 2013..v2.jsonl") == "flights-2013-v2"
+    assert writer_name("job", "-") == "job"
+    with pytest.raises(ConfigError, match="standard input"):
+        writer_name(None, "-")
+
+
+def test_a_mark_travels_in_metadata() -> None:
+    """A mark comes back from the metadata of a commit, and other metadata is no mark."""
+    mark = InputMark(kind="json-lines", mapping="key=key", rows=3, size_bytes=99, digest="ab")
+
+    assert mark_of(mark.to_metadata(), "w") == mark
+    with pytest.raises(CheckpointMismatch, match="does not come from"):
+        mark_of({"offset": "3"}, "w")
+
+
+def test_unknown_columns_are_refused_unless_waived() -> None:
+    """A column that the log has no place for is an error, or is dropped if the user says so."""
+    batch = pa.RecordBatch.from_pydict({"key": ["a"], "value": [b"1"], "x": [1]})
+
+    with pytest.raises(InvalidChange, match="no place") as caught:
+        to_changes(batch, FieldMapping(), BYTES)
+    assert caught.value.facts["fields"] == "x"
+    assert to_changes(batch, FieldMapping(ignore_unknown=True), BYTES).schema.names == ["key", "op", "value"]

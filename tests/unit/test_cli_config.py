@@ -1,0 +1,213 @@
+"""The configuration: layers in order, nothing unknown, nothing contradictory, no secret shown."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
+from statelog.cli.config_keys import KEYS
+from statelog.cli.materializing import materializer_settings
+from statelog.cli.session import config_layers
+from statelog.cli.units import duration_s, show_bytes, show_duration, size_bytes
+from statelog.schemas.errors import ConfigError, NotFound, StatelogError
+
+CANARY = "canary-4711"
+FILE = """
+bootstrap = "file:1"
+root = "/file"
+allow_unsafe = ["replication"]
+[kafka]
+security.protocol = "SASL_SSL"
+"sasl.username" = "me"
+socket.keepalive.enable = true
+[storage]
+client_kwargs = { region_name = "eu" }
+[materializer]
+interval_s = "5min"
+budget_bytes = "64MiB"
+keep = 3
+"""
+
+
+def made(text: str = "", environment: dict[str, str] | None = None, flags: Layer | None = None) -> CliConfig:
+    """The configuration of a file, an environment and flags."""
+    return merge([file_layer(text, "statelog.toml"), environment_layer(environment or {}), flags or Layer(origin="")])
+
+
+def test_later_layers_win_key_by_key() -> None:
+    """Flags beat the environment, the environment the file, and tables are merged by key."""
+    environment = {"STATELOG_BOOTSTRAP": "env:1", "STATELOG_KAFKA__SASL_USERNAME": "env", "STATELOG_INTERVAL_S": "30"}
+    flags = flag_layer({"bootstrap": "flag:1", "root": None}, ["sasl.username=flag"], ["key=1"])
+    config = made(FILE, environment, flags)
+
+    assert (config.bootstrap, config.root) == ("flag:1", "/file")
+    assert config.kafka == {
+        "security.protocol": "SASL_SSL",
+        "sasl.username": "flag",
+        "socket.keepalive.enable": "true",
+    }
+    assert config.storage == {"client_kwargs": {"region_name": "eu"}, "key": "1"}
+    assert config.materializer == {"interval_s": 30.0, "budget_bytes": 64 << 20, "keep": 3}
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    """No layer says anything: three replicas, nothing waived, and an error that says where a broker may be named."""
+    config = merge([])
+
+    assert (config.replication_factor, config.allow_unsafe) == (3, ())
+    with pytest.raises(ConfigError, match="bootstrap is missing") as caught:
+        config.kafka_settings()
+    assert "STATELOG_BOOTSTRAP" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "nearest"),
+    [
+        ("bootstrp = 'x'", "bootstrp", "bootstrap"),
+        ("[materializer]\ninterval = 3", "materializer.interval", "materializer.interval_s"),
+        ("[kafak]\nx = 1", "kafak", "kafka"),
+        ("interval_s = 3", "interval_s", "materializer.interval_s"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, nearest: str) -> None:
+    """The error names the file, the key as it stands there, and the key that was meant."""
+    with pytest.raises(ConfigError) as caught:
+        made(text)
+    assert caught.value.facts == {"file": "statelog.toml", "key": key}
+    assert repr(nearest) in caught.value.hint
+
+
+def test_a_misspelt_variable_is_refused_and_foreign_ones_are_not() -> None:
+    """A near miss is an error; variables that other programs set, as orchestrators do, are ignored."""
+    with pytest.raises(ConfigError, match="STATELOG_BOOTSTRAPP") as caught:
+        environment_layer({"STATELOG_BOOTSTRAPP": "x"})
+    assert "STATELOG_BOOTSTRAP" in caught.value.hint
+    foreign = {
+        "STATELOG_SERVICE_HOST": "10.0.0.1",
+        "STATELOG_PORT": "tcp://x",
+        "STATELOG_TEST_BROKER": "x",
+        "HOME": "/",
+    }
+    assert environment_layer(foreign).values == {}
+
+
+def test_contradictions_are_refused_by_name() -> None:
+    """One origin must not name two brokers; two origins may, and the stronger wins."""
+    with pytest.raises(ConfigError, match=r"bootstrap and kafka\.bootstrap\.servers"):
+        made("bootstrap = 'a:1'\n[kafka]\n'bootstrap.servers' = 'b:1'")
+    flags = flag_layer({}, ["bootstrap.servers=b:1"], [])
+    assert made("bootstrap = 'a:1'", flags=flags).bootstrap == "b:1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bootstrap = 3",
+        "kafka = 3",
+        "[kafka]\nx = [1]",
+        "allow_unsafe = 3",
+        "[materializer]\nkeep = -1",
+        "broken",
+        "root = ''",
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused(text: str) -> None:
+    """Wrong types, and text that is not TOML, are configuration errors."""
+    with pytest.raises(ConfigError):
+        made(text)
+
+
+@pytest.mark.parametrize("name", [key.path for key in KEYS.values()])
+def test_every_key_has_one_variable(name: str) -> None:
+    """Each key can be set by the environment, under its own name in capitals."""
+    values = {"allow_unsafe": "min-insync", "materializer.jitter": "0.5"}
+    key = KEYS[name]
+    assert environment_layer({key.variable: values.get(name, "7")}).values.keys() == {name}
+    assert sum(other.variable == key.variable for other in KEYS.values()) == 1
+
+
+def test_no_secret_is_shown() -> None:
+    """Secrets of the tables, and credentials in URLs, are masked in repr and in the listing for people."""
+    config = merge(
+        [
+            flag_layer(
+                {"bootstrap": "a:1", "root": "s3://bucket"},
+                [f"sasl.password={CANARY}"],
+                [f"secret={CANARY}", f'client_kwargs={{"aws_secret_access_key": "{CANARY}"}}'],
+            )
+        ]
+    )
+    assert config.kafka_settings()["sasl.password"] == CANARY
+    assert CANARY not in repr(config)
+    assert "***" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("kafka", "storage"),
+    [([f"={CANARY}"], []), ([CANARY], []), ([], [f"x={{{CANARY}"]), ([], [CANARY])],
+)
+def test_no_error_shows_a_value_of_the_free_tables(kafka: list[str], storage: list[str]) -> None:
+    """Even a flag that cannot be read is not repeated: it may be a secret in the wrong place."""
+    with pytest.raises(ConfigError) as caught:
+        flag_layer({}, kafka, storage)
+    assert CANARY not in str(caught.value)
+
+
+def test_settings_of_the_materializer_follow() -> None:
+    """What was set arrives; an alarm age that nobody set is longer than the interval, whatever that is."""
+    settings = materializer_settings(made("[materializer]\ninterval_s = '2h'\nkeep = 5\nmin_age_s = 0"))
+
+    assert (settings.interval_s, settings.retention.keep, settings.retention.min_age_s) == (7200.0, 5, 0.0)
+    assert settings.alarm_age_s > settings.interval_s
+    with pytest.raises(ConfigError, match="alarm_age_s"):
+        materializer_settings(made("[materializer]\ninterval_s = '2h'\nalarm_age_s = '1h'"))
+
+
+def test_the_file_is_the_named_one_or_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named file must be there; else ./statelog.toml, else the user's own, else none."""
+    monkeypatch.chdir(tmp_path)
+    home = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
+    none = Layer(origin="")
+    assert merge(config_layers(None, home, none)).root is None
+
+    (tmp_path / "home" / "statelog").mkdir(parents=True)
+    (tmp_path / "home" / "statelog" / "statelog.toml").write_text("root = '/user'")
+    assert merge(config_layers(None, home, none)).root == "/user"
+    (tmp_path / "statelog.toml").write_text("root = '/here'")
+    assert merge(config_layers(None, home, none)).root == "/here"
+    (tmp_path / "named.toml").write_text("root = '/named'")
+    assert merge(config_layers(None, {**home, "STATELOG_CONFIG": "named.toml"}, none)).root == "/named"
+    with pytest.raises(NotFound, match="configuration file"):
+        config_layers(str(tmp_path / "missing.toml"), home, none)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("500ms", 0.5), ("5min", 300), ("5m", 300), ("1.5h", 5400), ("2d", 172_800), (7, 7)],
+)
+def test_durations_have_units(text: object, seconds: float) -> None:
+    """A number is seconds; a text has a unit, or is seconds too."""
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512MiB", 512 << 20), ("64 KiB", 64 << 10), ("1GB", 10**9), ("1.5kib", 1536), ("9", 9), (9, 9)]
+)
+def test_sizes_have_units(text: object, size: int) -> None:
+    """A number is bytes; a text has a unit, or is bytes too."""
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1s", "5 parsecs", "1e3s", None, True, float("nan"), "0.3B"])
+def test_other_quantities_are_refused(text: object) -> None:
+    """What is no number with a known unit is neither a duration nor a size."""
+    for read in (duration_s, size_bytes):
+        if (read, text) != (duration_s, "0.3B"):
+            with pytest.raises(StatelogError):
+                read(text)
+
+
+def test_quantities_are_shown_for_people() -> None:
+    """Sizes and durations are shown in the unit that suits them."""
+    assert [show_bytes(size) for size in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
+    assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]

@@ -1,0 +1,165 @@
+"""Exit codes, errors and output of the `statelog` command, without a broker."""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statelog.cli import exit_codes
+from statelog.cli.exit_codes import exit_code
+from statelog.cli.output import Fact, Listing, Output, Report, Unit, clean, print_error
+from statelog.cli.program import COMMANDS, program
+from statelog.cli.progress import PlainBar
+from statelog.schemas import errors
+from statelog.schemas.errors import (
+    AlreadyExists,
+    BrokerUnavailable,
+    CommitRefused,
+    ConfigError,
+    DataLoss,
+    Fenced,
+    IncompleteChangeSet,
+    NotFound,
+    OutcomeUnknown,
+    StatelogError,
+    UnknownFormat,
+    UnsafeTopic,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (ConfigError, 2), (UnsafeTopic, 2), (NotFound, 3), (AlreadyExists, 3), (BrokerUnavailable, 4),
+        (OutcomeUnknown, 4), (Fenced, 5), (DataLoss, 6), (IncompleteChangeSet, 6), (UnknownFormat, 6),
+        (CommitRefused, 1),
+    ],
+)  # fmt: skip
+def test_an_error_has_its_code(kind: type[StatelogError], code: int) -> None:
+    """Each branch of the tree of errors has the code of the table."""
+    assert exit_code(kind("x")) == code
+
+
+def test_only_damage_has_the_code_of_damage() -> None:
+    """No error outside of Damaged exits with 6, and every error inside does."""
+    kinds = [one for _, one in inspect.getmembers(errors, inspect.isclass) if issubclass(one, StatelogError)]
+    assert {one for one in kinds if exit_code(one("x")) == 6} == {
+        one for one in kinds if issubclass(one, errors.Damaged)
+    }
+
+
+def test_the_table_is_documented() -> None:
+    """The page of the command line has every code."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    assert {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes
+
+
+def test_every_command_loads_and_helps() -> None:
+    """Each command of the overview is there, and says what it is for."""
+    for name in COMMANDS:
+        result = CliRunner().invoke(program, [name, "--help"])
+        assert (name, result.exit_code) == (name, 0)
+        assert f"Usage: statelog {name}" in result.output
+
+
+@pytest.mark.parametrize("args", [["nope"], ["recover"], ["init", "x", "--partitions", "many"]])
+def test_a_wrong_call_is_misuse(args: list[str]) -> None:
+    """Wrong arguments exit with 2, as text or, if asked for, as JSON."""
+    assert CliRunner().invoke(program, args).exit_code == 2
+    result = CliRunner().invoke(program, [*args, "--json"])
+    assert result.exit_code == 2
+    assert json.loads(result.stderr)["error"] == "Misuse"
+
+
+def test_without_a_broker_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A newcomer who forgot the address is told how to get one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("STATELOG_BOOTSTRAP", raising=False)
+    result = CliRunner().invoke(program, ["describe", "x"])
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "bootstrap is missing" in result.stderr
+    assert "statelog dev start" in result.stderr
+
+
+@pytest.mark.parametrize("args", [["version"], ["--help"]])
+def test_a_short_command_loads_no_room(args: list[str]) -> None:
+    """Versions and help come without Arrow, and without any room but this one."""
+    code = (
+        "import sys\nfrom statelog.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "print(sorted({name for name in sys.modules if name in ('pyarrow', 'numpy', 'statelog.storage')}))"
+    )
+    # A process of its own does not know pytest's path.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_versions_are_json_for_programs() -> None:
+    """Version prints one JSON object when asked to."""
+    found = json.loads(CliRunner().invoke(program, ["version", "--json"]).stdout)
+    assert {"statelog", "librdkafka", "pyarrow", "python"} <= found.keys()
+
+
+def test_an_error_has_what_where_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """People read message, facts and hint, one a line; programs get the same as JSON. Both on standard error."""
+    error = NotFound("no such thing", hint="Make it", log="x", offset=3)
+    print_error(error, as_json=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: no such thing [NotFound]\n  log: x\n  offset: 3\nhint: Make it\n"
+
+    print_error(error, as_json=True)
+    assert json.loads(capsys.readouterr().err) == {
+        "error": "NotFound",
+        "message": "no such thing",
+        "facts": {"log": "x", "offset": 3},
+        "hint": "Make it",
+    }
+
+
+REPORT = Report(
+    "t",
+    (Fact("size_bytes", 2048, Unit.BYTES), Fact("name", "a\x1b[31m"), Fact("missing", None)),
+    (Listing("rows", (("key", Unit.TEXT), ("n", Unit.COUNT)), (("k", 1000),)),),
+)
+
+
+def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Away from a terminal, people get lines with units, and programs bare numbers."""
+    Output(as_json=False).report(REPORT)
+    assert capsys.readouterr().out.splitlines() == [
+        "size bytes: 2.0 KiB", "name: a\\x1b[31m", "missing: -", "", "rows:", "key\tn", "k\t1,000",
+    ]  # fmt: skip
+    Output(as_json=True).report(REPORT)
+    assert json.loads(capsys.readouterr().out) == {
+        "size_bytes": 2048, "name": "a\x1b[31m", "missing": None, "rows": [{"key": "k", "n": 1000}],
+    }  # fmt: skip
+
+
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    """Text of logs and inputs is shown with its control characters escaped."""
+    assert clean("a\x1b]0;x\x07\nb\tc é") == "a\\x1b]0;x\\x07\nb\tc é"
+
+
+def test_progress_is_a_line_now_and_then() -> None:
+    """Away from a terminal, progress is at most one line per interval."""
+    now = [0.0]
+    lines: list[str] = []
+    with PlainBar("load", interval_s=5.0, clock=lambda: now[0], echo=lines.append) as bar:
+        for second in range(12):
+            now[0] = float(second)
+            bar.update(second / 12, f"{second} done")
+    assert lines == ["load: 42%, 5 done", "load: 83%, 10 done"]
