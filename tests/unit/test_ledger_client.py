@@ -1,50 +1,16 @@
 """The ledger client: what it returns after a failure half way, and what it notices when the ledger lost records."""
 
-from collections.abc import Iterator, Mapping
-
 import pytest
+from tests.support.breaking_kafka import BreakingKafka
 from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.opening import open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
-from statelog.schemas.fold import Reason
+from statelog.schemas.fold import LedgerFold, Reason, Void
 from statelog.schemas.handle import Checkpoint
-from statelog.schemas.ledger import Commit
-from statelog.storage.kafka import OffsetRange, Record
-from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
+from statelog.schemas.ledger import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
-
-
-class BreakingReader(MemoryReader):
-    """A reader that raises once, after so many records."""
-
-    def __init__(self, kafka: MemoryKafka, topic: str, after: int, error: BaseException) -> None:
-        super().__init__(kafka.cluster, topic)
-        self.left: int | None = after
-        self.error = error
-
-    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Records, and the error in their middle."""
-        for record in super().read(ranges, stall_timeout_s=stall_timeout_s):
-            if self.left == 0:
-                self.left = None
-                raise self.error
-            self.left = None if self.left is None else self.left - 1
-            yield record
-
-
-class BreakingKafka(MemoryKafka):
-    """A cluster whose readers break once."""
-
-    def __init__(self, rig: WriterRig, after: int, error: BaseException) -> None:
-        super().__init__(cluster=rig.cluster)
-        self.after = after
-        self.error = error
-
-    def reader(self, topic: str) -> MemoryReader:
-        """A reader that breaks."""
-        return BreakingReader(self, topic, self.after, self.error)
 
 
 @pytest.fixture
@@ -61,7 +27,8 @@ def rig() -> WriterRig:
 def test_a_read_that_failed_half_way_loses_no_commit(rig: WriterRig) -> None:
     """The same call again returns what was folded before the failure as well."""
     with rig.open() as log:
-        broken = BreakingKafka(rig, 2, BrokerUnavailable("gone for a moment"))
+        assert rig.cluster is not None
+        broken = BreakingKafka(rig.cluster, 2, BrokerUnavailable("gone for a moment"))
         client = LedgerClient(broken, log.ledger_topic, log.descriptor.identity)
         with pytest.raises(BrokerUnavailable):
             client.read_end()
@@ -69,14 +36,24 @@ def test_a_read_that_failed_half_way_loses_no_commit(rig: WriterRig) -> None:
         assert [found.offset for found in client.read_end()] == [1, 2, 3]
 
 
+class InterruptedFold(LedgerFold):
+    """Ctrl-C right after the record at offset 2 was folded, before anybody else knows."""
+
+    def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
+        """Fold, then be interrupted."""
+        void = super().apply(offset, record)
+        if offset == 2:
+            raise KeyboardInterrupt
+        return void
+
+
 def test_an_interrupt_between_fold_and_list_ends_the_client(rig: WriterRig) -> None:
     """A commit that was folded and not handed on is never skipped: the client refuses to go on."""
     with rig.open() as log:
         client = log.ledger()
-        follow = client._follow(4)  # noqa: SLF001  # The place where an interrupt hurts cannot be reached from outside.
-        next(follow)
-        next(follow)
-        follow.close()
+        client.fold = InterruptedFold(log.descriptor.identity)
+        with pytest.raises(KeyboardInterrupt):
+            client.read_end()
         with pytest.raises(ClosedError):
             client.read_end()
 

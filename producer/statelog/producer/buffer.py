@@ -94,8 +94,8 @@ class ChangeBuffer:
             self._groups.append(key_group)
             try:
                 return self.delete(key) if value is None else self.put(key, value)
-            except InvalidChange:
-                self._groups.pop()
+            except BaseException:
+                del self._groups[len(self._keys) :]  # A refused change leaves no key group behind for the next one.
                 raise
         own = self.group_of(key)
         if own != key_group:
@@ -140,7 +140,9 @@ class ChangeBuffer:
             raise ValueTooLarge("a change is larger than a chunk may be", size_bytes=size, max_bytes=MAX_CHANGE_BYTES)
         if self._key_class is int:
             self._check_long(key)
-        if self._foreign is not None and not self._by_caller:
+        if self._by_caller:
+            self._check_named()
+        elif self._foreign is not None:
             self._refuse_foreign(np.array([self.group_of(key)]))
         self._list_bytes += size
         self._keys.append(key)
@@ -148,6 +150,10 @@ class ChangeBuffer:
         if len(self._keys) >= self._settings.roll_rows or self._list_bytes >= self._settings.list_bytes:
             self._roll_lists()
         return self.full
+
+    def _check_named(self) -> None:
+        if len(self._groups) != len(self._keys) + 1:
+            raise KeyGroupMismatch("this log's caller names the key groups", hint="Use append(key_group, key, value)")
 
     @staticmethod
     def _check_long(key: Key) -> None:
@@ -180,13 +186,7 @@ class ChangeBuffer:
             raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
 
     def _groups_of(self, keys: pa.Array, named: list[int]) -> NDArray[np.uint16]:
-        if not self._by_caller:
-            return key_groups_of(keys, self._descriptor.key_groups)
-        if len(named) != len(keys):
-            raise KeyGroupMismatch(
-                "this log's caller names the key groups", hint="Use append(key_group, ...) or a key_group column"
-            )
-        return np.array(named, np.uint16)
+        return np.array(named, np.uint16) if self._by_caller else key_groups_of(keys, self._descriptor.key_groups)
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)

@@ -3,7 +3,8 @@
 Executed by the one process that holds the grant. The verdict is the ledger's, never a timeout's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from statelog.producer.grant import Grant
 from statelog.schemas.errors import (
@@ -12,15 +13,19 @@ from statelog.schemas.errors import (
     Fenced,
     IdentityChanged,
     KeyGroupMismatch,
+    Misuse,
     OverlappingTasks,
     StatelogError,
+    ValueTooLarge,
 )
 from statelog.schemas.fold import Reason, Void
 from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger import Commit
 
-__all__ = ["make_commit", "refuse_overlaps", "refused"]
+__all__ = ["check_checkpoint_id", "check_metadata", "make_commit", "refuse_overlaps", "refused"]
+
+_MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 
 
 def make_commit(
@@ -34,8 +39,11 @@ def make_commit(
 ) -> Commit:
     """The commit that continues `last` with these handles. No handles: progress without changes.
 
-    Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged if a handle cannot be committed under this grant.
+    Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged, OverlappingTasks if a handle cannot be committed under
+    this grant; Misuse, ValueTooLarge if no ledger record could hold it.
     """
+    check_checkpoint_id(checkpoint_id)
+    check_metadata(metadata)
     if checkpoint_id <= last.id:
         raise CheckpointMismatch(
             f"checkpoint {checkpoint_id} is not later than the last one",
@@ -49,7 +57,8 @@ def make_commit(
     nonces = {handle.nonce for handle in going_on}
     if len(nonces) > 1:
         raise CheckpointMismatch("the handles of one commit come from different lives of the writer")
-    return Commit.of(
+    _refuse_repeats(going_on)
+    commit = Commit.of(
         epoch=grant.epoch,
         nonce=grant.nonce,
         base=last,
@@ -58,6 +67,37 @@ def make_commit(
         handles=going_on,
         final=final,
     )
+    if len(commit.body) > _MAX_BYTES:
+        raise ValueTooLarge(
+            "a commit is larger than a ledger record may be",
+            hint="Confirm more often, and keep metadata and meta records small; what is too large already is written"
+            " again after the writer was opened again",
+            size_bytes=len(commit.body),
+            max_bytes=_MAX_BYTES,
+        )
+    return commit
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise Misuse unless all keys and values are text that has bytes in UTF-8."""
+    texts: Iterable[object] = chain.from_iterable(metadata.items())
+    for text in texts:
+        if not isinstance(text, str) or _has_no_bytes(text):
+            raise Misuse(f"commit metadata is text, and {text!r} is not", hint="Write numbers and other things as text")
+
+
+def check_checkpoint_id(checkpoint_id: int) -> None:
+    """Raise CheckpointMismatch for an id that no checkpoint can have."""
+    if not 0 < checkpoint_id < 1 << 63:
+        raise CheckpointMismatch(f"a checkpoint id is from 1 to 2^63 - 1, and not {checkpoint_id}")
+
+
+def _has_no_bytes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def refuse_overlaps(handles: Sequence[Handle]) -> None:
@@ -69,6 +109,21 @@ def refuse_overlaps(handles: Sequence[Handle]) -> None:
             if bitmaps_overlap(before, entry.key_groups):
                 raise OverlappingTasks("two tasks of one commit wrote the same key group", partition=entry.partition)
             seen[entry.partition] = merge_bitmaps(before, entry.key_groups)
+
+
+def _refuse_repeats(handles: Sequence[Handle]) -> None:
+    """Raise OverlappingTasks if two change sets of a partition have one number: no reader could tell them apart."""
+    seen: set[tuple[int, int]] = set()
+    for handle in handles:
+        for entry in handle.entries:
+            if (entry.partition, entry.sqn) in seen:
+                raise OverlappingTasks(
+                    "two change sets of one commit have the same number",
+                    hint="Pass every handle once, and give every attempt of every task a slot of its own",
+                    partition=entry.partition,
+                    sqn=entry.sqn,
+                )
+            seen.add((entry.partition, entry.sqn))
 
 
 def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:

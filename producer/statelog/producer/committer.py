@@ -7,15 +7,17 @@ Invariants:
 - A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit
   lies before that Open and is valid, or it never will be. Only then are the same handles committed again.
 - A re-open never takes the epoch back from somebody else.
+- After a commit that did not end well nothing more is committed: what became of it is for a new life to read.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from statelog.producer.commit import make_commit, refused
 from statelog.producer.grant import Grant
 from statelog.producer.opening import Opened, open_epoch, random_nonce
-from statelog.schemas.errors import Fenced, OutcomeUnknown
+from statelog.schemas.errors import ClosedError, Fenced, OutcomeUnknown, Unavailable
 from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.ledger import Commit
 from statelog.schemas.ledger_state import LastCommit
@@ -25,6 +27,8 @@ from statelog.storage.log import Log
 __all__ = ["Committer", "nowhere"]
 
 _SETTLE_ATTEMPTS = 3
+_AGAIN = "Open it again and resume from last_commit"
+_TAKEN_OVER = "another writer took over"
 
 
 def nowhere(_: str) -> None:
@@ -45,6 +49,7 @@ class Committer:
     ) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
+        self._over = ""
         self._log = log
         self._new_nonce = new_nonce
         self._clock = clock
@@ -54,6 +59,11 @@ class Committer:
     def grant(self) -> Grant:
         """The grant that commits are written under now."""
         return self.opened.grant
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be committed: the last commit was final, did not end well, or was overtaken."""
+        return bool(self._over)
 
     @property
     def base(self) -> Checkpoint:
@@ -71,19 +81,25 @@ class Committer:
     ) -> LastCommit:
         """Commit and return once the ledger shows it valid. With `settle` an unknown outcome is settled first.
 
-        Raises CheckpointMismatch and other misuse before anything is sent; Fenced, CommitRefused; OutcomeUnknown if it
-        could not be settled (or must not be); Damaged, Unavailable.
+        Raises CheckpointMismatch and other misuse before anything is sent. After any other error the committer is over:
+        Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be and
+        that could not be settled (or must not be); Damaged.
         """
+        if self._over:
+            raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
         self._crash("commit-made")
+        self._over = "an earlier commit did not end well"
+        taken_over = ""
         try:
             offset = self._append(commit)
         except OutcomeUnknown as error:
             if not settle:
                 raise
-            offset = self._settle(commit, handles, metadata, error)
+            offset, taken_over = self._settle(commit, handles, metadata, error)
         self._crash("committed")
         self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
+        self._over = "the last commit was final" if final else taken_over
         return self.last
 
     def close(self) -> None:
@@ -92,31 +108,53 @@ class Committer:
 
     def _append(self, commit: Commit) -> int:
         offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._clock)
-        void = self.opened.ledger.verdict(offset, commit)
+        try:
+            void = self.opened.ledger.verdict(offset, commit)
+        except Unavailable as error:
+            raise OutcomeUnknown(
+                "the commit is in the ledger, and whether it is valid could not be read",
+                topic=self._log.ledger_topic,
+                offset=offset,
+                hint=_AGAIN,
+            ) from error
         if void is not None:
             raise refused(void, self.grant, commit.checkpoint.id)
         return offset
 
     def _settle(
         self, commit: Commit, handles: Sequence[Handle], metadata: Mapping[str, str], error: OutcomeUnknown
-    ) -> int:
+    ) -> tuple[int, str]:
+        """The offset of the commit, which is valid now, and why no other can follow, if so."""
         for _ in range(_SETTLE_ATTEMPTS):
-            found = self._reopen(commit)
-            if found is not None:
-                return found
-            again = make_commit(self.grant, self.base, handles, commit.checkpoint.id, metadata, final=commit.final)
+            old = self.opened
             try:
-                return self._append(again)
+                taken_over = self._reopen()
+                offset = self._valid_offset(old, commit)
+            except (Unavailable, OutcomeUnknown) as failure:
+                raise error from failure
+            if offset is not None:
+                return offset, taken_over
+            if taken_over:
+                raise Fenced(
+                    "another writer took over before the commit",
+                    writer=self.grant.writer,
+                    checkpoint=commit.checkpoint.id,
+                )
+            again = make_commit(self.grant, self.base, handles, commit.checkpoint.id, metadata, final=commit.final)
+            # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
+            commit = replace(again, checkpoint=commit.checkpoint)
+            try:
+                return self._append(commit), ""
             except OutcomeUnknown as newer:
-                error, commit = newer, again
+                error = newer
         raise error
 
-    def _reopen(self, commit: Commit) -> int | None:
-        """Take the epoch anew; returns the offset of `commit` if the ledger shows it valid."""
+    def _reopen(self) -> str:
+        """Take the epoch anew. Either way an Open settles what was sent before; returns why it is not ours, if so."""
         old = self.opened
         old.producer.close()
         try:
-            self.opened = open_epoch(
+            opened = open_epoch(
                 self._log,
                 old.grant.writer,
                 partitions=old.grant.partitions,
@@ -125,22 +163,23 @@ class Committer:
                 clock=self._clock,
             )
         except Fenced:
-            return self._settled_by_another(commit)
-        old.close()
-        return self._valid_offset(commit)
+            return _TAKEN_OVER
+        # Changes that wait for the next change set have the shape of the old grant's value schema.
+        opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)
+        self.opened = opened
+        return ""
 
-    def _settled_by_another(self, commit: Commit) -> int:
-        """Somebody else's Open settled the commit, which may be valid all the same. This grant is over either way."""
-        self.opened.ledger.read_end()
-        offset = self._valid_offset(commit)
-        if offset is None:
-            raise Fenced(
-                "another writer took over before the commit",
-                writer=self.grant.writer,
-                checkpoint=commit.checkpoint.id,
-            )
-        return offset
+    def _valid_offset(self, old: Opened, commit: Commit) -> int | None:
+        """Where the ledger shows the commit valid, if it does. `old` stood right before it.
 
-    def _valid_offset(self, commit: Commit) -> int | None:
-        last = self.opened.ledger.fold.last_commit(self.grant.writer)
-        return last.offset if last is not None and last.checkpoint == commit.checkpoint else None
+        The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
+        """
+        try:
+            for offset, found in old.ledger.read_end():
+                if found == commit:
+                    return offset
+            last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here.
+            return last.offset if last is not None and last.checkpoint == commit.checkpoint else None
+        finally:
+            if old is not self.opened:
+                old.close()

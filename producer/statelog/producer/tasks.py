@@ -8,14 +8,16 @@
 Tasks that lose, retry or come too late are never listed and cost only bytes: readers see none of it.
 
 Invariants:
-- A task's change set has a number of its own within the epoch: the checkpoint's slot, which the caller keeps unique
-  among all attempts of all tasks. A number is never used twice.
+- A task's change set has a number of its own within the epoch: the slot, which the caller keeps unique among all
+  attempts of all tasks, and random bits below it, so that a slot that was given twice all the same mixes nothing up.
 - A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
 from typing import Self
 
@@ -26,16 +28,25 @@ from statelog.producer.change_set import ChangeSet
 from statelog.producer.commit import refuse_overlaps
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
+from statelog.producer.lifecycle import Life
 from statelog.producer.opening import Opened, open_epoch, random_nonce
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.errors import ClosedError, Fenced
+from statelog.schemas.errors import CheckpointMismatch, ClosedError, ConfigError, Fenced, Misuse
 from statelog.schemas.handle import Checkpoint, Handle, Step
 from statelog.schemas.ledger_state import LastCommit
 from statelog.schemas.names import data_topic
 from statelog.storage.kafka import Producer
 from statelog.storage.log import Log
+from statelog.storage.replay import verify_handle
 
 __all__ = ["Coordinator", "TaskGrant", "TaskWriter", "resume_grant"]
+
+_SLOTS = 1 << 31
+_SALT_BITS = 32
+
+
+def _random_salt() -> int:
+    return int.from_bytes(os.urandom(_SALT_BITS // 8), "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,8 @@ class TaskWriter:
 
     `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
     `producer` is the caller's: tasks of one process may use it one after another, and it is not closed here.
+
+    Raises ConfigError for a slot below 0 or from 2^31 on.
     """
 
     def __init__(
@@ -62,50 +75,89 @@ class TaskWriter:
         slot: int,
         settings: WriterSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        salt: Callable[[], int] = _random_salt,
     ) -> None:
+        if not 0 <= slot < _SLOTS:
+            raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant = task.grant
         settings = settings or WriterSettings()
+        sqn = slot << _SALT_BITS | salt()
         self._task = task
+        self._life = Life.OPEN
+        self._thread = get_ident()
         self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings)
-        self._change_set = ChangeSet(producer, data_topic(grant.descriptor.name), grant, slot, settings, clock=clock)
-        self._finished = False
+        self._change_set = ChangeSet(producer, data_topic(grant.descriptor.name), grant, sqn, settings, clock=clock)
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`. Raises as `Writer.put`."""
-        if self._buffer.put(key, value):
-            self._send()
+        self._check_usable()
+        try:
+            if self._buffer.put(key, value):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def delete(self, key: Key) -> None:
         """Remove `key`. Raises as `Writer.delete`."""
-        if self._buffer.delete(key):
-            self._send()
+        self._check_usable()
+        try:
+            if self._buffer.delete(key):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Many changes at once. Columns and errors as `Writer.append_batch`."""
-        if self._buffer.extend(table):
-            self._send()
+        self._check_usable()
+        try:
+            if self._buffer.extend(table):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def finish(self) -> Handle:
-        """Persist; the handle goes back to the coordinator. Raises PersistFailed."""
+        """Persist; the handle goes back to the coordinator. Raises PersistFailed.
+
+        After any error this task writer is over: write the task's changes again with a new one.
+        """
+        self._check_usable()
         self._send()
-        self._finished = True
+        self._life = Life.FAILED
+        entries = self._change_set.persist()
+        self._life = Life.CLOSED
         task = self._task
-        step = Step(checkpoint_id=task.checkpoint_id, entries=self._change_set.persist())
         return Handle(
             identity=task.grant.descriptor.identity,
             writer=task.grant.writer,
             epoch=task.grant.epoch,
             nonce=task.grant.nonce,
             base=task.base,
-            steps=(step,),
+            steps=(Step(checkpoint_id=task.checkpoint_id, entries=entries),),
         )
 
+    def _check_usable(self) -> None:
+        if self._life is not Life.OPEN:
+            raise ClosedError(
+                f"the task writer is {self._life.value}", hint="Make a new one for every attempt of a task"
+            )
+        if get_ident() != self._thread:
+            raise ClosedError("a task writer belongs to the thread that made it", hint="Make one in each")
+
     def _send(self) -> None:
-        if self._finished:
-            raise ClosedError("a task writer writes one change set", hint="Make a new one for every task")
+        """Hand everything buffered to the producer. Going on after an error would lose a part of it silently."""
+        self._life = Life.FAILED
         changes = self._buffer.take()
         if changes is not None:
             self._change_set.send(changes)
+        self._life = Life.OPEN
+
+    def _fail_unless_refused(self, error: BaseException) -> None:
+        """What is not a clear refusal of one change leaves the buffer in doubt."""
+        if not isinstance(error, Misuse):
+            self._life = Life.FAILED
 
 
 class Coordinator:
@@ -125,6 +177,7 @@ class Coordinator:
     ) -> None:
         if opened is None:
             opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
+        self._log = log
         self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
 
     @property
@@ -143,7 +196,9 @@ class Coordinator:
         return self._committer.base
 
     def task(self, checkpoint_id: int) -> TaskGrant:
-        """What the tasks of the next checkpoint need."""
+        """What the tasks of the next checkpoint need. Raises CheckpointMismatch if it is not later than the last."""
+        if checkpoint_id <= self.base.id:
+            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {self.base.id}")
         return TaskGrant(grant=self.grant, base=self.base, checkpoint_id=checkpoint_id)
 
     def commit(
@@ -158,11 +213,15 @@ class Coordinator:
         """Commit the winners' handles as one checkpoint, all or nothing.
 
         `unique_keys` declares that no key comes from two tasks; otherwise two tasks in one key group are refused with
-        OverlappingTasks before anything is written. Raises as `Writer.confirm`.
+        OverlappingTasks before anything is written. Raises as `Writer.confirm`; unless it is misuse, the coordinator is
+        over then.
         """
         if not unique_keys:
             refuse_overlaps(handles)
         listed = [handle for handle in handles if handle.entries]
+        for handle in listed:
+            if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
+                verify_handle(self._log, handle.continuing(self.base))
         return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
 
     def close(self) -> None:

@@ -29,16 +29,13 @@ import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
 from statelog.producer.change_set import ChangeSet
+from statelog.producer.commit import check_checkpoint_id, check_metadata
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
 from statelog.producer.lifecycle import Life
 from statelog.producer.opening import open_epoch, random_nonce
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.errors import (
-    CheckpointMismatch,
-    ClosedError,
-    Misuse,
-)
+from statelog.schemas.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse
 from statelog.schemas.handle import Checkpoint, Handle, Step
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
@@ -127,33 +124,54 @@ class Writer:
         """
         if get_ident() != self._ready_thread:
             self._check_usable()
-        if self._buffer.put(key, value):
-            self._send()
+        try:
+            if self._buffer.put(key, value):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def delete(self, key: Key) -> None:
         """Remove `key`; one that is not there is fine. Raises as `put`."""
         if get_ident() != self._ready_thread:
             self._check_usable()
-        if self._buffer.delete(key):
-            self._send()
+        try:
+            if self._buffer.delete(key):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
         """A change whose key group the caller names; None deletes. Raises as `put`."""
         self._check_usable()
-        if self._buffer.append(key_group, key, value):
-            self._send()
+        try:
+            if self._buffer.append(key_group, key, value):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
         null value deletes), and `value`, or for typed values the fields themselves. Raises as `put`.
         """
         self._check_usable()
-        if self._buffer.extend(table):
-            self._send()
+        try:
+            if self._buffer.extend(table):
+                self._send()
+        except BaseException as error:
+            self._fail_unless_refused(error)
+            raise
 
     def append_meta(self, key: str, value: bytes) -> None:
-        """A meta record of this writer, committed with the changes; the last one of a key wins."""
+        """A meta record of this writer, committed with the changes; the last one of a key wins.
+
+        Raises InvalidChange, ClosedError.
+        """
         self._check_usable()
+        if type(key) is not str or type(value) is not bytes:
+            raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
         self._meta[key] = value
 
     # ---- persist, confirm, commit
@@ -164,6 +182,7 @@ class Writer:
         Raises PersistFailed (the writer is over; open it again), CheckpointMismatch if the id does not grow.
         """
         self._check_usable()
+        check_checkpoint_id(checkpoint_id)
         last_id = self._steps[-1].checkpoint_id if self._steps else self._committer.base.id
         if checkpoint_id <= last_id:
             raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
@@ -178,16 +197,27 @@ class Writer:
         return self._handle(self._steps)
 
     def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
-        """Commit a handle of this writer; returns the commit's ledger offset. `final` ends its row in the ledger.
+        """Commit a handle that this life persisted; returns the commit's ledger offset.
 
-        Raises Fenced, CommitRefused, CheckpointMismatch; OutcomeUnknown only if it could not be settled either.
+        `final` ends the writer's row in the ledger, and this writer with it.
+
+        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled either, Damaged, Unavailable: the writer
+        is over. Raises CheckpointMismatch and other misuse before anything is sent: it goes on.
         """
         self._check_usable()
+        if handle.nonce != self.grant.nonce:
+            raise CheckpointMismatch(
+                "the handle was not persisted by this life of the writer",
+                writer=self.name,
+                checkpoint=handle.checkpoint.id,
+                hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
+            )
         handles = [handle] if handle.entries or any(step.meta for step in handle.steps) else []
         return self._commit(handles, handle.checkpoint, metadata or {}, final)
 
     def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
         """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
+        check_metadata(metadata or {})
         return self.confirm(self.persist(checkpoint_id), metadata, final=final)
 
     def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
@@ -207,7 +237,7 @@ class Writer:
         """End this life. What was not confirmed is not part of history. Idempotent; never waits for Kafka."""
         if self._life is Life.CLOSED:
             return
-        lost = self._buffer.changes
+        lost = self._buffer.changes or len(self._meta)
         was_open = self._life is Life.OPEN
         self._become(Life.CLOSED)
         if self._pid != os.getpid():
@@ -256,14 +286,21 @@ class Writer:
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
         epoch = self.grant.epoch
-        with self._failing():
-            # Chunks of a later change set, out under this epoch, could not be committed under a new one.
-            settle = not self._change_set.sent and len(self._steps) <= 1
+        # Chunks of a later change set, out under this epoch, could not be committed under a new one.
+        settle = not self._change_set.sent and len(self._steps) <= 1
+        try:
             last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
-            if last.checkpoint.nonce == checkpoint.nonce:
-                self._steps = [step for step in self._steps if step.checkpoint_id > last.checkpoint.id]
+            self._steps = [step for step in self._steps if step.checkpoint_id > last.checkpoint.id]
             if self.grant.epoch != epoch:
                 self._change_set = self._new_change_set()
+        except BaseException as error:
+            if self._committer.is_over or not isinstance(error, Misuse):
+                self._become(Life.FAILED)
+            raise
+        if final:
+            self.close()
+        elif self._committer.is_over:
+            self._become(Life.FAILED)
         return last.offset
 
     # ---- guards
@@ -287,6 +324,11 @@ class Writer:
         self._life = life
         if life is not Life.OPEN:
             self._ready_thread = _NO_THREAD
+
+    def _fail_unless_refused(self, error: BaseException) -> None:
+        """What is not a clear refusal of one change, such as Ctrl-C half way, leaves the buffer in doubt."""
+        if not isinstance(error, Misuse):
+            self._become(Life.FAILED)
 
     @contextmanager
     def _failing(self) -> Generator[None]:

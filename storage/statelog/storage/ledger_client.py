@@ -10,7 +10,8 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from statelog.schemas.errors import BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
@@ -135,13 +136,9 @@ class LedgerClient:
             return self.fold.apply(offset, record)
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
-        landed: _Folded | None = None
-        for landed in self._follow(offset + 1):
-            pass
-        if landed is not None:
-            if landed.offset != offset or landed.record != record:
-                raise self._lost("another record stands where ours was acknowledged", offset)
-            return landed.void
+        landed = deque(self._follow(offset + 1), maxlen=1)
+        if landed:
+            return self._void_of(landed.pop(), offset, record)
         raise OutcomeUnknown(
             "the ledger was truncated past a record before its verdict was read",
             topic=self._topic,
@@ -149,7 +146,12 @@ class LedgerClient:
             hint="Open the writer again: that settles it",
         )
 
-    def _follow(self, end_position: int) -> Iterator[_Folded]:
+    def _void_of(self, landed: _Folded, offset: int, record: LedgerRecord) -> Void | None:
+        if landed.offset != offset or landed.record != record:
+            raise self._lost("another record stands where ours was acknowledged", offset)
+        return landed.void
+
+    def _follow(self, end_position: int) -> Generator[_Folded]:
         """Fold what is below `end_position`, record by record, if need be from a newer base."""
         try:
             yield from self._fold_records(end_position)
@@ -160,7 +162,7 @@ class LedgerClient:
             self.fold = LedgerFold(self._identity, state)
             yield from self._fold_records(end_position)
 
-    def _fold_records(self, end_position: int) -> Iterator[_Folded]:
+    def _fold_records(self, end_position: int) -> Generator[_Folded]:
         if self._is_torn:
             raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
         if end_position <= self.fold.position:

@@ -1,0 +1,341 @@
+"""Commits and Opens whose outcome is unknown: settled before anything else, told truthfully, never sent twice."""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.support.breaking_kafka import BreakingKafka
+from tests.support.writer_rig import WriterRig, twin_rig
+
+from statelog.producer.lifecycle import Life
+from statelog.producer.opening import random_nonce
+from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown
+from statelog.schemas.handle import Handle
+from statelog.schemas.ledger import Commit, decode
+from statelog.schemas.ledger_state import LastCommit
+from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.storage.log import Log
+
+POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
+WIDER = """{"type": "record", "name": "Point", "fields": [
+    {"name": "y", "type": ["null", "string"], "default": null}, {"name": "x", "type": "long"}]}"""
+
+
+class LedgerFaults:
+    """Fates of the next records that are sent to the ledger; all others are delivered."""
+
+    def __init__(self) -> None:
+        self.fates: list[Fate] = []
+        self.on_send: Callable[[], None] | None = None
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """The next fate in the list, for a ledger record."""
+        if not attempt.topic.endswith(".ledger"):
+            return Fate.DELIVER
+        if self.on_send is not None:
+            call, self.on_send = self.on_send, None
+            call()
+        return self.fates.pop(0) if self.fates else Fate.DELIVER
+
+
+class Clock:
+    """A clock that moves a second at every look, so that waiting ends."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        self.now_s += 1.0
+        return self.now_s
+
+
+class World:
+    """One log whose ledger misbehaves on demand."""
+
+    def __init__(self, value_schema: str | None = None) -> None:
+        self.faults = LedgerFaults()
+        self.rig: WriterRig = twin_rig("s", self.faults)
+        self.rig.create(value_schema=value_schema).close()
+        assert self.rig.cluster is not None
+        self.cluster = self.rig.cluster
+
+    def writer(self, log: Log, name: str = "w") -> Writer:
+        """A writer whose waiting ends."""
+        return Writer(log, name, clock=Clock())
+
+    def last(self, name: str = "w") -> LastCommit | None:
+        """What the ledger shows as the writer's last commit."""
+        with self.rig.open() as log:
+            return log.describe().state.last_commit(name)
+
+    def commits(self) -> int:
+        """How many Commit records lie in the ledger, valid or void."""
+        found = [decode(record.value) for record in self.cluster.records("s.ledger", 0)]
+        return sum(isinstance(record, Commit) for record in found)
+
+
+@pytest.fixture
+def world() -> World:
+    """A log of opaque values."""
+    return World()
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+UNANSWERED = [Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET]
+
+
+@pytest.mark.parametrize("fate", UNANSWERED)
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_commit_that_landed_is_told_as_committed(world: World, fate: Fate, final: bool, before: int) -> None:
+    """Landed and valid: it is found by the new Open and not sent again, a final one and a writer's first one, too."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        for i in range(before):
+            writer.put(b"k", b"before")
+            writer.commit(i + 1)
+        writer.put(b"k", b"v")
+        world.faults.fates = [fate]
+        offset = writer.commit(7, {"offset": "42"}, final=final)
+        assert writer.last_commit is not None
+        assert writer.last_commit.offset == offset
+
+    assert world.commits() == before + 1
+    assert world.rig.state() == {b"k": b"v"}
+    last = world.last()
+    assert (last is None) if final else (last is not None and last.offset == offset)
+
+
+@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.SKIP])
+@pytest.mark.parametrize("final", [False, True])
+def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fate: Fate, final: bool) -> None:
+    """Lost: the same handle is committed again after the Open that made sure, and the writer goes on."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        epoch = writer.grant.epoch
+        writer.put(b"k", b"v")
+        world.faults.fates = [fate]
+        handle = writer.persist(1)
+        writer.confirm(handle, final=final)
+        assert writer.last_commit is not None
+        assert writer.last_commit.checkpoint == handle.checkpoint
+        assert writer.grant.epoch > epoch
+        if not final:
+            writer.put(b"l", b"w")
+            writer.commit(2)
+
+    assert world.rig.state() == ({b"k": b"v"} if final else {b"k": b"v", b"l": b"w"})
+
+
+def test_a_quiet_commit_keeps_its_checkpoint_when_it_is_settled(world: World) -> None:
+    """Whoever stored the handle finds its checkpoint, nonce included, in the ledger: also when nothing was changed."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        handle = writer.persist(1)
+        world.faults.fates = [Fate.LOSE]
+        writer.confirm(handle)
+
+    last = world.last()
+    assert last is not None
+    assert last.checkpoint == handle.checkpoint
+
+
+def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
+    """Late: the Open that settled it lies before it, so it counts for nobody, and the changes count once."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        world.faults.fates = [Fate.DELAY]
+        handle = writer.persist(1)
+        writer.confirm(handle)
+        writer.put(b"k", b"newer")
+        writer.commit(2)
+        assert world.cluster.release() == 1
+        writer.put(b"l", b"w")
+        writer.commit(3)
+
+    assert world.commits() == 4
+    assert world.rig.state() == {b"k": b"newer", b"l": b"w"}
+
+
+def take_over(world: World, then: Callable[[Writer], None] | None = None) -> Callable[[], None]:
+    """Another process opens the writer's name, as soon as the next ledger record is sent."""
+
+    def call() -> None:
+        fates, world.faults.fates = world.faults.fates, []
+        with world.rig.open() as other, Writer(other, "w") as thief:
+            if then is not None:
+                then(thief)
+        world.faults.fates = fates
+
+    return call
+
+
+def test_taken_over_before_the_commit_is_fenced(world: World) -> None:
+    """Another process came first and the commit is lost: told so, and the epoch is not taken back."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        world.faults.fates = [Fate.LOSE]
+        world.faults.on_send = take_over(world)
+        with pytest.raises(Fenced):
+            writer.commit(1)
+        assert writer.life is Life.FAILED
+    with world.rig.open() as log:
+        newest = log.describe().state.live
+
+    assert [live.epoch for live in newest] == [1]
+    assert world.rig.state() == {}
+
+
+def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) -> None:
+    """Another process came after the commit, and even continued it: the commit is told as such, then nothing more."""
+
+    def go_on(thief: Writer) -> None:
+        thief.put(b"l", b"w")
+        thief.commit(2)
+
+    lives = 0
+
+    def new_nonce() -> bytes:
+        nonlocal lives
+        lives += 1
+        if lives == 2:  # The Open that is to settle the commit is being made.
+            take_over(world, go_on)()
+        return random_nonce()
+
+    with world.rig.open() as log, Writer(log, "w", clock=Clock(), new_nonce=new_nonce) as writer:
+        writer.put(b"k", b"v")
+        world.faults.fates = [Fate.APPEND_UNANSWERED]
+        assert writer.commit(1) == 1
+        assert writer.life is Life.FAILED
+        with pytest.raises(ClosedError):
+            writer.put(b"m", b"x")
+
+    assert world.rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(world: World) -> None:
+    """It landed behind another's record, and reading fails: not Unavailable, which would invite a second try."""
+    with world.rig.open() as log, world.rig.open() as other:
+        broken = Log(log.descriptor, BreakingKafka(world.cluster, 0, BrokerUnavailable("no answer")), log.store)
+        with Coordinator(broken, "w", partitions=[0]) as coordinator:
+            with Writer(other, "x", partitions=[1]) as writer:
+                writer.commit(1)
+            with pytest.raises(OutcomeUnknown) as caught:
+                coordinator.commit(1, [], {"offset": "1"})
+            with pytest.raises(ClosedError):
+                coordinator.commit(1, [], {"offset": "1"})
+
+    assert isinstance(caught.value.__cause__, BrokerUnavailable)
+    last = world.last()
+    assert last is not None
+    assert last.metadata == {"offset": "1"}
+
+
+def test_settling_that_fails_is_unknown(world: World) -> None:
+    """If every Open stays unanswered, too, nobody is told anything but that it is unknown; the next life finds it."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        world.faults.fates = [Fate.APPEND_UNANSWERED, *[Fate.LOSE] * 30]
+        with pytest.raises(OutcomeUnknown, match="Commit"):
+            writer.commit(1, {"offset": "1"})
+    world.faults.fates = []
+    with world.rig.open() as log, world.writer(log) as writer:
+        assert writer.last_commit is not None
+        assert writer.last_commit.metadata == {"offset": "1"}
+
+    assert world.rig.state() == {b"k": b"v"}
+
+
+def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
+    """With a later change set under way a new epoch could not commit it, so the outcome stays unknown."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        first = writer.persist(1)
+        writer.put(b"k", b"w")
+        writer.persist(2)
+        world.faults.fates = [Fate.LOSE]
+        with pytest.raises(OutcomeUnknown):
+            writer.confirm(first)
+
+    assert world.rig.state() == {}
+
+
+@pytest.mark.parametrize("fate", [*UNANSWERED, Fate.LOSE, Fate.SKIP, Fate.DELAY])
+def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> None:
+    """Whether it landed, is lost or comes late: the opener gets a live epoch, and a ghost that lands fences nobody."""
+    world.faults.fates = [fate]
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        writer.commit(1)
+        world.cluster.release()
+        writer.put(b"l", b"w")
+        writer.commit(2)
+
+    assert world.rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_an_interrupted_commit_is_never_sent_again(world: World) -> None:
+    """Ctrl-C between sending a commit and its answer ends the coordinator: the same call again would send it twice."""
+    with world.rig.open() as log:
+        coordinator = Coordinator(log, "w", crash=raise_at("committed"))
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.commit(1, [], {"offset": "1"})
+        with pytest.raises(ClosedError):
+            coordinator.commit(1, [], {"offset": "1"})
+        coordinator.close()
+
+    assert world.commits() == 1
+
+
+def raise_at(point: str) -> Callable[[str], None]:
+    """Ctrl-C at a crash point."""
+
+    def crash(reached: str) -> None:
+        if reached == point:
+            raise KeyboardInterrupt
+
+    return crash
+
+
+def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
+    """A schema that was added meanwhile is for the next life: what waits in the buffer has the old one's shape."""
+    world = World(POINT)
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"a", {"x": 1})
+        handle = writer.persist(1)
+        log.value_schemas.add(WIDER)
+        writer.put(b"b", {"x": 2})
+        world.faults.fates = [Fate.LOSE]
+        writer.confirm(handle)
+        writer.put(b"c", {"x": 3})
+        writer.commit(2)
+
+    assert world.rig.state() == {b"a": {"x": 1}, b"b": {"x": 2}, b"c": {"x": 3}}
+
+
+def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: World) -> None:
+    """A coordinator settles as a writer does; the next checkpoint's tasks get the new grant."""
+    with world.rig.open() as log, Coordinator(log, "w", clock=Clock()) as coordinator:
+        first = coordinator.task(1)
+        world.faults.fates = [Fate.LOSE]
+        coordinator.commit(1, [task_of(log, coordinator, 1, {b"k": b"v"})])
+        second = coordinator.task(2)
+        coordinator.commit(2, [task_of(log, coordinator, 2, {b"l": b"w"})])
+
+    assert second.grant.epoch > first.grant.epoch
+    assert second.base.nonce == first.grant.nonce
+    assert world.rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dict[bytes, bytes]) -> Handle:
+    """One task that puts `changes`."""
+    task = TaskWriter(log.kafka.producer(), coordinator.task(checkpoint_id), slot=checkpoint_id)
+    for key, value in changes.items():
+        task.put(key, value)
+    return task.finish()

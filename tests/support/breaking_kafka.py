@@ -1,0 +1,38 @@
+"""An in-memory Kafka whose readers break once, in the middle of what they read."""
+
+from collections.abc import Iterator, Mapping
+
+from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
+
+__all__ = ["BreakingKafka"]
+
+
+class _BreakingReader(MemoryReader):
+    def __init__(self, cluster: MemoryCluster, topic: str, after: int, error: BaseException) -> None:
+        super().__init__(cluster, topic)
+        self._left: int | None = after
+        self._error = error
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """Records, and the error in their middle."""
+        for record in super().read(ranges, stall_timeout_s=stall_timeout_s):
+            if self._left == 0:
+                self._left = None
+                raise self._error
+            self._left = None if self._left is None else self._left - 1
+            yield record
+
+
+class BreakingKafka(MemoryKafka):
+    """A view of `cluster`, each of whose readers raises `error` once, instead of its record number `after`."""
+
+    def __init__(self, cluster: MemoryCluster, after: int, error: BaseException) -> None:
+        super().__init__(cluster=cluster)
+        self._after = after
+        self._error = error
+
+    def reader(self, topic: str) -> MemoryReader:
+        """A reader that breaks."""
+        return _BreakingReader(self.cluster, topic, self._after, self._error)
