@@ -1,5 +1,6 @@
 """Options of the Spark source and sinks: checked, typed, masked; and how a read is cut into tasks."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -137,3 +138,16 @@ def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
         "assert not [name for name in sys.modules if name.startswith('statelog')]"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+def test_a_fork_leaves_its_parents_clients_alone() -> None:
+    """In a forked child the cache looks empty, and neither using nor clearing it closes what the parent holds."""
+    cache: ProcessCache[int, _Client] = ProcessCache()
+    client = cache.put(1, _Client())
+    child = os.fork()
+    if child == 0:
+        found = cache.get(1)
+        cache.clear()
+        os._exit(0 if found is None and not client.closed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.get(1) is client
