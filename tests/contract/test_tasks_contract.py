@@ -1,0 +1,383 @@
+"""What a coordinator and its tasks promise, on the in-memory twins and on a real broker alike."""
+
+import multiprocessing
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import (
+    BrokerUnavailable,
+    CheckpointMismatch,
+    ClosedError,
+    CommitRefused,
+    ConfigError,
+    Fenced,
+    IncompleteChangeSet,
+    KeyGroupMismatch,
+    OverlappingTasks,
+)
+from statelog.schemas.handle import Handle
+from statelog.schemas.key_groups import key_group_of
+from statelog.storage.kafka import Producer
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from statelog.storage.log import Log
+
+SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
+
+
+@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
+    """A log's two places, in memory or real."""
+    if request.param == "twin":
+        return twin_rig(log_name)
+    broker = cast("Broker", request.getfixturevalue("broker"))
+    return real_rig(log_name, broker.bootstrap, tmp_path)
+
+
+@pytest.fixture
+def log(rig: WriterRig) -> Iterator[Log]:
+    """A new log of opaque values under bytes keys."""
+    with rig.create() as created:
+        yield created
+
+
+@pytest.fixture
+def producer(log: Log) -> Iterator[Producer]:
+    """The producer of the process that the tasks run in."""
+    made = log.kafka.producer()
+    yield made
+    made.close()
+
+
+def run_task(producer: Producer, task: TaskGrant, slot: int, changes: Mapping[bytes, bytes]) -> Handle:
+    """One attempt of a task that puts `changes`."""
+    writer = TaskWriter(producer, task, slot=slot)
+    for key, value in changes.items():
+        writer.put(key, value)
+    return writer.finish()
+
+
+def split_keys(log: Log, count: int = 60) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Changes for two tasks that share no key group, each in all partitions."""
+    parts: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
+    for i in range(count):
+        key = b"key-%d" % i
+        parts[key_group_of(key, log.descriptor.key_type, log.descriptor.key_groups) % 2][key] = b"%d" % i
+    return parts
+
+
+def test_the_winners_of_a_checkpoint_are_one_commit(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """Two tasks write, nothing is seen before the commit, everything is after it."""
+    even, odd = split_keys(log)
+    with Coordinator(log, "c") as coordinator:
+        task = coordinator.task(1)
+        handles = [run_task(producer, task, 0, even), run_task(producer, task, 1, odd)]
+        assert rig.state() == {}
+        committed = coordinator.commit(1, handles, {"offset": "60"})
+
+    assert committed.metadata == {"offset": "60"}
+    assert rig.state() == even | odd
+
+
+def test_losers_and_zombies_are_never_listed(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """A second attempt that lost, one that never ended, and one that writes on after the commit leave no trace."""
+    even, odd = split_keys(log)
+    with Coordinator(log, "c") as coordinator:
+        task = coordinator.task(1)
+        run_task(producer, task, 10, dict.fromkeys(even, b"loser"))
+        zombie = TaskWriter(producer, task, slot=11, settings=SMALL)
+        for key in odd:
+            zombie.put(key, b"zombie")
+        handles = [run_task(producer, task, 12, even), run_task(producer, task, 13, odd)]
+        coordinator.commit(1, handles)
+        for key in even:
+            zombie.put(key, b"zombie")
+        late = zombie.finish()
+        with pytest.raises(CheckpointMismatch):
+            coordinator.commit(2, [late])
+        coordinator.commit(2, [run_task(producer, coordinator.task(2), 14, {b"key-0": b"second"})])
+
+    assert rig.state() == {**even, **odd, b"key-0": b"second"}
+
+
+def test_a_task_that_began_before_the_last_commit_is_refused(log: Log, producer: Producer) -> None:
+    """Its chunks may lie below the committed position, so a handle that continues an older checkpoint is refused."""
+    even, odd = split_keys(log)
+    with Coordinator(log, "c") as coordinator:
+        early = coordinator.task(2)
+        coordinator.commit(1, [run_task(producer, coordinator.task(1), 0, even)])
+        with pytest.raises(CheckpointMismatch):
+            coordinator.commit(2, [run_task(producer, early, 1, odd)])
+        with pytest.raises(CheckpointMismatch):
+            coordinator.task(1)
+
+
+def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(
+    rig: WriterRig, log: Log, producer: Producer
+) -> None:
+    """The order between two tasks is arbitrary, so only a caller who knows that no key comes twice may go on."""
+    with Coordinator(log, "c") as coordinator:
+        task = coordinator.task(1)
+        all_keys = [b"key-%d" % i for i in range(60)]
+        one = run_task(producer, task, 0, dict.fromkeys(all_keys[::2], b"one"))
+        two = run_task(producer, task, 1, dict.fromkeys(all_keys[1::2], b"two"))
+        with pytest.raises(OverlappingTasks, match="key group"):
+            coordinator.commit(1, [one, two])
+        coordinator.commit(1, [one, two], unique_keys=True)
+
+    assert rig.state() == dict.fromkeys(all_keys[::2], b"one") | dict.fromkeys(all_keys[1::2], b"two")
+
+
+def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> None:
+    """Two change sets of one number in one commit could not be told apart, so nothing is committed."""
+    with Coordinator(log, "c") as coordinator:
+        handle = run_task(producer, coordinator.task(1), 0, {b"k": b"v"})
+        with pytest.raises(OverlappingTasks, match="same number"):
+            coordinator.commit(1, [handle, handle], unique_keys=True)
+        coordinator.commit(1, [handle])
+
+
+def zero() -> int:
+    """No salt: the slot alone is the number, as where the random bits coincide."""
+    return 0
+
+
+def test_a_slot_that_is_given_again_loses_nothing(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """A number that two checkpoints of one epoch share stands for two change sets, each in its place."""
+    expected: dict[bytes, bytes] = {}
+    with Coordinator(log, "c") as coordinator:
+        for checkpoint_id in (1, 2, 3):
+            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, salt=zero)
+            for i in range(30):
+                key = b"%d-%d" % (checkpoint_id, i)
+                writer.put(key, b"v")
+                expected[key] = b"v"
+            coordinator.commit(checkpoint_id, [writer.finish()])
+
+    assert rig.state() == expected
+
+
+def test_two_attempts_in_one_slot_do_not_mix(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """A loser that was given the winner's slot, and writes between the winner's chunks, is told apart all the same."""
+    even, _ = split_keys(log)
+    with Coordinator(log, "c") as coordinator:
+        task = coordinator.task(1)
+        loser = TaskWriter(producer, task, slot=0, settings=SMALL)
+        winner = TaskWriter(producer, task, slot=0, settings=SMALL)
+        for key, value in even.items():
+            loser.put(key, b"loser")
+            winner.put(key, value)
+        loser.finish()
+        coordinator.commit(1, [winner.finish()])
+
+    assert rig.state() == even
+
+
+@pytest.mark.parametrize("slot", [-1, 1 << 31])
+def test_a_slot_out_of_range_is_refused(log: Log, producer: Producer, slot: int) -> None:
+    """A slot that would not fit above the random bits is refused before anything is written."""
+    with Coordinator(log, "c") as coordinator, pytest.raises(ConfigError):
+        TaskWriter(producer, coordinator.task(1), slot=slot)
+
+
+def test_a_task_without_changes_and_a_quiet_checkpoint(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """Empty handles are fine, and so is a checkpoint of nothing but metadata."""
+    with Coordinator(log, "c") as coordinator:
+        coordinator.commit(1, [run_task(producer, coordinator.task(1), 0, {})], {"offset": "1"})
+        coordinator.commit(2, [], {"offset": "2"})
+    with rig.open() as again, Coordinator(again, "c", expect=2) as coordinator:
+        assert coordinator.last_commit is not None
+        assert coordinator.last_commit.metadata == {"offset": "2"}
+
+
+def test_a_task_refuses_partitions_that_the_coordinator_did_not_open(log: Log, producer: Producer) -> None:
+    """A change for another partition is refused by the task, before anything is sent."""
+    with Coordinator(log, "c", partitions=[0]) as coordinator:
+        writer = TaskWriter(producer, coordinator.task(1), slot=0)
+        with pytest.raises(KeyGroupMismatch):
+            writer.append_batch(pa.table({"key": [b"key-%d" % i for i in range(60)], "value": [b"v"] * 60}))
+
+
+def test_a_task_writer_writes_one_change_set_in_one_thread(log: Log, producer: Producer) -> None:
+    """After finish, and from another thread, it refuses everything."""
+    found: list[BaseException] = []
+
+    def intrude(writer: TaskWriter) -> None:
+        try:
+            writer.put(b"k", b"v")
+        except ClosedError as error:
+            found.append(error)
+
+    with Coordinator(log, "c") as coordinator:
+        writer = TaskWriter(producer, coordinator.task(1), slot=0)
+        thread = threading.Thread(target=intrude, args=(writer,))
+        thread.start()
+        thread.join()
+        writer.finish()
+        with pytest.raises(ClosedError):
+            writer.put(b"k", b"v")
+        with pytest.raises(ClosedError):
+            writer.finish()
+
+    assert len(found) == 1
+
+
+class FailingProducer:
+    """A producer that refuses the second record, as one does whose client has just died."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._sent = 0
+
+    def __getattr__(self, name: str) -> object:
+        """All else is the producer's."""
+        return getattr(self._producer, name)
+
+    def send(self, *args: object) -> object:
+        """Queue a record, but not the second."""
+        self._sent += 1
+        if self._sent == 2:
+            raise BrokerUnavailable("the producer is over")
+        return self._producer.send(*args)  # type: ignore[arg-type]  # passed on as they came
+
+
+def test_a_task_that_failed_half_way_gives_no_handle(log: Log, producer: Producer) -> None:
+    """What was on its way when sending failed is lost with the task writer, not left out of its handle."""
+    with Coordinator(log, "c") as coordinator:
+        failing = cast("Producer", FailingProducer(producer))
+        writer = TaskWriter(failing, coordinator.task(1), slot=0)
+        for i in range(60):
+            writer.put(b"key-%d" % i, b"v")
+        with pytest.raises(BrokerUnavailable):
+            writer.finish()
+        with pytest.raises(ClosedError):
+            writer.finish()
+
+
+def test_a_new_coordinator_fences_the_old_one(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """The old one's winners are void, it is told so, and a task of its grant changes nothing any more."""
+    even, odd = split_keys(log)
+    old = Coordinator(log, "c")
+    old_task = old.task(1)
+    handle = run_task(producer, old_task, 0, even)
+    with rig.open() as other, Coordinator(other, "c") as new:
+        with pytest.raises(Fenced):
+            old.commit(1, [handle])
+        with pytest.raises(ClosedError):
+            old.commit(1, [handle])
+        old.close()
+        run_task(producer, old_task, 1, dict.fromkeys(odd, b"zombie"))
+        new.commit(1, [run_task(producer, new.task(1), 0, odd)])
+
+    assert rig.state() == odd
+
+
+def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
+    rig: WriterRig, log: Log, producer: Producer
+) -> None:
+    """Handles that a job kept are committed by its next life, after their chunks were found."""
+    even, odd = split_keys(log)
+    with Coordinator(log, "c") as old:
+        kept = [run_task(producer, old.task(1), i, part).to_bytes() for i, part in enumerate((even, odd))]
+    with rig.open() as again, Coordinator(again, "c", expect=0) as new:
+        new.commit(1, [Handle.from_bytes(data) for data in kept])
+
+    assert rig.state() == even | odd
+
+
+def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """A lost tail of the data topic is found before the commit, not by every reader after it."""
+    if rig.cluster is None:
+        pytest.skip("a real broker does not lose its tail on demand")
+    even, _ = split_keys(log)
+    with Coordinator(log, "c") as old:
+        kept = run_task(producer, old.task(1), 0, even)
+    for entry in kept.entries:
+        rig.cluster.overwrite(log.data_topic, entry.partition, entry.first_offset, b"another")
+    with rig.open() as again, Coordinator(again, "c") as new:
+        with pytest.raises(IncompleteChangeSet):
+            new.commit(1, [kept])
+        new.commit(1, [])
+
+    assert rig.state() == {}
+
+
+def test_another_process_of_the_job_commits_under_the_grant(rig: WriterRig, log: Log, producer: Producer) -> None:
+    """It resumes the grant without an Open; the first process' view is stale then, and its commit refused."""
+    even, odd = split_keys(log)
+    with Coordinator(log, "c") as planning, rig.open() as other:
+        grant = pickle.loads(pickle.dumps(planning.grant))
+        with Coordinator(other, "c", opened=resume_grant(other, grant)) as committing:
+            assert committing.grant == planning.grant
+            committing.commit(1, [run_task(producer, planning.task(1), 0, even)])
+            with pytest.raises(CommitRefused, match="continue"):
+                planning.commit(2, [run_task(producer, planning.task(2), 1, odd)])
+            committing.commit(2, [run_task(producer, committing.task(2), 2, odd)])
+
+    assert rig.state() == even | odd
+
+
+def test_a_grant_that_is_over_is_not_resumed(rig: WriterRig, log: Log) -> None:
+    """Fenced by another writer, or ended by a final commit: resuming is refused, not discovered at the commit."""
+    with Coordinator(log, "c") as coordinator:
+        grant = coordinator.grant
+        with rig.open() as other, Writer(other, "x", partitions=[0]), pytest.raises(Fenced):
+            resume_grant(log, grant)
+    with rig.open() as other, Coordinator(other, "c") as coordinator:
+        coordinator.commit(1, [], final=True)
+        with pytest.raises(Fenced):
+            resume_grant(other, coordinator.grant)
+        with pytest.raises(ClosedError, match="final"):
+            coordinator.commit(2, [])
+
+
+def work(bootstrap: str, task_bytes: bytes, slot: int, changes: dict[bytes, bytes]) -> bytes:
+    """A task in another process, which knows nothing but the brokers and the pickled task grant."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": bootstrap}))
+    producer = kafka.producer()
+    try:
+        return pickle.dumps(run_task(producer, pickle.loads(task_bytes), slot, changes))
+    finally:
+        producer.close()
+        kafka.close()
+
+
+@pytest.mark.broker
+def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Grants and handles travel pickled; two spawned processes write, the coordinator commits both."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path)
+    with rig.create() as log, Coordinator(log, "c") as coordinator:
+        parts = split_keys(log)
+        for checkpoint_id in (1, 2):
+            task = pickle.dumps(coordinator.task(checkpoint_id))
+            jobs = [(broker.bootstrap, task, slot, part) for slot, part in enumerate(parts)]
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                handles = [pickle.loads(data) for data in pool.starmap(work, jobs)]
+            coordinator.commit(checkpoint_id, handles)
+
+    assert rig.state() == parts[0] | parts[1]
+
+
+def test_closing_a_coordinator_is_idempotent(rig: WriterRig, log: Log) -> None:
+    """Closing is idempotent and warns of nothing: a coordinator holds no changes."""
+    coordinator = Coordinator(log, "c")
+    coordinator.commit(1, [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        coordinator.close()
+        coordinator.close()
+
+    with rig.open() as again, Coordinator(again, "c", expect=1):
+        pass
