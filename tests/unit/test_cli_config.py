@@ -8,7 +8,8 @@ from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer,
 from statelog.cli.config_keys import KEYS
 from statelog.cli.materializing import materializer_settings
 from statelog.cli.session import config_layers
-from statelog.cli.units import duration_s, show_bytes, show_duration, size_bytes
+from statelog.cli.shown import show_bytes, show_duration
+from statelog.cli.units import duration_s, size_bytes
 from statelog.schemas.errors import ConfigError, NotFound, StatelogError
 
 CANARY = "canary-4711"
@@ -89,6 +90,11 @@ def test_a_misspelt_variable_is_refused_and_foreign_ones_are_not() -> None:
         "HOME": "/",
     }
     assert environment_layer(foreign).values == {}
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    """What a container file leaves empty does not hide what the file says."""
+    assert made("root = '/file'", {"STATELOG_ROOT": ""}).root == "/file"
 
 
 def test_contradictions_are_refused_by_name() -> None:

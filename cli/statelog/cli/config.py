@@ -107,6 +107,8 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
     kafka: dict[str, str] = {}
     storage: dict[str, object] = {}
     for variable, text in environment.items():
+        if not text:
+            continue  # Empty means not set, as container files write it.
         if variable.startswith(f"{_PREFIX}KAFKA__"):
             kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
         elif variable.startswith(f"{_PREFIX}STORAGE__"):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from statelog.cli.config import CliConfig
 from statelog.cli.output import Fact, Report, Unit
-from statelog.cli.units import show_bytes, show_count, show_duration
+from statelog.cli.shown import show_bytes, show_count, show_duration
 from statelog.materializer import Completed, Event, Lost, MaterializerSettings, RoundOutcome, Skipped
 from statelog.materializer.events import (
     CleanUpHeldBack,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from statelog.cli.shown import show_bytes, show_count, show_duration
+
 if TYPE_CHECKING:
     from statelog.schemas.errors import StatelogError
 
@@ -134,8 +136,6 @@ def _is_terminal() -> bool:
 
 
 def _shown(value: object, unit: Unit) -> str:
-    from statelog.cli.units import show_bytes, show_count, show_duration
-
     if value is None:
         return "-"
     if unit is Unit.TEXT or not isinstance(value, int | float):
@@ -158,7 +158,7 @@ def _text(value: object) -> str:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")
 
 
 def _plain_lines(report: Report) -> list[str]:

@@ -5,7 +5,7 @@ import re
 
 from statelog.schemas.errors import ConfigError
 
-__all__ = ["duration_s", "show_bytes", "show_count", "show_duration", "size_bytes"]
+__all__ = ["duration_s", "size_bytes"]
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTES = {
@@ -39,28 +39,3 @@ def _quantity(value: object) -> tuple[float, str]:
     if match is None:
         raise ConfigError(f"{value!r} is no number with a unit", hint="Write it such as 30s or 512MiB")
     return float(match.group(1)), match.group(2)
-
-
-def show_count(number: float) -> str:
-    """A count with commas between thousands."""
-    return f"{number:,.0f}"
-
-
-def show_bytes(number: float) -> str:
-    """A size in the unit that suits it."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
-
-
-def show_duration(seconds: float) -> str:
-    """A duration with as much precision as a person wants."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

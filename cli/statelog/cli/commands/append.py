@@ -17,7 +17,7 @@ from statelog.cli.inputs.source import InputSource
 from statelog.cli.output import Fact, Report, Unit
 from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
-from statelog.cli.units import show_count
+from statelog.cli.shown import show_count
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import CheckpointMismatch, StatelogError
 from statelog.storage.log import Log

@@ -11,7 +11,7 @@ from statelog.cli.output import Fact, Listing, Output, Report, Unit
 from statelog.cli.progress import ProgressBar, open_bar
 from statelog.cli.recovering import json_lines, parse_at, parse_key_groups, shown_rows, whole_file
 from statelog.cli.session import Session, connected
-from statelog.cli.units import show_bytes, show_duration
+from statelog.cli.shown import show_bytes, show_duration
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.errors import ConfigError

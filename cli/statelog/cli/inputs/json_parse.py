@@ -19,6 +19,7 @@ from statelog.schemas.key_groups import KeyType
 __all__ = ["BrokenRow", "LineParser"]
 
 _PARALLEL_BYTES = 1 << 20
+_SEE = "(see --key-field, --value-field, --op-field and --ignore-unknown)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class LineParser:
             return
         unknown = [name for name in given if name not in self._schema.names]
         if unknown:
-            raise InvalidChange(f"it has fields that the log has no place for: {', '.join(unknown)}")
+            raise InvalidChange(f"it has fields that the log has no place for: {', '.join(unknown)} {_SEE}")
 
 
 def _cast(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:

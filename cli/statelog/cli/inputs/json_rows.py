@@ -70,9 +70,16 @@ def parse_rows(lines: Sequence[bytes], mapping: FieldMapping, shape: LogShape) -
     others = {mapping.op_field: None, mapping.checkpoint_field: None, mapping.key_field: key_type}
     if shape.named_groups:
         others["key_group"] = pa.int64()
+    kinds = {one.name: one.type for one in root.fields}
     for name, kind in others.items():
-        if name is not None and name not in columns:
+        if name is None:
+            continue
+        if name not in columns:
             columns[name] = _column(name, [row.get(name) for row in rows], kind)
+        elif values.null_count:
+            # A delete has no value, but still this field.
+            shared = [_from_json(row.get(name), kinds[name], mapping.bytes_text, name) for row in rows]
+            columns[name] = _array(name, shared, columns[name].type)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -81,6 +88,10 @@ def _column(name: str, values: Sequence[object], kind: pa.DataType | None) -> pa
     wanted = kind or scalar_type(name, first)
     if any(value is not None and scalar_type(name, value) != wanted for value in values):
         raise InvalidChange(f"the field {name!r} is not always {wanted}")
+    return _array(name, values, wanted)
+
+
+def _array(name: str, values: Sequence[object], wanted: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, wanted)
     except (pa.ArrowException, UnicodeError, OverflowError) as error:

@@ -1,0 +1,28 @@
+"""Counts, sizes and durations as people read them. Pure, and quick to load: every output needs it."""
+
+__all__ = ["show_bytes", "show_count", "show_duration"]
+
+
+def show_count(number: float) -> str:
+    """A count with commas between thousands."""
+    return f"{number:,.0f}"
+
+
+def show_bytes(number: float) -> str:
+    """A size in the unit that suits it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def show_duration(seconds: float) -> str:
+    """A duration with as much precision as a person wants."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
