@@ -1,0 +1,215 @@
+"""A writer after an error: a refusal leaves it as it was, anything else ends it, and nothing is lost silently."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+from tests.support.writer_rig import WriterRig, twin_rig
+
+from statelog.producer.lifecycle import Life
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.errors import (
+    CheckpointMismatch,
+    ClosedError,
+    InvalidChange,
+    KeyGroupMismatch,
+    Misuse,
+    ValueTooLarge,
+)
+from statelog.storage.log import Log
+
+
+@pytest.fixture
+def rig() -> WriterRig:
+    """A log's two places, in memory."""
+    return twin_rig("l")
+
+
+@pytest.fixture
+def log(rig: WriterRig) -> Iterator[Log]:
+    """A new log of opaque values under bytes keys."""
+    with rig.create() as created:
+        yield created
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+class InterruptedValue(bytes):
+    """A value during whose buffering Ctrl-C is pressed."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_put_ends_the_writer(rig: WriterRig, log: Log) -> None:
+    """Ctrl-C half way through a put leaves the buffer in doubt, so nothing of it can be committed."""
+    writer = Writer(log, "w")
+    writer.put(b"k", b"v")
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(b"l", InterruptedValue(b"w"))
+    assert writer.life is Life.FAILED
+    with pytest.raises(ClosedError):
+        writer.commit(1)
+    writer.close()
+
+    assert rig.state() == {}
+
+
+def test_an_interrupted_task_ends(log: Log) -> None:
+    """The same for a task: it gives no handle after it."""
+    with Coordinator(log, "c") as coordinator:
+        task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
+        with pytest.raises(KeyboardInterrupt):
+            task.put(b"l", InterruptedValue(b"w"))
+        with pytest.raises(ClosedError):
+            task.finish()
+
+
+def test_a_refused_change_leaves_no_key_group_behind(rig: WriterRig) -> None:
+    """Where the caller names key groups, a value that is too large must not shift those of the changes after it."""
+    with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
+        with pytest.raises(ValueTooLarge):
+            writer.append(3, b"large", bytes(16 << 20))
+        writer.append(5, b"k", b"v")
+        handle = writer.persist(1)
+        writer.confirm(handle)
+
+    assert [entry.partition for entry in handle.entries] == [1]
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_a_put_without_a_key_group_is_refused_at_once(rig: WriterRig) -> None:
+    """Where the caller names key groups, a put that names none is refused and not buffered."""
+    with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
+        for _ in range(3):
+            with pytest.raises(KeyGroupMismatch):
+                writer.put(b"k", b"v")
+            with pytest.raises(KeyGroupMismatch):
+                writer.delete(b"k")
+        writer.append(5, b"l", b"w")
+        writer.commit(1)
+
+    assert rig.state() == {b"l": b"w"}
+
+
+@pytest.mark.parametrize("metadata", [{"offset": 42}, {1: "x"}, {"offset": None}, {"offset": "\ud800"}])
+def test_metadata_is_text(rig: WriterRig, log: Log, metadata: dict[str, str]) -> None:
+    """Other metadata is refused before anything is persisted, and the writer goes on."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        with pytest.raises(Misuse, match="metadata is text"):
+            writer.commit(1, metadata)
+        handle = writer.persist(1)
+        with pytest.raises(Misuse, match="metadata is text"):
+            writer.confirm(handle, metadata)
+        writer.confirm(handle, {"offset": "42"})
+
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_metadata_that_no_ledger_record_holds(rig: WriterRig, log: Log) -> None:
+    """A commit that is too large is refused before it is sent; the same handle is committed without the ballast."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        handle = writer.persist(1)
+        with pytest.raises(ValueTooLarge, match="ledger record"):
+            writer.confirm(handle, {"offset": "x" * (15 << 20)})
+        writer.confirm(handle)
+
+    assert rig.state() == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("record", [("key", "text"), (b"key", b"v"), ("key", None)])
+def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) -> None:
+    """Another meta record is refused where it comes in, not when it is committed."""
+    with Writer(log, "w") as writer:
+        with pytest.raises(InvalidChange):
+            writer.append_meta(*record)
+        writer.commit(1)
+
+
+@pytest.mark.parametrize("checkpoint_id", [-1, 0, 1 << 63])
+def test_checkpoint_ids_fit(log: Log, checkpoint_id: int) -> None:
+    """An id that no checkpoint can have is refused, by a writer and by a coordinator."""
+    with Writer(log, "w") as writer:
+        with pytest.raises(CheckpointMismatch):
+            writer.commit(checkpoint_id)
+        writer.commit(1)
+    with Coordinator(log, "c") as coordinator:
+        with pytest.raises(CheckpointMismatch):
+            coordinator.commit(checkpoint_id, [])
+        coordinator.commit(1, [])
+
+
+def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> None:
+    """Confirming twice is refused before anything is sent, and the writer goes on."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        handle = writer.persist(1)
+        writer.confirm(handle)
+        with pytest.raises(CheckpointMismatch):
+            writer.confirm(handle)
+        writer.put(b"l", b"w")
+        writer.commit(2)
+
+    assert rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: WriterRig, log: Log) -> None:
+    """Confirm does not check chunks; what another life persisted goes through adopt, which does."""
+    with Writer(log, "w") as earlier:
+        earlier.put(b"k", b"v")
+        handle = earlier.persist(1)
+    with rig.open() as again, Writer(again, "w") as writer:
+        with pytest.raises(CheckpointMismatch, match="this life"):
+            writer.confirm(handle)
+        writer.adopt(handle)
+
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_a_final_commit_closes_the_writer(rig: WriterRig, log: Log) -> None:
+    """Nothing can follow it, so the next put is refused at once; the last commit is still told."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        offset = writer.commit(1, final=True)
+        assert writer.life is Life.CLOSED
+        assert writer.last_commit is not None
+        assert writer.last_commit.offset == offset
+        with pytest.raises(ClosedError):
+            writer.put(b"l", b"w")
+
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_interrupts_between_chunks_end_the_writer(rig: WriterRig, log: Log) -> None:
+    """Ctrl-C while a full buffer is sent: half of it is out, so the writer is over."""
+    calls = 0
+
+    def clock() -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 8:
+            raise KeyboardInterrupt
+        return 0.0
+
+    settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
+    writer = Writer(log, "w", settings=settings, clock=clock)
+    with pytest.raises(KeyboardInterrupt):
+        for i in range(1_000):
+            writer.put(b"%d" % i, bytes(20))
+    with pytest.raises(ClosedError):
+        writer.put(b"k", b"v")
+    writer.close()
+
+    assert rig.state() == {}
