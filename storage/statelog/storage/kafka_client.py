@@ -204,6 +204,8 @@ class ConfluentKafka:
         try:
             return future.result(timeout=self._timeout_s + _GRACE_S)
         except confluent_kafka.KafkaException as refused:
+            # The future keeps its exception, and through the frames of its traceback it would keep the client alive.
+            refused.__traceback__ = None
             raise _Refused(*kafka_error(refused, self._config)) from None
         except concurrent.futures.TimeoutError:
             raise _Refused("_TIMED_OUT", f"no answer within {self._timeout_s:g} s") from None
@@ -261,5 +263,6 @@ class ConfluentKafka:
         if self._clock() >= deadline:
             raise BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
         # The client remembers "no such topic" for longer than we wait; only a new one asks the broker again.
+        self._guard.drop()  # Else each try would leave a client, its threads and its connections behind.
         self._native = None
         self._sleep(_RETRY_S)

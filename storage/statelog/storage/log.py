@@ -10,7 +10,8 @@ Invariants:
 
 import json
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -103,28 +104,29 @@ class Log:
         schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
         waived = parse_waivers(allow_unsafe)
         client, store = _ports(check_name("log", name), kafka, root, storage_options)
-        store.check()
-        if _descriptor_or_none(store) is not None:
-            raise AlreadyExists(f"the log {name} is there already", log=name, url=store.url)
-        topics = {
-            role: _make_topic(client, topic, role, count, replication_factor, waived)
-            for role, topic, count in (
-                (TopicRole.DATA, data_topic(name), partitions),
-                (TopicRole.LEDGER, ledger_topic(name), 1),
+        with _closing(client, kafka, on_success=False):
+            store.check()
+            if _descriptor_or_none(store) is not None:
+                raise AlreadyExists(f"the log {name} is there already", log=name, url=store.url)
+            topics = {
+                role: _make_topic(client, topic, role, count, replication_factor, waived)
+                for role, topic, count in (
+                    (TopicRole.DATA, data_topic(name), partitions),
+                    (TopicRole.LEDGER, ledger_topic(name), 1),
+                )
+            }
+            descriptor = Descriptor(
+                name=name,
+                identity=_identity(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
+                partitions=partitions,
+                key_groups=key_groups,
+                hash_rule=HashRule(hash_rule),
+                key_type=KeyType(key_type),
+                value_schema_id=1 if schema else 0,
             )
-        }
-        descriptor = Descriptor(
-            name=name,
-            identity=_identity(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
-            partitions=partitions,
-            key_groups=key_groups,
-            hash_rule=HashRule(hash_rule),
-            key_type=KeyType(key_type),
-            value_schema_id=1 if schema else 0,
-        )
-        if schema is not None:
-            _put_first_schema(store, schema.avsc)
-        store.put_if_absent(DESCRIPTOR_PATH, descriptor.to_bytes())
+            if schema is not None:
+                _put_first_schema(store, schema.avsc)
+            store.put_if_absent(DESCRIPTOR_PATH, descriptor.to_bytes())
         return cls(descriptor, client, store, waived=waived)
 
     @classmethod
@@ -143,13 +145,13 @@ class Log:
         """
         waived = parse_waivers(allow_unsafe)
         client, store = _ports(check_name("log", name), kafka, root, storage_options)
-        descriptor = _descriptor_or_none(store)
-        if descriptor is None:
-            raise NotFound(
-                f"there is no log {name}", url=store.url, hint="Create it with Log.create or `statelog init`"
-            )
-        log = cls(descriptor, client, store, waived=waived)
-        log.verify()
+        with _closing(client, kafka, on_success=False):
+            descriptor = _descriptor_or_none(store)
+            if descriptor is None:
+                hint = "Create it with Log.create or `statelog init`"
+                raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
+            log = cls(descriptor, client, store, waived=waived)
+            log.verify()
         return log
 
     @classmethod
@@ -166,23 +168,24 @@ class Log:
         Topics that are not the log's own (made anew since) are left alone. Raises NotFound, Unavailable.
         """
         client, store = _ports(check_name("log", name), kafka, root, storage_options)
-        descriptor = _descriptor_or_none(store)
-        if descriptor is None:
-            raise NotFound(f"there is no log {name}", url=store.url)
-        ids = {
-            data_topic(name): descriptor.identity.data_topic_id,
-            ledger_topic(name): descriptor.identity.ledger_topic_id,
-        }
-        if client.cluster_id() != descriptor.identity.cluster_id:
-            raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-        for topic, topic_id in ids.items():
-            found = client.describe_topic(topic)
-            if found is not None and found.topic_id == topic_id:
-                client.delete_topic(topic)
-        for info in list(store.list()):
-            if info.path != DESCRIPTOR_PATH:
-                store.delete(info.path)
-        store.delete(DESCRIPTOR_PATH)
+        with _closing(client, kafka, on_success=True):
+            descriptor = _descriptor_or_none(store)
+            if descriptor is None:
+                raise NotFound(f"there is no log {name}", url=store.url)
+            ids = {
+                data_topic(name): descriptor.identity.data_topic_id,
+                ledger_topic(name): descriptor.identity.ledger_topic_id,
+            }
+            if client.cluster_id() != descriptor.identity.cluster_id:
+                raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
+            for topic, topic_id in ids.items():
+                found = client.describe_topic(topic)
+                if found is not None and found.topic_id == topic_id:
+                    client.delete_topic(topic)
+            for info in list(store.list()):
+                if info.path != DESCRIPTOR_PATH:
+                    store.delete(info.path)
+            store.delete(DESCRIPTOR_PATH)
 
     def verify(self) -> None:
         """Compare descriptor, cluster and topic settings, as every open, round and recovery does.
@@ -293,16 +296,35 @@ class Log:
     def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
         """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
 
-        The system itself never calls this. Raises ConfigError, OutcomeUnknown, Unavailable.
+        A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come. The
+        system itself never calls this. Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
         """
         if not ranges or not reason.strip() or not operator.strip():
             raise ConfigError("accepting a loss needs ranges, a reason and an operator")
+        committed = self._committed_positions()
+        for lost in ranges:
+            end = committed.get(lost.partition, 0)
+            if not 0 <= lost.start_offset < lost.end_offset <= end:
+                raise ConfigError(
+                    "only committed offsets can be given up, as a range that is not empty",
+                    hint="Take the range from the error that reported the loss",
+                    **lost._asdict(),
+                    committed_position=end,
+                )
         producer = self.kafka.producer()
         try:
             record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
             return append_record(producer, self.ledger_topic, record)
         finally:
             producer.close()
+
+    def _committed_positions(self) -> dict[int, int]:
+        ledger = self.newest_ledger()
+        try:
+            ledger.fold_end()
+            return ledger.fold.committed_positions
+        finally:
+            ledger.close()
 
     def _describe(self, topic: str) -> TopicDescription:
         found = self.kafka.describe_topic(topic)
@@ -322,6 +344,20 @@ def _ports(
     client = ConfluentKafka(client_config(kafka)) if isinstance(kafka, Mapping) else kafka
     store = open_store(root, name, storage_options or {}) if isinstance(root, str) else root
     return client, store
+
+
+@contextmanager
+def _closing(client: Kafka, kafka: KafkaSource, *, on_success: bool) -> Generator[None]:
+    """Close a client that was made here from settings, if nobody will hold it. The caller's own is left alone."""
+    made_here = isinstance(kafka, Mapping)
+    try:
+        yield
+    except BaseException:
+        if made_here:
+            client.close()
+        raise
+    if made_here and on_success:
+        client.close()
 
 
 def _descriptor_or_none(store: Store) -> Descriptor | None:

@@ -1,0 +1,61 @@
+"""What is left of Kafka clients that nobody holds any more: nothing, above all no threads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.support.broker import Broker
+
+from statelog.schemas.errors import BrokerUnavailable, UnsafeTopic
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from statelog.storage.log import Log
+
+
+def threads() -> int:
+    """How many threads this process has."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("Threads")).split()[1])
+
+
+class Leaderless(ConfluentKafka):
+    """A view of a cluster in which no partition has a leader; every answer takes a new client."""
+
+    tries = 0
+
+    def _list_offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+        self.tries += 1
+        return super()._list_offsets(f"{topic}-is-not-there", partitions)
+
+    def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
+        """They are there, they only lack a leader."""
+
+
+@pytest.mark.broker
+def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_name: str) -> None:
+    """Each try asks with a new client; the old ones go, with their threads and connections."""
+    kafka = Leaderless(client_config({"bootstrap.servers": broker.bootstrap}), request_timeout_s=1.0)
+    kafka.cluster_id()
+    before = threads()
+    with pytest.raises(BrokerUnavailable):
+        kafka.offsets(topic_name, [0])
+
+    assert kafka.tries > 3
+    assert threads() <= before + 4
+    kafka.close()
+
+
+@pytest.mark.broker
+def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Opened again and again, as a supervisor does, a refused log costs no threads; nor does a deleted one."""
+    kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path)
+    unsafe = ("replication", "min-insync")
+    Log.create(log_name, kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=unsafe).close()
+    before = threads()
+    for _ in range(5):
+        with pytest.raises(UnsafeTopic):
+            Log.open(log_name, kafka=kafka, root=root)
+    Log.delete(log_name, kafka=kafka, root=root)
+
+    assert threads() <= before + 4
