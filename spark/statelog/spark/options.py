@@ -70,7 +70,9 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. `checkpoint_location` is '' for a batch; `batch_id` is the micro-batch that a batch write stands for."""
+    """A write. `batch_id` is the micro-batch that a batch write stands for; `checkpoint_location` is '' if Spark's
+    configuration names it, or there is none.
+    """
 
     where: LogOptions
     writer: str
@@ -80,6 +82,12 @@ class WriteOptions:
     checkpoint_id: int | None = None
     batch_id: int | None = None
     checkpoint_location: str = ""
+    is_stream: bool = False
+
+    @property
+    def serves_query(self) -> bool:
+        """Whether a streaming query writes, through its sink or through `upsert`."""
+        return self.is_stream or self.batch_id is not None
 
 
 def log_options(options: Mapping[str, str]) -> LogOptions:
@@ -146,6 +154,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         checkpoint_id=checkpoint,
         batch_id=batch,
         checkpoint_location=given.get("checkpointlocation", ""),
+        is_stream=streaming,
     )
 
 

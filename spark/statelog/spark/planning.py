@@ -80,7 +80,7 @@ def _successor(opened: Opened, options: WriteOptions) -> LiveEpoch | None:
     newest = fold.live_epoch(fold.prior(options.writer, opened.grant.partitions))
     if newest is not None and newest.nonce[:_TAG_BYTES] == opened.grant.nonce[:_TAG_BYTES]:
         return newest
-    if options.checkpoint_location or options.batch_id is not None:
+    if options.serves_query:
         raise Fenced(
             "another writer took over",
             writer=options.writer,
