@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from statelog.producer.grant import Grant
-from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
+from statelog.schemas.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.handle import Checkpoint
-from statelog.schemas.ledger import Open
+from statelog.schemas.ledger import LossRange, Open
 from statelog.schemas.names import check_name
 from statelog.storage.kafka import Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
@@ -72,6 +72,7 @@ def open_epoch(
     try:
         for _ in range(_ATTEMPTS):
             ledger.fold_end()
+            _check_data(log, ledger.fold, taken)
             _check_expected(ledger.fold, writer, expect)
             _check_still_ours(ledger.fold, writer, taken, issued)
             nonce = new_nonce()
@@ -140,6 +141,34 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     if not taken or taken[0] < 0 or taken[-1] >= count:
         raise ConfigError("a writer needs partitions of its log", partitions=str(partitions), log_partitions=count)
     return taken
+
+
+def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> None:
+    """Raise BeyondEnd if a partition ends below its committed position, and nobody has given up what is missing.
+
+    What is written then would lie below the committed position, so no commit could be valid.
+    """
+    committed = {p: fold.committed_position(p) for p in partitions if fold.committed_position(p)}
+    if not committed:
+        return
+    for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
+        lost = LossRange(partition, end, committed[partition])
+        if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
+            raise BeyondEnd(
+                "the log ends below an offset that was committed",
+                topic=log.data_topic,
+                partition=partition,
+                log_end=end,
+                committed_position=committed[partition],
+                hint="The brokers lost acknowledged changes: restore them, or accept the loss by name",
+            )
+
+
+def _given_up(lost: LossRange, accepted: Sequence[LossRange]) -> bool:
+    return any(
+        one.partition == lost.partition and one.start_offset <= lost.start_offset and lost.end_offset <= one.end_offset
+        for one in accepted
+    )
 
 
 def _check_still_ours(
