@@ -195,12 +195,18 @@ def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_nul
     for one in kind.fields:
         inner = f"{path}.{one.name}"
         if one.name in given:
-            children.append(_inside(given[one.name], one.type, inner, null_rows))
+            column = _without(given[one.name], is_null) if null_rows else given[one.name]
+            children.append(_inside(column, one.type, inner, null_rows))
         elif one.has_default:
             children.append(repeated(default_array(one.default, one.type, inner), rows))
         else:
             raise _refused("a field that is missing and has no default", inner)
     return struct_of(children, kind, is_null)
+
+
+def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
+    """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
+    return pc.if_else(is_null, pa.scalar(None, column.type), column)
 
 
 def _family(kind: pa.DataType) -> str:

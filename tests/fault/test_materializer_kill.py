@@ -1,0 +1,70 @@
+"""SIGKILL of a materializer between every two steps of a round, on a real broker and a local directory.
+
+After every kill the state that a reader recovers is the model, and the next round, by another process, goes on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fault.test_writer_kill import REPOSITORY, ROOMS
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig
+
+from statelog.materializer import CRASH_POINTS
+from statelog.producer import Writer
+from statelog.recovery import recover
+
+NEVER = "never"
+
+
+def round_in_a_process(rig: WriterRig, bootstrap: str, directory: Path, point: str) -> int:
+    """One round that dies at `point`; returns its exit code."""
+    scratch = directory / "scratch"
+    scratch.mkdir(exist_ok=True)
+    path = os.pathsep.join(str(REPOSITORY / room) for room in ROOMS)
+    command = [sys.executable, "-m", "tests.support.doomed_round", rig.name, bootstrap, str(directory / "root")]
+    command += [str(scratch), point]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=False).returncode
+
+
+def write(rig: WriterRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
+    """A commit that overwrites, deletes and adds."""
+    with rig.open() as log, Writer(log, "w") as writer:
+        for i in range(30):
+            key = b"k%d" % ((checkpoint_id * 13 + i) % 50)
+            if i % 7 == 3:
+                writer.delete(key)
+                model.pop(key, None)
+            else:
+                writer.put(key, b"%d/%d" % (checkpoint_id, i))
+                model[key] = b"%d/%d" % (checkpoint_id, i)
+        writer.commit(checkpoint_id)
+
+
+@pytest.mark.broker
+def test_killed_at_every_named_point(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Killed at each point in turn, rounds lose nothing, and the rounds in between make up for it."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    model: dict[bytes, bytes] = {}
+    reached: set[str] = set()
+    for i, point in enumerate(CRASH_POINTS, 1):
+        for checkpoint_id in (i * 2 - 1, i * 2):
+            write(rig, model, checkpoint_id)
+            died = round_in_a_process(rig, broker.bootstrap, tmp_path, point if checkpoint_id % 2 else NEVER)
+            assert died == (-signal.SIGKILL if checkpoint_id % 2 and died else 0)
+            if died:
+                reached.add(point)
+            with rig.open() as log:
+                assert recover(log).to_dict() == model
+    assert reached == set(CRASH_POINTS)
+
+    with rig.open() as log:
+        described = log.describe()
+        assert described.manifest is not None
+        assert described.ledger_offsets.start > 0
+        assert {info.path for info in log.store.list("runs/")} >= {run.path for run in described.manifest.runs}

@@ -1,0 +1,34 @@
+"""A materializer process that kills itself with SIGKILL at a named point of a round; fault tests run it with -m."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+from tests.support.twin_log import settings_for
+from tests.support.writer_rig import UNSAFE
+
+from statelog.materializer.round import run_round
+from statelog.storage.log import Log
+
+__all__: list[str] = []
+
+
+def main() -> None:
+    """One round, which may be the process' last."""
+    parser = argparse.ArgumentParser()
+    for name in ("log", "bootstrap", "root", "scratch", "point"):
+        parser.add_argument(name)
+    given = parser.parse_args()
+
+    def crash(passed: str) -> None:
+        if passed == given.point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kafka = {"bootstrap.servers": given.bootstrap}
+    with Log.open(given.log, kafka=kafka, root=given.root, allow_unsafe=UNSAFE) as log:
+        run_round(log, settings_for(Path(given.scratch)), crash=crash)
+
+
+if __name__ == "__main__":
+    main()
