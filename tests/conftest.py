@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+
 from tests.support import broker as brokers
 
 __all__: list[str] = []

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from tests.support.kafka_world import World, broker_world, memory_world
 
 from statelog.schemas.errors import (
     AlreadyExists,
@@ -23,6 +22,7 @@ from statelog.schemas.errors import (
     ValueTooLarge,
 )
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
+from tests.support.kafka_world import World, broker_world, memory_world
 
 TIMEOUT_S = 20.0
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from docker.errors import DockerException
-from tests.support.broker import docker_reason
-from tests.support.file_systems import CarelessFileSystem, HdfsLikeFileSystem, unique_directory
-from tests.support.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
 
 from statelog.schemas.errors import AlreadyExists, InvalidName, NotFound, StoreUnavailable, UnsafeStore
 from statelog.storage.store import Store
 from statelog.storage.store_fsspec import FsspecStore, open_store
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
 from statelog.storage.store_url import parse_root
+from tests.support.broker import docker_reason
+from tests.support.file_systems import CarelessFileSystem, HdfsLikeFileSystem, unique_directory
+from tests.support.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
 
 LOG = "orders"
 THREADS = 8

@@ -10,8 +10,6 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 from statelog.producer.settings import WriterSettings
 from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
@@ -33,6 +31,8 @@ from statelog.storage.kafka import Producer
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
 

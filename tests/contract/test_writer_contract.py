@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
@@ -28,6 +26,8 @@ from statelog.schemas.errors import (
 from statelog.schemas.handle import Handle
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 POINT = """{"type": "record", "name": "Point", "fields": [
     {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""

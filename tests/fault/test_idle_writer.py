@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from tests.support.twin_log import TwinLog, settings_for, state_of
 
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import Fenced
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log import Log
+from tests.support.twin_log import TwinLog, settings_for, state_of
 
 
 def key_in(log: Log, partition: int) -> bytes:

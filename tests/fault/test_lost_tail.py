@@ -1,11 +1,11 @@
 """Writers of a log whose brokers lost acknowledged records: told loudly, before anything is built on it."""
 
 import pytest
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import BeyondEnd, ConfigError
 from statelog.schemas.ledger import LossRange
+from tests.support.writer_rig import WriterRig, twin_rig
 
 
 @pytest.fixture

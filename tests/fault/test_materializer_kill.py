@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fault.test_writer_kill import REPOSITORY, ROOMS
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig
 
 from statelog.materializer import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
+from tests.fault.test_writer_kill import REPOSITORY, ROOMS
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig
 
 NEVER = "never"
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 import pytest
-from tests.support.recovery_rig import RecoveryRig, memory_rig
 
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtPosition
@@ -35,6 +34,7 @@ from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from tests.support.recovery_rig import RecoveryRig, memory_rig
 
 _KEYS = [b"key-%d" % i for i in range(60)]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from tests.support.broker import Broker
-from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
 
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import (
@@ -26,6 +24,8 @@ from statelog.schemas.errors import (
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 

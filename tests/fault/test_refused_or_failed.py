@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.lifecycle import Life
 from statelog.producer.settings import WriterSettings
@@ -20,6 +19,7 @@ from statelog.schemas.errors import (
     ValueTooLarge,
 )
 from statelog.storage.log import Log
+from tests.support.writer_rig import WriterRig, twin_rig
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.stepper import Killed
-from tests.support.twin_log import TwinLog, settings_for, state_of
 
 from statelog.materializer.outcome import Completed
 from statelog.materializer.round import CRASH_POINTS, run_round
 from statelog.schemas.errors import StatelogError
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.store_memory import Fault
+from tests.support.stepper import Killed
+from tests.support.twin_log import TwinLog, settings_for, state_of
 
 
 def _busy_log(tmp_path: Path) -> TwinLog:

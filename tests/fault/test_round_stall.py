@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.stepper import Stepper
-from tests.support.twin_log import TwinLog, settings_for, state_of
 
 from statelog.materializer import cleanup
 from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome
@@ -18,6 +16,8 @@ from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import RetentionPolicy
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log
+from tests.support.stepper import Stepper
+from tests.support.twin_log import TwinLog, settings_for, state_of
 
 
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:

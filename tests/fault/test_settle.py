@@ -4,8 +4,6 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.support.breaking_kafka import BreakingKafka
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.lifecycle import Life
 from statelog.producer.opening import random_nonce
@@ -17,6 +15,8 @@ from statelog.schemas.ledger import Commit, decode
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.log import Log
+from tests.support.breaking_kafka import BreakingKafka
+from tests.support.writer_rig import WriterRig, twin_rig
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 WIDER = """{"type": "record", "name": "Point", "fields": [

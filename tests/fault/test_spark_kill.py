@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tests.support.broker import Broker
 from tests.support.spark_job import JobSettings
 from tests.support.spark_rig import Row, SparkLog, fold_rows, write_batches

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from statelog.producer.writer import Writer
 from tests.support.broker import Broker, OwnBroker
 from tests.support.doomed_writer import NEVER, fold
 from tests.support.writer_rig import WriterRig, real_rig
-
-from statelog.producer.writer import Writer
 
 END = 1_000
 REPOSITORY = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.broker import Broker
 
 from statelog.cli.program import program
 from statelog.producer.writer import Writer
 from statelog.storage.log import Log
+from tests.support.broker import Broker
 
 pytestmark = pytest.mark.broker
 

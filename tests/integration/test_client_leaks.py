@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.broker import Broker
 
 from statelog.schemas.errors import BrokerUnavailable, UnsafeTopic
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
+from tests.support.broker import Broker
 
 
 def threads() -> int:

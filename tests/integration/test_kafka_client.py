@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 import pytest
-from tests.support.broker import Broker
-from tests.support.forks import in_fork
 
 from statelog.schemas.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
+from tests.support.broker import Broker
+from tests.support.forks import in_fork
 
 
 class _Interrupted(BaseException):

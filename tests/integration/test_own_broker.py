@@ -1,9 +1,9 @@
 """The brokers that the test fixtures hand out keep their promises."""
 
 import pytest
-from tests.support.broker import Broker, OwnBroker
 
 from statelog.cli.devbroker.ready import produce_probe
+from tests.support.broker import Broker, OwnBroker
 
 pytestmark = pytest.mark.broker
 

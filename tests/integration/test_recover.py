@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.broker import Broker
-from tests.support.recovery_rig import RecoveryRig
 
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtCheckpoint, AtPosition
@@ -18,6 +16,8 @@ from statelog.schemas.topic_policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.leases import list_leases
 from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.recovery_rig import RecoveryRig
 
 pytestmark = pytest.mark.broker
 _KEYS = [b"key-%d" % i for i in range(500)]

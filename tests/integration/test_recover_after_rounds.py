@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tests.support.recovery_rig import memory_rig
 
 from statelog.materializer.outcome import Completed
 from statelog.materializer.round import run_round
@@ -11,6 +10,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.retention import RetentionPolicy
+from tests.support.recovery_rig import memory_rig
 
 
 @pytest.mark.parametrize("rounds", [1, 6])

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from tests.support.broker import Broker
-from tests.support.twin_log import UNSAFE, settings_for, state_of
 
 from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
 from statelog.materializer.round import run_round
@@ -16,6 +14,8 @@ from statelog.producer.writer import Writer
 from statelog.schemas.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.twin_log import UNSAFE, settings_for, state_of
 
 pytestmark = pytest.mark.broker
 State = dict[object, object]

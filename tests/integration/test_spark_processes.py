@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.support.broker import Broker
-from tests.support.spark_rig import SparkLog
 
 from statelog.producer.opening import open_epoch
 from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
@@ -21,6 +19,8 @@ from statelog.spark.committing import commit_batch, commit_write
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.planning import plan_batch, sibling_nonces
 from statelog.spark.task import TaskResult
+from tests.support.broker import Broker
+from tests.support.spark_rig import SparkLog
 
 pytestmark = pytest.mark.broker
 

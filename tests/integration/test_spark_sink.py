@@ -6,6 +6,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+
+from statelog.producer.writer import Writer
+from statelog.spark.key_groups import repartition_by_key_group
 from tests.support.broker import Broker
 from tests.support.spark_rig import (
     Row,
@@ -17,9 +20,6 @@ from tests.support.spark_rig import (
     scattered,
     write_batches,
 )
-
-from statelog.producer.writer import Writer
-from statelog.spark.key_groups import repartition_by_key_group
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.broker import Broker
-from tests.support.spark_rig import SparkLog
 
 from statelog.producer.writer import Writer
+from tests.support.broker import Broker
+from tests.support.spark_rig import SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
-from tests.support.broker import Broker
-from tests.support.spark_rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
 
 from statelog.schemas.errors import ConfigError
 from statelog.spark.upsert import Upsert, upsert
+from tests.support.broker import Broker
+from tests.support.spark_rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.chunks import Row, rows_batch
 
 from statelog.schemas import key_order
 from statelog.schemas.changes import (
@@ -23,6 +22,7 @@ from statelog.schemas.changes import (
     split,
 )
 from statelog.schemas.key_groups import KeyType, partition_of
+from tests.support.chunks import Row, rows_batch
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
 # Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.

@@ -2,12 +2,12 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.chunks import Row, chunk_of, rows_batch
 
 from statelog.schemas.changes import DELETE, PUT, chunk_slices
 from statelog.schemas.chunk import decode_batch, decode_head
 from statelog.schemas.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.key_groups import KeyType
+from tests.support.chunks import Row, chunk_of, rows_batch
 
 MAGIC_BYTES = 4
 KEYS: dict[KeyType, st.SearchStrategy[object]] = {

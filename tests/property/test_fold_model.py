@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.support.ledger_check import Outcome, ViolationError, check_history
-from tests.support.ledger_world import IDENTITY, Chunk, World, simulate, span_of
 
 from statelog.schemas.fold import LedgerFold, Reason, Void
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger import Commit, LedgerRecord, Open
+from tests.support.ledger_check import Outcome, ViolationError, check_history
+from tests.support.ledger_world import IDENTITY, Chunk, World, simulate, span_of
 
 SEEDS = 500
 MUTANT_SEEDS = 3000

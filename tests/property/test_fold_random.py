@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.naive_fold import NaiveFold, same_verdict
 
 from statelog.schemas import ledger
 from statelog.schemas.avro import RecordCodec
@@ -15,6 +14,7 @@ from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, St
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
 from statelog.schemas.ledger_state import LedgerState
+from tests.support.naive_fold import NaiveFold, same_verdict
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
 STRANGER = LogIdentity(cluster_id="cluster", data_topic_id="other", ledger_topic_id="ledger")

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 import pytest
-from tests.support import manifest_world
-from tests.support.manifest_world import ManifestWorld, ViolationError, simulate
 
 from statelog.schemas import retention
 from statelog.schemas.manifest import Manifest
+from tests.support import manifest_world
+from tests.support.manifest_world import ManifestWorld, ViolationError, simulate
 
 SEEDS = 200
 MUTANT_SEEDS = 2000

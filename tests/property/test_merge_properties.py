@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.runs import Change, change_table, write_run
 
 from statelog.schemas.errors import CorruptRun
 from statelog.schemas.merge import merge_tables
@@ -15,6 +14,7 @@ from statelog.schemas.runs import RowGroupPacker, RunFile, first_unsorted
 from statelog.storage.run_merge import merge_streams
 from statelog.storage.run_reader import RunReader, read_back
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.runs import Change, change_table, write_run
 
 BYTES = st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff" * 80, b"\xff" * 81])
 TEXT = st.text(max_size=3) | st.sampled_from(["", "\0", "a", "a\0", "\U0001f600", "￿", "x" * 70])

@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
 
 from statelog.materializer.delta import delta_tables
 from statelog.materializer.outcome import Completed, Skipped
@@ -14,6 +13,7 @@ from statelog.materializer.round import run_round
 from statelog.schemas.replay_plan import plan_replay
 from statelog.schemas.runs import first_unsorted
 from statelog.schemas.values import OPAQUE
+from tests.support.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
 
 KEYS = st.binary(max_size=3)
 COMMITS = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=4), min_size=1, max_size=8), max_size=6)

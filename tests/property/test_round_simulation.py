@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.round_world import RoundWorld, ViolationError
 
 from statelog.materializer import cleanup
 from statelog.schemas.errors import StatelogError
 from statelog.schemas.lease import Lease
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import Floor, condemned, truncation_floor
+from tests.support.round_world import RoundWorld, ViolationError
 
 SEEDS = range(6)
 STEPS = 1200

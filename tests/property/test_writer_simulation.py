@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 
 import pytest
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
@@ -25,6 +24,7 @@ from statelog.schemas.errors import (
 )
 from statelog.schemas.handle import Handle
 from statelog.storage.kafka_faults import Fate, SendAttempt
+from tests.support.writer_rig import WriterRig, twin_rig
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)
 BAD_FATES = [

@@ -5,11 +5,10 @@ import os
 import signal
 from pathlib import Path
 
-from tests.support.twin_log import settings_for
-from tests.support.writer_rig import UNSAFE
-
 from statelog.materializer.round import run_round
 from statelog.storage.log import Log
+from tests.support.twin_log import settings_for
+from tests.support.writer_rig import UNSAFE
 
 __all__: list[str] = []
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
-from tests.support.transactions import write_marker
 
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.kafka_memory import MemoryKafka
+from tests.support.transactions import write_marker
 
 __all__ = ["World", "broker_world", "memory_world"]
 

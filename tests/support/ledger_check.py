@@ -4,14 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tests.support.ledger_world import PARTITIONS, Told, World
-from tests.support.naive_fold import NaiveFold, same_verdict
-
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.handle import Entry
 from statelog.schemas.ledger import Commit, CommitBody, Open
 from statelog.schemas.ledger_state import LedgerState
+from tests.support.ledger_world import PARTITIONS, Told, World
+from tests.support.naive_fold import NaiveFold, same_verdict
 
 __all__ = ["Outcome", "ViolationError", "check_history"]
 

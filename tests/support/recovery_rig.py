@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import xxhash
-from tests.support.runs import Change, change_table
 
 from statelog.producer.writer import Writer
 from statelog.schemas.changes import DELETE, PUT
@@ -30,6 +29,7 @@ from statelog.storage.run_file import RunWriter, upload_run
 from statelog.storage.run_reader import RunReader
 from statelog.storage.store import Store
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.runs import Change, change_table
 
 __all__ = ["Committed", "RecoveryRig", "memory_rig"]
 

@@ -9,9 +9,6 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.stepper import Actor, Stepper
-from tests.support.twin_log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
-
 from statelog.materializer.outcome import Completed, Lost
 from statelog.materializer.round import run_round
 from statelog.schemas.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
@@ -22,6 +19,8 @@ from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log
 from statelog.storage.store_memory import MemoryStore
+from tests.support.stepper import Actor, Stepper
+from tests.support.twin_log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
 
 __all__ = ["RoundWorld", "ViolationError"]
 

@@ -21,11 +21,11 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
-from tests.support.spark_rig import read_stream, run_stream, scattered
 
 from pyspark_statelog import DefaultSource
 from statelog.spark.sink import StreamWriter
 from statelog.spark.task import TaskResult
+from tests.support.spark_rig import read_stream, run_stream, scattered
 
 __all__ = ["JobSettings", "StrikingSource", "StrikingWriter"]
 

@@ -1,7 +1,6 @@
 """Anchors on the in-memory cluster: what they compare, and what proves nothing."""
 
 import pytest
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import AnchorMismatch
@@ -9,6 +8,7 @@ from statelog.schemas.ledger import LossRange
 from statelog.schemas.manifest import Anchor
 from statelog.storage.anchors import check_anchors, take_anchors
 from statelog.storage.log import Log
+from tests.support.writer_rig import WriterRig, twin_rig
 
 
 def written() -> tuple[WriterRig, Log, tuple[Anchor, ...]]:

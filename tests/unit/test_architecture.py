@@ -1,6 +1,7 @@
 """The documents that describe the tree say what the tree is."""
 
 import pytest
+
 from tests.support.file_map import ROOMS, ROOT, document
 
 

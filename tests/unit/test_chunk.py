@@ -5,13 +5,13 @@ import struct
 import pyarrow as pa
 import pytest
 import xxhash
-from tests.support.chunks import NONCE, chunk_of, rows_batch
 
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead, combine_checksums, decode_batch, decode_head
 from statelog.schemas.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.key_groups import KeyType
+from tests.support.chunks import NONCE, chunk_of, rows_batch
 
 SCHEMA = change_schema(KeyType.BYTES)
 BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])

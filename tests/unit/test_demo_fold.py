@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.parquet as pq
+
 from demo.flights import in_schedule_order, write_slices
 from demo.fold import differences, fold_flights
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.ledger_story import IDENTITY, Story, nonce
 
 from statelog.schemas.fold import LedgerFold, Reason
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger import AcceptLoss, LossRange
+from tests.support.ledger_story import IDENTITY, Story, nonce
 
 
 def test_an_open_owns_its_partitions_from_its_offset_on() -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.support.format_examples import EXAMPLES, dump_in, hex_dump, undump
 
 DOCS = Path(__file__).parents[2] / "docs"

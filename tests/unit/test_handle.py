@@ -1,11 +1,11 @@
 """Handles: what they say about themselves, how they continue the log, and their bytes."""
 
 import pytest
-from tests.support.ledger_story import Story, nonce
-from tests.support.mutation import mutations
 
 from statelog.schemas.errors import CheckpointMismatch, Corrupt, UnknownFormat
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Handle
+from tests.support.ledger_story import Story, nonce
+from tests.support.mutation import mutations
 
 
 def _three_steps() -> Handle:

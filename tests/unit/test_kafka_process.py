@@ -3,12 +3,12 @@
 import gc
 
 import pytest
-from tests.support.forks import in_fork
 
 from statelog.schemas.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.kafka_process import ProcessGuard
+from tests.support.forks import in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

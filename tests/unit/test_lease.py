@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.support.mutation import mutations
 
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.errors import ConfigError, Corrupt, InvalidName, UnknownFormat
 from statelog.schemas.lease import Lease, expired
 from statelog.schemas.names import lease_path
+from tests.support.mutation import mutations
 
 LEASE = Lease(
     id="reader-1",

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import xxhash
-from tests.support.ledger_story import IDENTITY, Story, nonce
-from tests.support.mutation import mutations
 
 from statelog.schemas import ledger
 from statelog.schemas.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
 from statelog.schemas.handle import NO_CHECKPOINT
 from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from tests.support.ledger_story import IDENTITY, Story, nonce
+from tests.support.mutation import mutations
 
 
 def _open() -> Open:

@@ -1,8 +1,6 @@
 """The ledger client: what it returns after a failure half way, and what it notices when the ledger lost records."""
 
 import pytest
-from tests.support.breaking_kafka import BreakingKafka
-from tests.support.writer_rig import WriterRig, twin_rig
 
 from statelog.producer.opening import open_epoch
 from statelog.producer.writer import Writer
@@ -11,6 +9,8 @@ from statelog.schemas.fold import LedgerFold, Reason, Void
 from statelog.schemas.handle import Checkpoint
 from statelog.schemas.ledger import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
+from tests.support.breaking_kafka import BreakingKafka
+from tests.support.writer_rig import WriterRig, twin_rig
 
 
 @pytest.fixture

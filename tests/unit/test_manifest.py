@@ -7,8 +7,6 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from tests.support.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
-from tests.support.mutation import mutations
 
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.errors import CorruptManifest, UnknownFormat
@@ -16,6 +14,8 @@ from statelog.schemas.handle import NO_CHECKPOINT
 from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
 from statelog.schemas.names import manifest_path
+from tests.support.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
+from tests.support.mutation import mutations
 
 SCHEMA_TEXT = RecordCodec("manifest").text.encode()
 

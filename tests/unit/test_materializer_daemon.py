@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.twin_log import TwinLog, settings_for
 
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import (
@@ -25,6 +24,7 @@ from statelog.materializer.signals import install_signal_handlers
 from statelog.materializer.watchdog import Watchdog
 from statelog.schemas.errors import CorruptManifest, StoreUnavailable
 from statelog.storage.store_memory import Fault
+from tests.support.twin_log import TwinLog, settings_for
 
 INTERVAL_S = 100.0
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.recovery_rig import RecoveryRig, memory_rig
 
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtCheckpoint, AtPosition
@@ -13,6 +12,7 @@ from statelog.recovery.progress import Phase, Progress
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound
+from tests.support.recovery_rig import RecoveryRig, memory_rig
 
 _V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},

@@ -5,9 +5,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.chunks import rows_batch
 
 from statelog.recovery.fold import TailFold, cut, newest, select_key_groups
+from tests.support.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]
 _rows = st.lists(

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.manifests import first_manifest, run_ref, second_manifest, state_at
 
 from statelog.schemas.errors import ConfigError
 from statelog.schemas.lease import Lease
@@ -21,6 +20,7 @@ from statelog.schemas.retention import (
     superseded_times,
     truncation_floor,
 )
+from tests.support.manifests import first_manifest, run_ref, second_manifest, state_at
 
 POLICY = RetentionPolicy(keep=2, min_age_s=100.0)
 MIB = 1 << 20

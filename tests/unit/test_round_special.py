@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.twin_log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
 from statelog.materializer.outcome import Completed, Skipped
 from statelog.materializer.round import run_round
@@ -15,6 +14,7 @@ from statelog.schemas.ledger import LossRange
 from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.log import Log
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
 
 def _avsc(*fields: Mapping[str, str]) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.runs import LABEL, change_table, write_run
 
 from statelog.schemas.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
 from statelog.schemas.runs import (
@@ -29,6 +28,7 @@ from statelog.storage.run_merge import merge_runs
 from statelog.storage.run_reader import LocalRun, RunReader, read_back
 from statelog.storage.store import Store
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.runs import LABEL, change_table, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
 
