@@ -139,7 +139,12 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     count = log.descriptor.partitions
     taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
     if not taken or taken[0] < 0 or taken[-1] >= count:
-        raise ConfigError("a writer needs partitions of its log", partitions=str(partitions), log_partitions=count)
+        raise ConfigError(
+            "a writer needs partitions of its log",
+            hint="A log has at most as many writers at once as partitions; one whose share is empty has nothing to do",
+            partitions=str(partitions),
+            log_partitions=count,
+        )
     return taken
 
 

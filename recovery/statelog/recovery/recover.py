@@ -147,8 +147,7 @@ class Recovery:
     @property
     def commits(self) -> Mapping[str, LastCommit]:
         """Every writer's last commit (checkpoint, ledger offset, metadata) in this state."""
-        found = {row.name: self.last_commit(row.name) for row in self.plan.state.writers}
-        return {name: commit for name, commit in found.items() if commit is not None}
+        return self.plan.state.commits
 
     def last_commit(self, writer: str) -> LastCommit | None:
         """A writer's last commit in this state, with its metadata: where its source resumes. None before its first."""

@@ -20,6 +20,7 @@ from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.key_groups import KeyType, key_group_of, key_groups_of, spark_expression
 from statelog.schemas.ledger import LossRange
 from statelog.schemas.ledger_state import LastCommit
+from statelog.schemas.shares import share
 
 __all__ = [
     "BrokerUnavailable",
@@ -44,5 +45,6 @@ __all__ = [
     "Unsafe",
     "key_group_of",
     "key_groups_of",
+    "share",
     "spark_expression",
 ]

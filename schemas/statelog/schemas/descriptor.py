@@ -5,6 +5,7 @@ Invariants:
 - What is read back passes the same checks as what a caller gives: a file is untrusted input.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -12,7 +13,7 @@ from typing import cast
 from statelog.schemas.avro import Datum, FileCodec
 from statelog.schemas.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.key_groups import KeyType, check_counts
+from statelog.schemas.key_groups import KeyType, check_counts, key_groups_of_partition
 from statelog.schemas.names import check_name
 
 __all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "verify"]
@@ -48,6 +49,11 @@ class Descriptor:
         check_counts(self.partitions, self.key_groups)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+
+    def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
+        """The key groups that these partitions hold: what a worker restores that writes them."""
+        held = (key_groups_of_partition(partition, self.partitions, self.key_groups) for partition in partitions)
+        return frozenset().union(*held)
 
     def to_bytes(self) -> bytes:
         """The file."""

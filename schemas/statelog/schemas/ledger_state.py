@@ -85,12 +85,18 @@ class LedgerState:
         """The committed position of every partition that has one."""
         return {row.partition: row.committed_position for row in self.partitions if row.committed_position}
 
+    @property
+    def commits(self) -> dict[str, LastCommit]:
+        """Every writer's last valid commit. A writer that has none, or that ended with a final one, is not there."""
+        return {
+            row.name: LastCommit(row.checkpoint, row.commit_offset, row.metadata)
+            for row in self.writers
+            if row.checkpoint != NO_CHECKPOINT
+        }
+
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit, or None before its first."""
-        for row in self.writers:
-            if row.name == writer and row.checkpoint != NO_CHECKPOINT:
-                return LastCommit(row.checkpoint, row.commit_offset, row.metadata)
-        return None
+        return self.commits.get(writer)
 
     def to_datum(self) -> dict[str, object]:
         """As Avro wants it (`avsc/ledger_state.avsc`)."""

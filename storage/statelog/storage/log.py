@@ -21,10 +21,11 @@ import pyarrow as pa
 from statelog.schemas.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.schemas.fold import LedgerFold
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import AcceptLoss, LossRange
-from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.names import DESCRIPTOR_PATH, check_name, data_topic, ledger_topic
 from statelog.schemas.topic_policy import TopicRole, Waiver, check_topic, parse_waivers, topic_config
@@ -243,6 +244,15 @@ class Log:
         """Log start and log end of every data partition, now."""
         return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions))
 
+    def commits(self) -> dict[str, LastCommit]:
+        """Every writer's last commit (checkpoint, ledger offset, metadata), now. Reads the ledger behind the newest
+        manifest, and no data.
+
+        After a writer opened, those of the writers that it replaced are final: this is where a job that was re-scaled
+        finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
+        """
+        return self._fold_to_end().freeze().commits
+
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable."""
         stored = self.manifests.newest()
@@ -301,7 +311,7 @@ class Log:
         """
         if not ranges or not reason.strip() or not operator.strip():
             raise ConfigError("accepting a loss needs ranges, a reason and an operator")
-        committed = self._committed_positions()
+        committed = self._fold_to_end().committed_positions
         for lost in ranges:
             end = committed.get(lost.partition, 0)
             if not 0 <= lost.start_offset < lost.end_offset <= end:
@@ -318,11 +328,11 @@ class Log:
         finally:
             producer.close()
 
-    def _committed_positions(self) -> dict[int, int]:
+    def _fold_to_end(self) -> LedgerFold:
         ledger = self.newest_ledger()
         try:
             ledger.fold_end()
-            return ledger.fold.committed_positions
+            return ledger.fold
         finally:
             ledger.close()
 

@@ -1,0 +1,68 @@
+"""Shares: for every count and every number of workers, everything is somebody's, once, and evenly."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.errors import ConfigError
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of
+from statelog.schemas.shares import share
+
+counts = st.integers(0, 65536)
+workers = st.integers(1, 200)
+
+
+def descriptor(partitions: int, key_groups: int) -> Descriptor:
+    """A log of these counts."""
+    return Descriptor(
+        name="log",
+        identity=LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger"),
+        partitions=partitions,
+        key_groups=key_groups,
+        hash_rule=HashRule.CRC32,
+        key_type=KeyType.BYTES,
+        value_schema_id=0,
+    )
+
+
+@given(counts, workers)
+def test_shares_are_adjacent_complete_and_even(count: int, workers: int) -> None:
+    """One after the other the shares count from 0 to the end, and no two differ by more than one in size."""
+    shares = [share(count, worker=worker, workers=workers) for worker in range(workers)]
+    assert [shares[0].start, *(one.stop for one in shares)] == [*(one.start for one in shares), count]
+    sizes = {len(one) for one in shares}
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) == count // workers
+
+
+@pytest.mark.parametrize(("count", "worker", "workers"), [(8, -1, 4), (8, 4, 4), (8, 0, 0), (-1, 0, 1)])
+def test_a_worker_that_does_not_exist_has_no_share(count: int, worker: int, workers: int) -> None:
+    """A number out of range is a typed refusal, never an empty or somebody else's share."""
+    with pytest.raises(ConfigError):
+        share(count, worker=worker, workers=workers)
+
+
+@given(st.data(), workers)
+def test_key_groups_of_a_share_of_the_partitions(data: st.DataObject, workers: int) -> None:
+    """What a worker restores for its partitions is exactly the key groups that lie in them; together, all there are."""
+    key_groups = data.draw(st.integers(1, 512))
+    log = descriptor(data.draw(st.integers(1, key_groups)), key_groups)
+    seen: list[int] = []
+    for worker in range(workers):
+        mine = share(log.partitions, worker=worker, workers=workers)
+        held = log.key_groups_in(mine)
+        assert all(partition_of(group, log.partitions, key_groups) in mine for group in held)
+        seen.extend(held)
+    assert sorted(seen) == list(range(key_groups))
+
+
+@given(st.data())
+def test_partitions_are_shares_of_the_key_groups(data: st.DataObject) -> None:
+    """The rule for workers is the rule of the log's format."""
+    key_groups = data.draw(st.integers(1, 512))
+    partitions = data.draw(st.integers(1, key_groups))
+    for partition in range(partitions):
+        held = key_groups_of_partition(partition, partitions, key_groups)
+        assert share(key_groups, worker=partition, workers=partitions) == held
