@@ -1,3 +1,6 @@
-"""The spark room of statelog."""
+"""Spark: `format("statelog")`, `upsert` for `foreachBatch`, and DataFrames arranged by key group. Needs pyspark."""
 
-__all__: list[str] = []
+from statelog.spark.key_groups import key_group_column, repartition_by_key_group
+from statelog.spark.upsert import Upsert, upsert
+
+__all__ = ["Upsert", "key_group_column", "repartition_by_key_group", "upsert"]
