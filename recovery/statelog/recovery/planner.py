@@ -73,6 +73,11 @@ class Planner:
             raise self._out_of_reach(error, base, manifests, end) from error
         return plan
 
+    def pin(self) -> None:
+        """From now on the target stays where it is, also if the newest state was asked for."""
+        if self._target is not None:
+            self._at = AtPosition(self._target)
+
     def read_manifest(self, number: int) -> Manifest | None:
         """A manifest, or None if it is gone or known to be damaged. Raises IdentityChanged, UnknownFormat."""
         if number in self._failed:

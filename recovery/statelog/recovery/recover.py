@@ -22,21 +22,19 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from statelog.recovery.at import At
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
-from statelog.recovery.preflight import check_plan
 from statelog.recovery.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.reading import Reading
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.sources import SnapshotFailed
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.target_arrow import fill_table
 from statelog.recovery.target_dict import fill_dict
 from statelog.recovery.target_parquet import fill_parquet
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import Misuse, OffsetGone
+from statelog.schemas.errors import Misuse
 from statelog.schemas.ledger_state import LastCommit
-from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log
 
 __all__ = ["Recovery", "recover", "recover_dict"]
@@ -91,14 +89,10 @@ class Recovery:
         clock: Callable[[], float],
     ) -> None:
         self._log = log
-        self._planner = planner
+        self._held = HeldPlan(log, planner, settings, clock)
         self._settings = settings
         self._progress = progress
         self._clock = clock
-        self._plan: RecoveryPlan | None = None
-        self._lease: LeaseHolder | None = None
-        self._plans = 0
-        self._plan_s = 0.0
         self._statistics: RecoveryStatistics | None = None
 
     # ---- targets
@@ -135,9 +129,7 @@ class Recovery:
     @property
     def plan(self) -> RecoveryPlan:
         """The plan that is, or was, carried out."""
-        if self._plan is None:
-            raise Misuse("this recovery failed and has no plan", hint="Call recover again")
-        return self._plan
+        return self._held.plan
 
     @property
     def position(self) -> int:
@@ -161,7 +153,7 @@ class Recovery:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was damaged and gone around."""
-        return tuple(self._planner.warnings)
+        return self._held.warnings
 
     def statistics(self) -> RecoveryStatistics:
         """Numbers of the target that was filled last. Raises Misuse before the first."""
@@ -173,13 +165,11 @@ class Recovery:
 
     def prepare(self) -> None:
         """Have a plan whose lease stands and whose checks have passed."""
-        self._try(lambda _: None)
+        self._held.use(lambda _: None)
 
     def close(self) -> None:
         """Remove the lease. Idempotent; a later target takes a new one."""
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        self._held.release()
 
     def __enter__(self) -> Self:
         return self
@@ -190,10 +180,11 @@ class Recovery:
         self.close()
 
     def __repr__(self) -> str:
-        where = f"position={self._plan.position}, manifest={self._plan.manifest_number}" if self._plan else "no plan"
+        plan = self._held.plan if self._held.is_planned else None
+        where = f"position={plan.position}, manifest={plan.manifest_number}" if plan else "no plan"
         return f"Recovery({self._log.name!r}, {where})"
 
-    # ---- plan, hold, read; again if the log moved on
+    # ---- reading
 
     def _fill(self, target: Callable[[Reading], T], rows_of: Callable[[T], int]) -> T:
         started_s = self._clock()
@@ -205,59 +196,11 @@ class Recovery:
             return result
 
         try:
-            return self._try(read)
+            return self._held.use(read)
         finally:
             self.close()
 
-    def _try(self, use: Callable[[RecoveryPlan], T]) -> T:
-        trouble: Exception | None = None
-        for _ in range(self._settings.attempts):
-            try:
-                return use(self._ready())
-            except OffsetGone as error:
-                trouble = error
-            except SnapshotFailed as failed:
-                trouble = failed.error
-                self._drop_snapshot(failed)
-            except BaseException:
-                self.close()
-                raise
-            self.close()
-            self._plan = None
-        assert trouble is not None, "settings allow at least one attempt"
-        raise trouble
-
-    def _ready(self) -> RecoveryPlan:
-        started_s = self._clock()
-        if self._plan is None:
-            self._plan = self._planner.plan()
-            self._plans += 1
-        if self._lease is None:
-            self._lease = self._claim(self._plan)
-            self._lease.__enter__()
-            check_plan(self._log, self._plan)
-        self._plan_s += self._clock() - started_s
-        return self._plan
-
-    def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
-        return LeaseHolder.claim(
-            self._log.store,
-            holder=self._settings.holder,
-            manifest_number=plan.manifest_number,
-            position=plan.base_position,
-            next_offsets=plan.next_offsets,
-            ttl_s=self._settings.lease_ttl_s,
-            clock=self._clock,
-        )
-
-    def _drop_snapshot(self, failed: SnapshotFailed) -> None:
-        """A snapshot whose manifest is gone was cleaned up since: plan again. One that stands there is damaged."""
-        number = self.plan.manifest_number
-        if number in self._log.manifests.numbers():
-            self._planner.pass_over(number, failed.error)
-
     def _reading(self, plan: RecoveryPlan) -> Reading:
-        lease = self._lease
         tracker = ProgressTracker(
             bytes_total=plan.size_bytes,
             changes_total=plan.changes,
@@ -266,8 +209,7 @@ class Recovery:
         )
 
         def beat(phase: Phase) -> None:
-            if lease is not None:
-                lease.renew()
+            self._held.renew()
             self._report(tracker, reading, phase)
 
         reading = Reading(self._log, plan, self._settings, beat)
@@ -286,7 +228,6 @@ class Recovery:
             )
 
     def _count(self, reading: Reading, rows: int, started_s: float) -> RecoveryStatistics:
-        plan_s, self._plan_s = self._plan_s, 0.0
         reading.beat(Phase.DONE)
         return RecoveryStatistics(
             position=reading.plan.position,
@@ -296,7 +237,7 @@ class Recovery:
             run_bytes=reading.runs_read.size_bytes,
             tail_changes=reading.tail_read.changes,
             tail_bytes=reading.tail_read.size_bytes,
-            plan_s=plan_s,
+            plan_s=self._held.take_plan_s(),
             total_s=self._clock() - started_s,
-            plans=self._plans,
+            plans=self._held.plans,
         )

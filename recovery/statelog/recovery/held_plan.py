@@ -1,0 +1,129 @@
+"""A plan and the lease under it: made, checked, used, and made again if the log moved on.
+
+Owns the retries of a recovery. Never reads a run or a chunk; what is read with the plan is the caller's.
+
+Invariants:
+- The plan is used only after its lease was written and the checks passed with the lease in place.
+- Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
+  longer replay, if the log reaches back; else it is the error.
+- Whatever ends a use with an error removes the lease.
+- Belongs to one thread at a time; whoever hands it over does not touch it before it is handed back.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from statelog.recovery.plan import RecoveryPlan
+from statelog.recovery.planner import Planner
+from statelog.recovery.preflight import check_plan
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.sources import SnapshotFailed
+from statelog.schemas.errors import Misuse, OffsetGone
+from statelog.storage.leases import LeaseHolder
+from statelog.storage.log import Log
+
+__all__ = ["HeldPlan"]
+
+T = TypeVar("T")
+
+
+class HeldPlan:
+    """The plan of one recovery. `plans` counts how often it was made, `plan_s` the seconds since it was last taken."""
+
+    def __init__(self, log: Log, planner: Planner, settings: RecoverySettings, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._planner = planner
+        self._settings = settings
+        self._clock = clock
+        self._plan: RecoveryPlan | None = None
+        self._lease: LeaseHolder | None = None
+        self._plan_s = 0.0
+        self.plans = 0
+
+    @property
+    def plan(self) -> RecoveryPlan:
+        """The plan that is, or was, carried out. Raises Misuse if there is none."""
+        if self._plan is None:
+            raise Misuse("this recovery failed and has no plan", hint="Call recover again")
+        return self._plan
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan."""
+        return self._plan is not None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was damaged and gone around."""
+        return tuple(self._planner.warnings)
+
+    def take_plan_s(self) -> float:
+        """The seconds that planning took since this was asked last."""
+        plan_s, self._plan_s = self._plan_s, 0.0
+        return plan_s
+
+    def use(self, use: Callable[[RecoveryPlan], T]) -> T:
+        """What `use` makes of the plan. It is called again with another plan if the log moved on, or a snapshot failed.
+
+        Raises what `use` and planning raise.
+        """
+        trouble: Exception | None = None
+        for _ in range(self._settings.attempts):
+            try:
+                return use(self._ready())
+            except OffsetGone as error:
+                trouble = error
+            except SnapshotFailed as failed:
+                trouble = failed.error
+                self._drop_snapshot(failed)
+            except BaseException:
+                self.release()
+                raise
+            self.release()
+            self._plan = None
+        assert trouble is not None, "settings allow at least one attempt"
+        raise trouble
+
+    def pin(self) -> None:
+        """From now on every plan is for the position of this one: something of that state was handed out."""
+        self._planner.pin()
+
+    def renew(self) -> None:
+        """Write the lease again if it is time to."""
+        if self._lease is not None:
+            self._lease.renew()
+
+    def release(self) -> None:
+        """Remove the lease. Idempotent; the next use writes a new one."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def _ready(self) -> RecoveryPlan:
+        started_s = self._clock()
+        if self._plan is None:
+            self._plan = self._planner.plan()
+            self.plans += 1
+        if self._lease is None:
+            self._lease = self._claim(self._plan)
+            self._lease.__enter__()
+            check_plan(self._log, self._plan)
+        self._plan_s += self._clock() - started_s
+        return self._plan
+
+    def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
+        return LeaseHolder.claim(
+            self._log.store,
+            holder=self._settings.holder,
+            manifest_number=plan.manifest_number,
+            position=plan.base_position,
+            next_offsets=plan.next_offsets,
+            ttl_s=self._settings.lease_ttl_s,
+            clock=self._clock,
+        )
+
+    def _drop_snapshot(self, failed: SnapshotFailed) -> None:
+        """A snapshot whose manifest is gone was cleaned up since: plan again. One that stands there is damaged."""
+        number = self.plan.manifest_number
+        if number in self._log.manifests.numbers():
+            self._planner.pass_over(number, failed.error)
