@@ -8,9 +8,11 @@ import click
 from statelog.cli.materializing import event_fields, event_text, materializer_settings, outcome_report
 from statelog.cli.session import Session, connected
 from statelog.materializer import Event, Materializer, install_signal_handlers
+from statelog.schemas.errors import NotFound
 
 __all__ = ["command"]
 
+_LOOK_AGAIN_S = 2.0
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
 SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0."""
@@ -19,6 +21,7 @@ SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0
 @click.command("materialize", help=_HELP)
 @click.argument("name")
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
+@click.option("--wait", is_flag=True, help="Wait for the log if it is not there yet.")
 @click.option("--interval", "key_of_materializer__interval_s", metavar="TIME", help="Between rounds, such as 30s.")
 @click.option("--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round.")
 @click.option("--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Of one round, such as 512MiB.")
@@ -33,12 +36,14 @@ SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0
 @click.option("--scratch", "key_of_materializer__scratch", metavar="DIR", help="Where runs are written first.")
 @click.option("--alarm-age", "key_of_materializer__alarm_age_s", metavar="TIME", help="Alarm without a good round.")
 @connected
-def command(session: Session, name: str, once: bool) -> None:
+def command(session: Session, name: str, once: bool, wait: bool) -> None:
     """Materialize a log."""
     settings = materializer_settings(session.config)
     stop = threading.Event()
     restore = install_signal_handlers(stop)
     try:
+        if wait and not _wait_for_log(session, name, stop):
+            return
         with session.open_log(name) as log:
             if once:
                 outcome = Materializer(log, settings, stop=stop).run_once()
@@ -47,6 +52,25 @@ def command(session: Session, name: str, once: bool) -> None:
                 Materializer(log, settings, stop=stop, on_event=lambda event: _tell(session, event)).run()
     finally:
         restore()
+
+
+def _wait_for_log(session: Session, name: str, stop: threading.Event) -> bool:
+    """Return once the log is there; False if the stop came first. Any trouble but its absence is raised."""
+    if _is_there(session, name):
+        return True
+    session.output.notice(f"waiting for the log {name}; to make it: statelog init {name}")
+    while not stop.wait(_LOOK_AGAIN_S):
+        if _is_there(session, name):
+            return True
+    return False
+
+
+def _is_there(session: Session, name: str) -> bool:
+    try:
+        with session.open_log(name):
+            return True
+    except NotFound:
+        return False
 
 
 def _tell(session: Session, event: Event) -> None:
