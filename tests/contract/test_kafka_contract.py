@@ -5,6 +5,7 @@
 
 import random
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -321,6 +322,13 @@ class TestReader:
         values = [b"", b"\x00\xff", random.Random(2).randbytes(900_000)]
         _write(kafka, topic, 0, values)
         assert [record.value for record in _read(kafka, topic, {0: OffsetRange(0, 3)})] == values
+
+    def test_records_carry_the_time_they_were_sent(self, kafka: Kafka, topic: str) -> None:
+        """Milliseconds since 1970, not before the first was sent and not after the last was read."""
+        started_ms = int(time.time() * 1000)
+        _write(kafka, topic, 0, _numbered(3))
+        times_ms = [record.timestamp_ms for record in _read(kafka, topic, {0: OffsetRange(0, 3)})]
+        assert started_ms <= min(times_ms) <= max(times_ms) <= time.time() * 1000
 
     def test_a_start_below_the_log_start_is_gone(self, kafka: Kafka, topic: str) -> None:
         """The error names the partition, what was wanted and what is there, before any record is yielded."""

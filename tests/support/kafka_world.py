@@ -1,5 +1,6 @@
 """The two implementations of the Kafka port, each with what the port itself does not show, for the contract suite."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
 
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_config import client_config
 from statelog.storage.kafka_memory import MemoryKafka
 from tests.support.transactions import write_marker
@@ -30,7 +32,7 @@ class World:
 
 def memory_world() -> World:
     """The in-memory twin."""
-    memory = MemoryKafka()
+    memory = MemoryKafka(cluster=MemoryCluster(clock=time.time))
     return World(
         kafka=memory,
         another=memory.join,

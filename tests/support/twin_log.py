@@ -42,10 +42,11 @@ class TwinLog:
     partitions: int = 3
     now_s: float = 1_000.0
     model: State = field(default_factory=dict[object, object])
-    cluster: MemoryCluster = field(default_factory=MemoryCluster)
+    cluster: MemoryCluster = field(init=False)
     disk: MemoryDisk = field(init=False)
 
     def __post_init__(self) -> None:
+        self.cluster = MemoryCluster(clock=self.clock)
         self.disk = MemoryDisk(self.clock)
         Log.create(
             self.name,

@@ -62,7 +62,7 @@ class _Budget:
 
     def take(self, commits: list[ValidCommit]) -> int | None:
         """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
-        for offset, commit in commits:
+        for offset, commit, _ in commits:
             body = commit.read_body()
             size_bytes = sum(handle.size_bytes for handle in body.handles)
             if self.taken and (size_bytes > self._bytes or not self._commits):

@@ -40,11 +40,16 @@ class OffsetRange(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One Kafka record, as it was produced. statelog uses neither keys nor headers nor timestamps."""
+    """One Kafka record, as it was produced. statelog uses neither keys nor headers.
+
+    `timestamp_ms` is Kafka's, in milliseconds since 1970, or -1 if there is none: for ages that people look at. Clocks
+    of several machines stand behind it, so nothing is ever decided by it.
+    """
 
     partition: int
     offset: int
     value: bytes
+    timestamp_ms: int = -1
 
 
 class DeliveryStatus(Enum):

@@ -39,24 +39,26 @@ class PartitionLog:
     end: int = 0
     offsets: list[int] = field(default_factory=list[int])
     values: list[bytes] = field(default_factory=list[bytes])
+    timestamps_ms: list[int] = field(default_factory=list[int])
 
-    def append(self, value: bytes) -> int:
+    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
         """Append a record; returns its offset."""
         offset = self.end
         self.offsets.append(offset)
         self.values.append(value)
+        self.timestamps_ms.append(timestamp_ms)
         self.end += 1
         return offset
 
-    def first_from(self, offset: int) -> tuple[int, bytes] | None:
-        """The first record at or above `offset`, or None."""
+    def first_from(self, offset: int) -> tuple[int, bytes, int] | None:
+        """Offset, value and timestamp of the first record at or above `offset`, or None."""
         at = bisect.bisect_left(self.offsets, offset)
-        return (self.offsets[at], self.values[at]) if at < len(self.offsets) else None
+        return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
 
     def cut_from(self, offset: int) -> None:
         """Drop everything at and above `offset`."""
         at = bisect.bisect_left(self.offsets, offset)
-        del self.offsets[at:], self.values[at:]
+        del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
         self.end = min(self.end, offset)
         self.start = min(self.start, self.end)
 
@@ -86,8 +88,16 @@ class Sending:
 class MemoryCluster:
     """All topics and records of one simulated cluster, and what a test can do to it."""
 
-    def __init__(self, *, cluster_id: str = "memory-cluster", faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        cluster_id: str = "memory-cluster",
+        faults: Faults | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` gives the seconds since 1970 that records are stamped with; without one they have no timestamp."""
         self.cluster_id = cluster_id
+        self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
         self.lock = threading.RLock()
         self.published: dict[tuple[str, str, int], int] = {}
@@ -216,8 +226,8 @@ class MemoryCluster:
         """All records that a reader could read now: the oracle of a test."""
         with self.lock:
             log = self.log(topic, partition)
-            pairs = zip(log.offsets, log.values, strict=True)
-            return [Record(partition, offset, value) for offset, value in pairs if offset >= log.start]
+            rows = zip(log.offsets, log.values, log.timestamps_ms, strict=True)
+            return [Record(partition, *row) for row in rows if row[0] >= log.start]
 
     def insert_gap(self, topic: str, partition: int, count: int) -> None:
         """Use up `count` offsets without a record, as transaction markers do."""
@@ -304,15 +314,18 @@ class MemoryCluster:
         elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > self._max_bytes(attempt.topic):
             outcome = Delivery(DeliveryStatus.FAILED, -1, "MSG_SIZE_TOO_LARGE: larger than max.message.bytes")
         elif sending.fate is Fate.APPEND_UNANSWERED:
-            log.append(attempt.value)
+            self._stamp(log, attempt.value)
             outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")
         elif sending.fate is Fate.ACK_WITHOUT_OFFSET:
-            log.append(attempt.value)
+            self._stamp(log, attempt.value)
             outcome = Delivery(_UNKNOWN, -1, "acknowledged without an offset")
         else:
-            outcome = Delivery(DeliveryStatus.OK, log.append(attempt.value), "")
+            outcome = Delivery(DeliveryStatus.OK, self._stamp(log, attempt.value), "")
         if sending.outcome is None:
             sending.outcome = outcome
+
+    def _stamp(self, log: PartitionLog, value: bytes) -> int:
+        return log.append(value, int(self._clock() * 1000) if self._clock else -1)
 
     def _max_bytes(self, topic: str) -> int:
         return int({**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}["max.message.bytes"])

@@ -151,7 +151,7 @@ class ConfluentReader:
                 expected_offset=wanted.start,
             )
         if not is_end and offset < wanted.end:
-            records.append(Record(partition, offset, message.value() or b""))
+            records.append(Record(partition, offset, message.value() or b"", message.timestamp()[1]))
         next_offset = offset if is_end else offset + 1
         if next_offset >= wanted.end:
             del left[partition]

@@ -28,10 +28,11 @@ _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is 
 
 
 class ValidCommit(NamedTuple):
-    """A commit that the fold found valid, and its ledger offset."""
+    """A commit that the fold found valid, its ledger offset, and Kafka's timestamp of it (see `kafka.Record`)."""
 
     offset: int
     commit: Commit
+    timestamp_ms: int = -1
 
 
 class _Folded(NamedTuple):
@@ -40,6 +41,7 @@ class _Folded(NamedTuple):
     offset: int
     record: LedgerRecord | None
     void: Void | None
+    timestamp_ms: int
 
 
 def append_record(
@@ -107,9 +109,9 @@ class LedgerClient:
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
-        for offset, record, void in self._follow(end_position):
+        for offset, record, void, timestamp_ms in self._follow(end_position):
             if void is None and isinstance(record, Commit):
-                self._valid.append(ValidCommit(offset, record))
+                self._valid.append(ValidCommit(offset, record, timestamp_ms))
         valid, self._valid = self._valid, []
         return valid
 
@@ -172,7 +174,7 @@ class LedgerClient:
             record = decode(found.value)
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
             self._is_torn = True
-            yield _Folded(found.offset, record, self.fold.apply(found.offset, record))
+            yield _Folded(found.offset, record, self.fold.apply(found.offset, record), found.timestamp_ms)
             self._is_torn = False
         self.fold.advance(end_position)
 
