@@ -3,15 +3,16 @@
 So it stands beside a stack of a user, or of another run. The image stays, for the next run; nothing else does.
 """
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 from statelog.cli.devbroker.embedded import free_port
 from statelog.storage.log import Log
@@ -31,7 +32,7 @@ class Stack:
         self.project = f"statelog-test-{uuid.uuid4().hex[:8]}"
         self._kafka_port, self._s3_port = free_port(), free_port()
         self._environment = {
-            **pip_settings(),
+            **_pip_settings(),
             **os.environ,
             "STATELOG_IMAGE": "statelog-test",
             "STATELOG_KAFKA_PORT": str(self._kafka_port),
@@ -53,23 +54,15 @@ class Stack:
         return _finish(self._start(*arguments))
 
     def statelog(self, *arguments: str) -> str:
-        """Run a command of statelog as the head of the compose file says."""
+        """Run a command of statelog as README.md says."""
         return self.compose("run", "--rm", "--no-TTY", "statelog", *arguments)
 
     def open_log(self) -> Log:
-        """The log as a program on this machine opens it, by the ports of the loopback interface."""
-        credentials = self._configured("statelog")
-        return Log.open(
-            _LOG,
-            kafka={"bootstrap.servers": f"127.0.0.1:{self._kafka_port}"},
-            root=credentials["STATELOG_ROOT"],
-            storage_options={
-                "endpoint_url": f"http://127.0.0.1:{self._s3_port}",
-                "key": credentials["STATELOG_STORAGE__KEY"],
-                "secret": credentials["STATELOG_STORAGE__SECRET"],
-            },
-            allow_unsafe=credentials["STATELOG_ALLOW_UNSAFE"].split(","),
-        )
+        """The log as a program on this machine opens it: as README.md says, at the ports of this run."""
+        section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## With Docker")[2]
+        _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)
+        ours = printed.replace(":9092", f":{self._kafka_port}").replace(":7070", f":{self._s3_port}")
+        return Log.open(_LOG, **ast.literal_eval(ours.removeprefix("where = ")))
 
     def exit_code(self, service: str) -> int:
         """The code with which the container of a service that does not run any more has ended."""
@@ -82,11 +75,6 @@ class Stack:
         label = f"label=com.docker.compose.project={self.project}"
         lists = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
         return [name for words in lists for name in _docker(*words, "--quiet", "--filter", label).split()]
-
-    def _configured(self, service: str) -> Mapping[str, str]:
-        """The environment that the compose file gives a service."""
-        shown = json.loads(self.compose("--profile", "*", "config", "--format", "json"))
-        return cast("Mapping[str, str]", shown["services"][service]["environment"])
 
     def _start(self, *arguments: str) -> "subprocess.Popen[str]":
         command = ["docker", "compose", "--project-name", self.project, *arguments]
@@ -124,7 +112,7 @@ def compose_reason() -> str:
     return ""
 
 
-def pip_settings() -> dict[str, str]:
+def _pip_settings() -> dict[str, str]:
     """How this machine's pip reaches its index, as the variables that the compose file gives on to the build."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
