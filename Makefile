@@ -13,7 +13,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
 STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | cksum | cut -d' ' -f1)
 
-.PHONY: help venv java demo test check bench soak image clean
+.PHONY: help venv java demo test check bench soak clean
 .DEFAULT_GOAL := help
 
 help:
