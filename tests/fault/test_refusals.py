@@ -3,6 +3,7 @@
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -176,12 +177,48 @@ def test_create_finishes_what_a_dead_one_began(rig: WriterRig) -> None:
     rig.open().close()
 
 
-@pytest.mark.parametrize("name", ["", ".", "a/b", "a..b", "-a", "a\n", "x" * 129, "ä"])
-def test_names_that_could_be_paths_are_refused(name: str) -> None:
-    """A log's name becomes a topic and a directory, so it is checked before anything is touched."""
+@pytest.mark.parametrize("name", ["", ".", "a/b", "a..b", "-a", "a\n", "x" * 129, "ä", "a.ledger", None, 5, b"a"])
+def test_names_that_could_be_paths_are_refused(name: Any) -> None:
+    """A log's name becomes topics and a directory, so it is checked before anything is touched.
+
+    It is no ledger's name: the data topic of `a.ledger` would be the ledger of `a`.
+    """
     rig = twin_rig("fine")
     with pytest.raises(InvalidName):
         Log.create(name, kafka=rig.kafka(), root=rig.store(), replication_factor=1, allow_unsafe=UNSAFE)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"key_type": "strin"},
+        {"hash_rule": "md5"},
+        {"partitions": 0},
+        {"partitions": 129},
+        {"partitions": "3"},
+        {"partitions": 2.5},
+        {"partitions": True},
+        {"key_groups": 65_537},
+        {"replication_factor": 0},
+        {"replication_factor": 100_000},
+        {"value_schema": ""},
+        {"value_schema": '"string"'},
+        {"allow_unsafe": ["everything"]},
+    ],
+    ids=str,
+)
+def test_a_log_that_nobody_could_make_leaves_nothing_behind(nonsense: dict[str, Any]) -> None:
+    """Settings are checked before the first topic is made, and the error names the setting or says what it may be."""
+    rig = twin_rig("fine")
+    settings: dict[str, Any] = {"replication_factor": 1, "allow_unsafe": UNSAFE, **nonsense}
+    with pytest.raises(ConfigError) as caught:
+        Log.create("fine", kafka=rig.kafka(), root=rig.store(), **settings)
+    kafka = rig.kafka()
+    assert kafka.describe_topic("fine") is None
+    assert kafka.describe_topic("fine.ledger") is None
+    assert list(rig.store().list()) == []
+    name = next(iter(nonsense))
+    assert name in str(caught.value) or caught.value.hint
 
 
 def test_a_damaged_descriptor_stops_the_open(tmp_path: Path) -> None:

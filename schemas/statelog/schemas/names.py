@@ -10,6 +10,7 @@ from statelog.schemas.errors import InvalidName
 
 __all__ = [
     "DESCRIPTOR_PATH",
+    "check_log_name",
     "check_name",
     "data_topic",
     "lease_path",
@@ -22,17 +23,28 @@ __all__ = [
 
 DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_LEDGER = ".ledger"
 _MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
 
 
-def check_name(what: str, name: str) -> str:
+def check_name(what: str, name: object) -> str:
     """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
-    if not _NAME.match(name) or ".." in name:
+    if not isinstance(name, str) or not _NAME.match(name) or ".." in name:
         raise InvalidName(
             f"{what} {name!r} is not a valid name",
             hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'",
         )
     return name
+
+
+def check_log_name(name: object) -> str:
+    """Return `name`, or raise InvalidName. A log whose data topic could be another one's ledger is refused, too."""
+    checked = check_name("log", name)
+    if checked.endswith(_LEDGER):
+        raise InvalidName(
+            f"log {name!r} has the name of a ledger", hint=f"Choose a name that does not end in {_LEDGER}"
+        )
+    return checked
 
 
 def data_topic(log: str) -> str:
@@ -42,7 +54,7 @@ def data_topic(log: str) -> str:
 
 def ledger_topic(log: str) -> str:
     """The one-partition topic that holds a log's ledger."""
-    return f"{log}.ledger"
+    return f"{log}{_LEDGER}"
 
 
 def manifest_path(number: int) -> str:

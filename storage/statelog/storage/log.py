@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 
@@ -27,7 +28,7 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import AcceptLoss, LossRange
 from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
-from statelog.schemas.names import DESCRIPTOR_PATH, check_name, data_topic, ledger_topic
+from statelog.schemas.names import DESCRIPTOR_PATH, check_log_name, data_topic, ledger_topic
 from statelog.schemas.topic_policy import TopicRole, Waiver, check_topic, parse_waivers, topic_config
 from statelog.schemas.values import parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
@@ -40,6 +41,9 @@ from statelog.storage.store_fsspec import open_store
 from statelog.storage.value_schemas import ValueSchemas
 
 __all__ = ["Log", "LogDescription"]
+
+_MOST_REPLICAS = 10_000  # What the client can say.
+E = TypeVar("E", bound=StrEnum)
 
 KafkaSource = Kafka | Mapping[str, str]
 StoreSource = Store | str
@@ -101,10 +105,11 @@ class Log:
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
-        _check_counts(partitions, key_groups)
+        _check_counts(partitions, key_groups, replication_factor)
+        rule, kind = _one_of(HashRule, "hash_rule", hash_rule), _one_of(KeyType, "key_type", key_type)
         schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
         waived = parse_waivers(allow_unsafe)
-        client, store = _ports(check_name("log", name), kafka, root, storage_options)
+        client, store = _ports(check_log_name(name), kafka, root, storage_options)
         with _closing(client, kafka, on_success=False):
             store.check()
             if _descriptor_or_none(store) is not None:
@@ -121,8 +126,8 @@ class Log:
                 identity=_identity(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
                 partitions=partitions,
                 key_groups=key_groups,
-                hash_rule=HashRule(hash_rule),
-                key_type=KeyType(key_type),
+                hash_rule=rule,
+                key_type=kind,
                 value_schema_id=1 if schema else 0,
             )
             if schema is not None:
@@ -145,7 +150,7 @@ class Log:
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
         waived = parse_waivers(allow_unsafe)
-        client, store = _ports(check_name("log", name), kafka, root, storage_options)
+        client, store = _ports(check_log_name(name), kafka, root, storage_options)
         with _closing(client, kafka, on_success=False):
             descriptor = _descriptor_or_none(store)
             if descriptor is None:
@@ -168,7 +173,7 @@ class Log:
 
         Topics that are not the log's own (made anew since) are left alone. Raises NotFound, Unavailable.
         """
-        client, store = _ports(check_name("log", name), kafka, root, storage_options)
+        client, store = _ports(check_log_name(name), kafka, root, storage_options)
         with _closing(client, kafka, on_success=True):
             descriptor = _descriptor_or_none(store)
             if descriptor is None:
@@ -377,11 +382,23 @@ def _descriptor_or_none(store: Store) -> Descriptor | None:
         return None
 
 
-def _check_counts(partitions: int, key_groups: int) -> None:
-    if not 1 <= key_groups <= 65536:
-        raise ConfigError(f"key_groups is {key_groups} and must be from 1 to 65536")
-    if not 1 <= partitions <= key_groups:
-        raise ConfigError(f"partitions is {partitions} and must be from 1 to key_groups, which is {key_groups}")
+def _check_counts(partitions: object, key_groups: object, replication_factor: object) -> None:
+    groups = _whole("key_groups", key_groups, 65536, "65536")
+    _whole("partitions", partitions, groups, f"key_groups, which is {groups}")
+    _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
+
+
+def _whole(name: str, value: object, most: int, most_text: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
+    return value
+
+
+def _one_of(kind: type[E], name: str, value: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r}", hint=f"Use one of {', '.join(kind)}") from None
 
 
 def _make_topic(
