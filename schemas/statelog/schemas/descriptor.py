@@ -8,6 +8,7 @@ Invariants:
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import cast
 
 from statelog.schemas.avro import Datum, FileCodec
@@ -53,7 +54,7 @@ class Descriptor:
     def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
         """The key groups that these partitions hold: what a worker restores that writes them."""
         held = (key_groups_of_partition(partition, self.partitions, self.key_groups) for partition in partitions)
-        return frozenset().union(*held)
+        return frozenset(chain.from_iterable(held))
 
     def to_bytes(self) -> bytes:
         """The file."""

@@ -1,0 +1,136 @@
+"""Any number of writers and readers over one log, key groups re-assigned at every restart.
+
+A job counts events. It is restarted with another number of workers again and again, while the ones before are still
+running; workers die between any two steps, rounds roll up and truncate, readers restore any share of the state. The
+counts are always those of the events that were committed: nothing lost, nothing counted twice, nothing of a zombie.
+"""
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from tests.support.rescale_world import KEY_GROUPS, PARTITIONS, Care, RescaleWorld
+
+DEATHS = ("", "", "", "", "sent", "persisted", "commit-made", "committed")
+events = st.integers(0, 6)
+
+
+class RescaleMachine(RuleBasedStateMachine):
+    """Restarts, steps, deaths, zombies, rounds and readers in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scratch = tempfile.TemporaryDirectory()
+        self._world = RescaleWorld(Path(self._scratch.name))
+
+    def teardown(self) -> None:
+        """See once more that the whole state is right."""
+        self._world.read(2)
+        self._scratch.cleanup()
+
+    @rule(
+        workers=st.integers(1, PARTITIONS),
+        zombies=st.lists(st.tuples(st.integers(0, 9), events), max_size=4),
+        data=st.data(),
+    )
+    def restart(self, workers: int, zombies: list[tuple[int, int]], data: st.DataObject) -> None:
+        """Another number of workers take over one by one; those before run on in between, some of them unharmed."""
+        world = self._world
+        for worker in list(world.workers):
+            world.leave(worker)
+        for number in data.draw(st.permutations(range(workers))):
+            world.open(number, workers)
+            if number < len(zombies):
+                which, events = zombies[number]
+                self._step_zombie(which, events, "")
+
+    @precondition(lambda self: self._world.workers)
+    @rule(which=st.integers(0, PARTITIONS - 1), events=events, dies_at=st.sampled_from(DEATHS))
+    def work(self, which: int, events: int, dies_at: str) -> None:
+        """A worker takes a step, and may die on the way; its share has nobody then."""
+        workers = self._world.workers
+        self._world.step(workers[which % len(workers)], events, dies_at)
+
+    @precondition(lambda self: self._world.workers)
+    @rule(which=st.integers(0, PARTITIONS - 1))
+    def replace(self, which: int) -> None:
+        """One worker is started a second time, while the first of its name still runs."""
+        worker = self._world.workers[which % len(self._world.workers)]
+        self._world.leave(worker)
+        self._world.open(worker.number, worker.workers)
+
+    @precondition(lambda self: self._world.zombies)
+    @rule(which=st.integers(0, 9), events=events, dies_at=st.sampled_from(DEATHS))
+    def zombie(self, which: int, events: int, dies_at: str) -> None:
+        """A worker that was left behind goes on."""
+        self._step_zombie(which, events, dies_at)
+
+    @rule()
+    def materialize(self) -> None:
+        """What was committed is rolled up, and the log truncated below."""
+        self._world.round()
+
+    @rule(readers=st.integers(1, KEY_GROUPS + 2))
+    def read(self, readers: int) -> None:
+        """The union of all shares is the model, also where there are more readers than key groups."""
+        self._world.read(readers)
+
+    def _step_zombie(self, which: int, events: int, dies_at: str) -> None:
+        zombies = self._world.zombies
+        if zombies:
+            self._world.step(zombies[which % len(zombies)], events, dies_at)
+
+
+def _run(examples: int, steps: int) -> None:
+    checked = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # Explaining a failure takes minutes.
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run_state_machine_as_test(RescaleMachine, settings=checked)
+
+
+def test_counts_survive_every_rescale() -> None:
+    """Whatever is restarted with whatever parallelism, the state is that of the events that were committed."""
+    _run(examples=20, steps=25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_counts_survive_every_rescale_for_long() -> None:
+    """The same, over many more and longer histories."""
+    _run(examples=1500, steps=60)
+
+
+def _shrink_and_grow(world: RescaleWorld) -> None:
+    """Four workers, then two, then four again, each of which commits as soon as it is there."""
+    for workers in (4, 2, 4):
+        for worker in list(world.workers):
+            world.leave(worker)
+        for number in range(workers):
+            world.open(number, workers)
+            world.step(world.workers[-1], 3)
+
+
+@pytest.mark.parametrize("care", [Care.OWN_COMMIT_ONLY, Care.OWN_PARTITIONS_ONLY])
+def test_a_careless_job_counts_twice_and_is_found_out(care: Care, tmp_path: Path) -> None:
+    """Without either half of the rule for source positions, a partition is taken up where it was before."""
+    with pytest.raises(AssertionError, match="position"):
+        _shrink_and_grow(RescaleWorld(tmp_path, care))
+
+
+def test_a_careful_job_counts_once(tmp_path: Path) -> None:
+    """With both halves the same history is right."""
+    world = RescaleWorld(tmp_path)
+    _shrink_and_grow(world)
+    assert world.committed == dict.fromkeys(range(PARTITIONS), 9)
+    world.read(3)
