@@ -175,9 +175,9 @@ class Committer:
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
         """
         try:
-            for offset, found in old.ledger.read_end():
-                if found == commit:
-                    return offset
+            for valid in old.ledger.read_end():
+                if valid.commit == commit:
+                    return valid.offset
             last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here.
             return last.offset if last is not None and last.checkpoint == commit.checkpoint else None
         finally:
