@@ -10,7 +10,8 @@ import click
 from rich.console import Console
 
 from bench.figures import Figure, show
-from bench.run import BENCHMARKS, Setting
+from bench.run import BENCHMARKS
+from bench.setting import Setting
 from statelog.cli.devbroker import EmbeddedBroker
 
 

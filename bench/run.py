@@ -3,13 +3,14 @@
 import gc
 import tempfile
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bench.figures import Figure, percentile, rate, timed
 from bench.logs import bench_log, bulk_append
 from bench.plain import plain_topic
+from bench.rocksdb import rocksdb
+from bench.setting import Setting
 from bench.workload import batches, every_key, pairs
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -18,23 +19,7 @@ from statelog.recovery import recover
 from statelog.storage import Log
 from statelog.storage.replay import replay as replay_chunks
 
-__all__ = ["BENCHMARKS", "Setting"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Where and how much: W has 5,000,000 changes over 1,000,000 keys."""
-
-    bootstrap: str
-    root: Path
-    changes: int
-    keys: int
-    rounds: int
-    commits: int
-
-    def scaled(self, share: float) -> int:
-        """That share of the changes, at least 1,000."""
-        return max(1000, int(self.changes * share))
+__all__ = ["BENCHMARKS"]
 
 
 def append(setting: Setting) -> list[Figure]:
@@ -167,4 +152,4 @@ def snapshot(setting: Setting) -> list[Figure]:
     ]
 
 
-BENCHMARKS = {"append": append, "latency": latency, "replay": replay, "snapshot": snapshot}
+BENCHMARKS = {"append": append, "latency": latency, "replay": replay, "snapshot": snapshot, "rocksdb": rocksdb}

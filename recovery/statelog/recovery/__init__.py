@@ -3,6 +3,8 @@
 from statelog.recovery.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.progress import Phase, Progress
 from statelog.recovery.recover import Recovery, recover, recover_dict
+from statelog.recovery.rocksdb import read_rocksdb_state
+from statelog.recovery.rocksdb_state import ResumePoint, RocksdbState
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.statistics import RecoveryStatistics
 
@@ -15,6 +17,9 @@ __all__ = [
     "Recovery",
     "RecoverySettings",
     "RecoveryStatistics",
+    "ResumePoint",
+    "RocksdbState",
+    "read_rocksdb_state",
     "recover",
     "recover_dict",
 ]

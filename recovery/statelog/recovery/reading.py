@@ -23,6 +23,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.sources import Converter, Counter, run_tables, tail_changes
 from statelog.schemas.changes import sort_by_key
 from statelog.schemas.key_groups import partition_starts
+from statelog.schemas.values import ValueSchema
 from statelog.storage.log import Log
 from statelog.storage.run_merge import merge_streams
 
@@ -55,6 +56,11 @@ class Reading:
     def schema(self) -> pa.Schema:
         """The schema of the changes that come out: key_group, op, key, value."""
         return self._converter.schema
+
+    @property
+    def value_schema(self) -> ValueSchema:
+        """The value schema of the changes that come out."""
+        return self._converter.target
 
     def slices(self) -> Iterator[pa.Table]:
         """The live rows of the state, one table for each slice, in no order within it; all held in memory."""

@@ -27,6 +27,7 @@ from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
 from statelog.recovery.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.reading import Reading
+from statelog.recovery.rocksdb import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.target_arrow import fill_table
@@ -124,6 +125,20 @@ class Recovery:
         """
         return self._fill(lambda reading: fill_parquet(reading.sorted_tables(), reading.schema, Path(path)), int)
 
+    def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
+        """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
+
+        A key is the key group (two bytes, big-endian) and the key's bytes, `RocksdbState.key`; a value is its bytes, or
+        Avro's plain binary form. `read_rocksdb_state` tells what was recovered. SST files have about `sst_bytes`. The
+        database appears whole or not at all, and never replaces anything. Memory as `to_parquet`, and the negative keys
+        of one key group. Raises AlreadyExists, ConfigError, StorageFull, Damaged, Unavailable.
+        """
+        require_rocksdict()
+        from statelog.recovery.target_rocksdb import fill_rocksdb, require_absent
+
+        require_absent(Path(path))
+        return self._fill(lambda reading: fill_rocksdb(reading, Path(path), sst_bytes), int)
+
     # ---- what it is
 
     @property
@@ -158,7 +173,7 @@ class Recovery:
     def statistics(self) -> RecoveryStatistics:
         """Numbers of the target that was filled last. Raises Misuse before the first."""
         if self._statistics is None:
-            raise Misuse("no target was filled yet", hint="Call to_dict, to_arrow or to_parquet first")
+            raise Misuse("no target was filled yet", hint="Fill a target first, for example with to_dict")
         return self._statistics
 
     # ---- life

@@ -62,12 +62,14 @@ class ValueType:
     """One node of a value schema.
 
     `kind` is Avro's type name; `logical` its logical type or ''. `name` is the unqualified name of a record, enum or
-    fixed. `items` is an array's or map's inner type.
+    fixed. `items` is an array's or map's inner type. `null_last` says that the union with null names it second, and
+    `size` is a fixed's: no rule asks for them, Avro's binary form does.
     """
 
     kind: str
     arrow: pa.DataType
     nullable: bool = False
+    null_last: bool = False
     logical: str = ""
     name: str = ""
     aliases: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ class ValueType:
     symbol_default: str | None = None
     fields: tuple[ValueField, ...] = ()
     items: "ValueType | None" = None
+    size: int = 0
 
     @property
     def inner(self) -> "ValueType":
@@ -164,7 +167,7 @@ class _Parser:
         inner = self.parse(others[0], path, namespace, depth)
         if inner.nullable:
             raise _refused("a union inside a union", path, 'Use ["null", X]')
-        return _with_null(inner)
+        return replace(inner, nullable=True, null_last=branches[0] is others[0])
 
     def _complex(self, raw: dict[str, object], path: str, namespace: str, depth: int) -> ValueType:
         kind = raw.get("type")
@@ -243,11 +246,10 @@ class _Parser:
             raise _refused(f"a fixed of size {size!r}", path, "Give a size in bytes, at least 1")
         aliases = _aliases(raw, path)
         if raw.get("logicalType") == "decimal":
-            arrow: pa.DataType = _decimal(raw, path)
-            return self._named(
-                full, ValueType(kind="fixed", arrow=arrow, logical="decimal", name=short, aliases=aliases)
-            )
-        return self._named(full, ValueType(kind="fixed", arrow=pa.binary(size), name=short, aliases=aliases))
+            made = ValueType(kind="fixed", arrow=_decimal(raw, path), logical="decimal", size=size, name=short)
+        else:
+            made = ValueType(kind="fixed", arrow=pa.binary(size), size=size, name=short)
+        return self._named(full, replace(made, aliases=aliases))
 
     def _define(self, raw: dict[str, object], path: str, namespace: str) -> tuple[str, str, str]:
         """The full name, the unqualified name and the namespace inside of a new named type."""
@@ -302,10 +304,6 @@ def _decimal(raw: dict[str, object], path: str) -> pa.DataType:
     if precision < 1:
         raise _refused("a decimal of precision 0", path, "Use a precision of at least 1")
     return pa.decimal128(precision, scale)
-
-
-def _with_null(inner: ValueType) -> ValueType:
-    return replace(inner, nullable=True)
 
 
 def _nodes(known: ValueType) -> int:

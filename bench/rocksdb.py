@@ -1,0 +1,73 @@
+"""The benchmark of recovery into RocksDB: SST files that are ingested, beside write batches of the same library."""
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import rocksdict
+
+from bench.figures import Figure, rate, timed
+from bench.logs import bench_log, bulk_append
+from bench.setting import Setting
+from bench.workload import batches
+from statelog.recovery import recover
+from statelog.recovery.raw_keys import raw_keys
+from statelog.storage import Log
+from statelog.storage.replay import replay
+
+__all__ = ["rocksdb"]
+
+_BATCH_ROWS = 50_000
+_BUFFER_BYTES = 128 << 20
+
+
+def rocksdb(setting: Setting) -> list[Figure]:
+    """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows."""
+    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": []}
+    with bench_log(setting.bootstrap, setting.root) as log:
+        bulk_append(log, batches(setting.changes, setting.keys), commits=10)
+        for _ in range(setting.rounds):
+            seconds["changes"].append(_into_new(lambda path: _load(path, _changes(log))))
+            seconds["folded"].append(_into_new(lambda path: _load(path, _folded(log))))
+            seconds["sst"].append(_into_new(lambda path: recover(log).to_rocksdb(path)))
+    ours = "recovery to RocksDB, SST files"
+    return [
+        rate(ours, setting.changes, seconds["sst"], name, [(setting.changes, second) for second in seconds[key]])
+        for name, key in (("write batches, every change", "changes"), ("folded, then write batches", "folded"))
+    ]
+
+
+def _into_new(work: Callable[[Path], object]) -> float:
+    """Seconds that `work` took to make a database under a new path."""
+    with tempfile.TemporaryDirectory() as directory:
+        return timed(lambda: work(Path(directory) / "db"))
+
+
+def _changes(log: Log) -> Iterable[pa.RecordBatch]:
+    with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
+        chunks = replay(reader, log.data_topic, recovery.plan.replay, log.change_schema, stall_timeout_s=60)
+        yield from (chunk.changes for chunk in chunks)
+
+
+def _folded(log: Log) -> Iterable[pa.RecordBatch]:
+    return recover(log).to_arrow().to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _load(path: Path, found: Iterable[pa.RecordBatch]) -> None:
+    """Puts by write batches, without a write-ahead log, in the quickest way that the library has."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(_BUFFER_BYTES)
+    options.increase_parallelism(2)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    unlogged = rocksdict.WriteOptions()
+    setattr(unlogged, "disable_wal", True)  # noqa: B010 - a property, which the library's own types call a method
+    with rocksdict.Rdict(str(path), options) as database:
+        for batch in found:
+            group = rocksdict.WriteBatch(raw_mode=True)
+            deque(map(group.put, raw_keys(batch).to_pylist(), batch.column("value").to_pylist()), maxlen=0)
+            database.write(group, unlogged)
+        database.flush()
