@@ -3,8 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import BinaryIO
 
 import pytest
 
@@ -312,53 +310,40 @@ def test_an_old_state_that_goes_away_meanwhile_is_not_found() -> None:
     assert caught.value.facts["oldest_position"] == twins.rig.manifests[-1].position
 
 
-class _Watching:
-    """A source of runs that looks at the leases whenever a run is opened."""
-
-    def __init__(self, twins: _Twins) -> None:
-        self.twins = twins
-        self.seen: list[tuple[int, int]] = []
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open from the store."""
-        self.seen += [(held.lease.manifest_number, held.lease.position) for held in list_leases(self.twins.log.store)]
-        return self.twins.log.store.open(path)
-
-
 def test_a_lease_is_held_while_reading_and_gone_afterwards() -> None:
     """Every run is opened under exactly one lease, which names the snapshot that is read."""
     twins = _Twins(truncate=True)
-    watching = _Watching(twins)
-    recovery = recover(twins.log, settings=RecoverySettings(runs=watching))
+    store = twins.log.store
+    seen: list[tuple[int, int]] = []
+
+    def look(method: str, path: str) -> None:
+        if method == "open" and path.startswith("runs/"):
+            seen.extend((held.lease.manifest_number, held.lease.position) for held in list_leases(store))
+
+    twins.hooked(look)
+    recovery = recover(twins.log)
     assert len(list_leases(twins.log.store)) == 1
     recovery.to_dict()
     manifest = twins.rig.manifests[-1]
-    assert watching.seen == [(manifest.number, manifest.position)] * len(manifest.runs)
+    assert seen == [(manifest.number, manifest.position)] * len(manifest.runs)
     assert list_leases(twins.log.store) == []
 
 
-class _Slow:
-    """A source of runs where every run takes 50 seconds to open, on a clock of its own; notes the live leases."""
-
-    def __init__(self, twins: _Twins) -> None:
-        self.twins = twins
-        self.live: list[int] = []
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open from the store, later."""
-        self.twins.now_s += 50.0
-        held = list_leases(self.twins.log.store)
-        self.live.append(sum(not expired(h.lease, h.modified_s, self.twins.now_s, math.inf) for h in held))
-        return self.twins.log.store.open(path)
-
-
 def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
-    """Reading for longer than the lease's time keeps it alive, because progress renews it."""
+    """Runs that take 50 seconds to open leave a lease of 60 seconds alive, because progress renews it."""
     twins = _Twins(truncate=True)
-    slow = _Slow(twins)
-    settings = RecoverySettings(runs=slow, lease_ttl_s=60.0)
-    recover(twins.log, settings=settings, clock=lambda: twins.now_s).to_dict()
-    assert slow.live == [1, 1, 1]
+    store = twins.log.store
+    live: list[int] = []
+
+    def open_slowly(method: str, path: str) -> None:
+        if method == "open" and path.startswith("runs/"):
+            twins.now_s += 50.0
+            held = list_leases(store)
+            live.append(sum(not expired(h.lease, h.modified_s, twins.now_s, math.inf) for h in held))
+
+    twins.hooked(open_slowly)
+    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), clock=lambda: twins.now_s).to_dict()
+    assert live == [1, 1, 1]
 
 
 def test_a_failing_callback_ends_the_recovery() -> None:

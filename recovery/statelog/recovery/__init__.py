@@ -1,6 +1,8 @@
 """Recovery: the state of a log, out of a snapshot and the committed tail. Writes nothing to the log but its lease."""
 
 from statelog.recovery.at import At, AtCheckpoint, AtPosition
+from statelog.recovery.cache_shared import CacheSettings
+from statelog.recovery.opener import NoCache
 from statelog.recovery.progress import Phase, Progress
 from statelog.recovery.recover import Recovery, recover, recover_dict
 from statelog.recovery.rocksdb import read_rocksdb_state
@@ -12,6 +14,8 @@ __all__ = [
     "At",
     "AtCheckpoint",
     "AtPosition",
+    "CacheSettings",
+    "NoCache",
     "Phase",
     "Progress",
     "Recovery",

@@ -1,4 +1,4 @@
-"""A plan and the lease under it: made, checked, used, and made again if the log moved on.
+"""A plan, the lease under it and the opener of its runs: made, checked, used, and made again if the log moved on.
 
 Owns the retries of a recovery. Never reads a run or a chunk; what is read with the plan is the caller's.
 
@@ -6,7 +6,7 @@ Invariants:
 - The plan is used only after its lease was written and the checks passed with the lease in place.
 - Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
   longer replay, if the log reaches back; else it is the error.
-- Whatever ends a use with an error removes the lease.
+- Whatever ends a use with an error removes the lease and lets the opener go.
 - Belongs to one thread at a time; whoever hands it over does not touch it before it is handed back.
 """
 
@@ -37,6 +37,7 @@ class HeldPlan:
         self._clock = clock
         self._plan: RecoveryPlan | None = None
         self._lease: LeaseHolder | None = None
+        self.opener = settings.cache.opener(log)
         self._plan_s = 0.0
         self.plans = 0
 
@@ -79,8 +80,9 @@ class HeldPlan:
             except BaseException:
                 self.release()
                 raise
-            self.release()
+            self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
             self._plan = None
+        self.release()
         assert trouble is not None, "settings allow at least one attempt"
         raise trouble
 
@@ -94,7 +96,13 @@ class HeldPlan:
             self._lease.renew()
 
     def release(self) -> None:
-        """Remove the lease. Idempotent; the next use writes a new one."""
+        """Remove the lease and let the opener go. Idempotent; the next use takes both anew."""
+        try:
+            self._remove_lease()
+        finally:
+            self.opener.close()
+
+    def _remove_lease(self) -> None:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -108,6 +116,7 @@ class HeldPlan:
             self._lease = self._claim(self._plan)
             self._lease.__enter__()
             check_plan(self._log, self._plan)
+        self.opener.hold()
         self._plan_s += self._clock() - started_s
         return self._plan
 

@@ -10,19 +10,22 @@ Invariants:
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 
 from statelog.recovery.fold import TailFold, cut, newest
+from statelog.recovery.opener import DirectOpener, OneRun, RunOpener
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.progress import Phase
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.sources import Converter, Counter, run_tables, tail_changes
+from statelog.recovery.sources import Converter, Counter, SnapshotFailed, run_tables, tail_changes
 from statelog.schemas.changes import sort_by_key
 from statelog.schemas.key_groups import partition_starts
+from statelog.schemas.runs import RunFile
 from statelog.schemas.values import ValueSchema
 from statelog.storage.log import Log
 from statelog.storage.run_merge import merge_streams
@@ -38,19 +41,25 @@ Beat = Callable[[Phase], None]
 
 @dataclass(slots=True)
 class Reading:
-    """One pass over a plan. `beat` is called often."""
+    """One pass over a plan. `beat` is called often.
+
+    `opener` is held by the caller as long as it reads; None means the one on the log's store.
+    """
 
     log: Log
     plan: RecoveryPlan
     settings: RecoverySettings
     beat: Beat
+    opener: RunOpener | None = None
     runs_read: Counter = field(default_factory=Counter)
     tail_read: Counter = field(default_factory=Counter)
     _stop: Event = field(default_factory=Event)
     _converter: Converter = field(init=False)
+    _opener: RunOpener = field(init=False)
 
     def __post_init__(self) -> None:
         self._converter = Converter(self.log, self.settings)
+        self._opener = self.opener or DirectOpener(self.log.store)
 
     @property
     def schema(self) -> pa.Schema:
@@ -110,8 +119,24 @@ class Reading:
         return tables
 
     def _one_run(self, number: int) -> Iterator[pa.Table]:
-        source = self.settings.runs or self.log.store
-        return run_tables(self.log, source, self.plan, self.plan.runs[number], self._converter, self.runs_read)
+        part = self.plan.runs[number]
+        source = OneRun(part.run.file, self._open)
+        try:
+            yield from run_tables(self.log, source, self.plan, part, self._converter, self.runs_read)
+        except SnapshotFailed:
+            # It may be the copy that is damaged: nobody shall meet it again.
+            self._opener.distrust(part.run.file)
+            raise
+
+    def _open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
+        """Open a run on a thread of its own, because a cache may have to download all of it first."""
+        with ThreadPoolExecutor(1, "statelog-recovery") as pool:
+            opening = pool.submit(self._opener.open, run)
+            try:
+                return self._await(opening, Phase.READ)
+            except BaseException:
+                opening.add_done_callback(_close_opened)
+                raise
 
     def _read_tail(self) -> TailFold:
         fold = TailFold(partitions=len(self.plan.partitions), fold_bytes=self.settings.fold_bytes)
@@ -139,3 +164,9 @@ class Reading:
             self._stop.set()
             raise
         return future.result()
+
+
+def _close_opened(opening: "Future[AbstractContextManager[BinaryIO]]") -> None:
+    """Close what was opened for somebody who is gone."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().__exit__(None, None, None)

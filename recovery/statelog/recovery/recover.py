@@ -183,7 +183,7 @@ class Recovery:
         self._held.use(lambda _: None)
 
     def close(self) -> None:
-        """Remove the lease. Idempotent; a later target takes a new one."""
+        """Remove the lease and leave the cache. Idempotent; a later target takes both anew."""
         self._held.release()
 
     def __enter__(self) -> Self:
@@ -227,7 +227,7 @@ class Recovery:
             self._held.renew()
             self._report(tracker, reading, phase)
 
-        reading = Reading(self._log, plan, self._settings, beat)
+        reading = Reading(self._log, plan, self._settings, beat, opener=self._held.opener)
         return reading
 
     def _report(self, tracker: ProgressTracker, reading: Reading, phase: Phase) -> None:

@@ -3,10 +3,12 @@
 import math
 from dataclasses import dataclass
 
+from statelog.recovery.opener import NoCache, OpenerSettings
 from statelog.schemas.errors import ConfigError
-from statelog.storage.run_reader import RunSource
 
 __all__ = ["RecoverySettings"]
+
+_NO_CACHE = NoCache()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class RecoverySettings:
     threads              how many slices are folded at the same time
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
-    runs                 where runs are read from, for example a local cache; None for the log's own store
+    cache                how runs are opened: CacheSettings for local copies, NoCache for ranges of the store's files
 
     Raises ConfigError.
     """
@@ -34,7 +36,7 @@ class RecoverySettings:
     threads: int = 2
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
-    runs: RunSource | None = None
+    cache: OpenerSettings = _NO_CACHE
 
     def __post_init__(self) -> None:
         least = {"attempts": self.attempts, "fold_bytes": self.fold_bytes, "threads": self.threads}
