@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from statelog.producer.writer import Writer
 from tests.support.rescale_world import KEY_GROUPS, PARTITIONS, Care, RescaleWorld
 
-DEATHS = ("", "", "", "", "sent", "persisted", "commit-made", "committed")
+DEATHS = ("",) * 4 + Writer.CRASH_POINTS[1:]
 events = st.integers(0, 6)
 
 
