@@ -27,6 +27,7 @@ __all__ = [
     "RunPart",
     "check_reach",
     "make_plan",
+    "partitions_of",
     "wanted_key_groups",
 ]
 
@@ -135,7 +136,7 @@ def make_plan(
     key_groups: frozenset[int] | None,
 ) -> RecoveryPlan:
     """The plan for the state at `state.position`; `commits` are the valid ones since the manifest, in ledger order."""
-    partitions = _partitions_of(key_groups, descriptor)
+    partitions = partitions_of(key_groups, descriptor)
     return RecoveryPlan(
         manifest=manifest,
         state=state,
@@ -146,7 +147,8 @@ def make_plan(
     )
 
 
-def _partitions_of(key_groups: Collection[int] | None, descriptor: Descriptor) -> tuple[int, ...]:
+def partitions_of(key_groups: Collection[int] | None, descriptor: Descriptor) -> tuple[int, ...]:
+    """The partitions that hold one of the key groups; None means all."""
     if key_groups is None:
         return tuple(range(descriptor.partitions))
     return tuple(sorted({partition_of(g, descriptor.partitions, descriptor.key_groups) for g in key_groups}))

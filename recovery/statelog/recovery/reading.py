@@ -8,7 +8,7 @@ Invariants:
   thread, stops the other one and is raised.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.progress import Phase
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.sources import Converter, Counter, SnapshotFailed, run_tables, tail_changes
+from statelog.recovery.spilled_tail import SpilledTail
 from statelog.schemas.changes import sort_by_key
 from statelog.schemas.key_groups import partition_starts
 from statelog.schemas.runs import RunFile
@@ -34,6 +35,7 @@ __all__ = ["Beat", "Reading"]
 
 _WAIT_S = 0.05
 T = TypeVar("T")
+Fold = TypeVar("Fold", TailFold, SpilledTail)
 
 Beat = Callable[[Phase], None]
 """Called between two steps: reports progress and renews the lease."""
@@ -41,7 +43,7 @@ Beat = Callable[[Phase], None]
 
 @dataclass(slots=True)
 class Reading:
-    """One pass over a plan. `beat` is called often.
+    """One pass over a plan. `beat` is called often. `converter` None means that of the settings.
 
     `opener` is held by the caller as long as it reads; None means the one on the log's store.
     """
@@ -50,6 +52,7 @@ class Reading:
     plan: RecoveryPlan
     settings: RecoverySettings
     beat: Beat
+    converter: Converter | None = None
     opener: RunOpener | None = None
     runs_read: Counter = field(default_factory=Counter)
     tail_read: Counter = field(default_factory=Counter)
@@ -58,7 +61,7 @@ class Reading:
     _opener: RunOpener = field(init=False)
 
     def __post_init__(self) -> None:
-        self._converter = Converter(self.log, self.settings)
+        self._converter = self.converter or Converter(self.log, self.settings)
         self._opener = self.opener or DirectOpener(self.log.store)
 
     @property
@@ -88,16 +91,28 @@ class Reading:
     def sorted_tables(self) -> Iterator[pa.Table]:
         """The live rows by (key group, key), in many tables; holds the folded tail and a few row groups."""
         with ThreadPoolExecutor(1, "statelog-recovery") as pool:
-            tail = self._await(pool.submit(self._read_tail), Phase.READ)
+            tail = self._await(pool.submit(self._read_tail, self._tail_fold()), Phase.READ)
+        yield from self._merge([self._sorted_tail(tail)], drop_deletes=True)
+
+    def merged(self, tail: SpilledTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
+        """The newest changes by (key group, key), in many tables; holds what `tail` does and a few row groups.
+
+        Raises StorageFull if the tail does not fit on the disk. The caller closes the tail.
+        """
+        with ThreadPoolExecutor(1, "statelog-recovery") as pool:
+            self._await(pool.submit(self._read_tail, tail), Phase.READ)
+        yield from self._merge(tail.streams(), drop_deletes=drop_deletes)
+
+    def _merge(self, tail: Sequence[Iterator[pa.Table]], *, drop_deletes: bool) -> Iterator[pa.Table]:
         streams = [self._one_run(number) for number in range(len(self.plan.runs))]
-        for table in merge_streams([*streams, self._sorted_tail(tail)], drop_deletes=True):
+        for table in merge_streams([*streams, *tail], drop_deletes=drop_deletes):
             yield table
             self.beat(Phase.READ)
 
     # ---- runs and tail
 
     def _read_both(self, pool: ThreadPoolExecutor) -> tuple[dict[int, list[pa.Table]], TailFold]:
-        reading = pool.submit(self._read_tail)
+        reading = pool.submit(self._read_tail, self._tail_fold())
         try:
             runs = self._read_runs(reading)
             return runs, self._await(reading, Phase.READ)
@@ -138,8 +153,10 @@ class Reading:
                 opening.add_done_callback(_close_opened)
                 raise
 
-    def _read_tail(self) -> TailFold:
-        fold = TailFold(partitions=len(self.plan.partitions), fold_bytes=self.settings.fold_bytes)
+    def _tail_fold(self) -> TailFold:
+        return TailFold(partitions=len(self.plan.partitions), fold_bytes=self.settings.fold_bytes)
+
+    def _read_tail(self, fold: Fold) -> Fold:
         timeout_s = self.settings.stall_timeout_s
         changes = tail_changes(self.log, self.plan, self._converter, self.tail_read, stall_timeout_s=timeout_s)
         for partition, batch in changes:

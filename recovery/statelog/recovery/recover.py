@@ -2,12 +2,14 @@
 
     state = recover(log).to_dict()
     table = recover(log, key_groups=range(16), at=AtCheckpoint("job-1", 42)).to_arrow()
+    recover(log).stream().apply(lambda portion: target.write(portion.changes))
 
 Order (docs/protocol-recover.md): list the manifests, take the target once, fold the ledger to it; write a lease, then
 check snapshot, log start and anchors again; read runs and tail at the same time; fold; load.
 
 Invariants:
-- Nothing is handed out before everything that was listed was read and verified. There is no partial state.
+- Nothing is handed out before everything that was listed was read and verified. There is no partial state; but a
+  stream hands out verified parts of it, and says of each how far it goes.
 - Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
   longer replay, if the log reaches back; else it is the error. Nothing damaged is ever skipped.
 """
@@ -21,8 +23,11 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from statelog.recovery.at import At
+from statelog.recovery.applied import Applied, Place
+from statelog.recovery.at import At, AtPosition
+from statelog.recovery.fetch import Fetch
 from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.live import Live
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
 from statelog.recovery.progress import Phase, Progress, ProgressTracker
@@ -30,11 +35,12 @@ from statelog.recovery.reading import Reading
 from statelog.recovery.rocksdb import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.statistics import RecoveryStatistics
+from statelog.recovery.stream import Stream
 from statelog.recovery.target_arrow import fill_table
 from statelog.recovery.target_dict import fill_dict
 from statelog.recovery.target_parquet import fill_parquet
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import Misuse
+from statelog.schemas.errors import ConfigError, Misuse, NotFound
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
 
@@ -42,6 +48,7 @@ __all__ = ["Recovery", "recover", "recover_dict"]
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
+_GONE_HINT = "The reader was away for too long: recover the newest state into an empty target"
 
 
 def recover(
@@ -49,21 +56,33 @@ def recover(
     *,
     key_groups: Iterable[int] | None = None,
     at: At | None = None,
+    resume: Applied | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> "Recovery":
     """Plan a recovery and hold what it needs; the state is read when a target is asked for.
 
-    `key_groups` None means all; `at` None means the newest. `progress` is called in this thread. The lease on the
-    store is held until a target is filled or the recovery is closed.
+    `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
+    reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called in
+    this thread. The lease on the store is held until a target is filled or the recovery is closed.
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """
     wanted = None if key_groups is None else frozenset(key_groups)
+    if resume is not None:
+        if wanted is not None or at is not None:
+            raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
+        resume.check(log.descriptor.identity)
+        at, wanted = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
     planner = Planner(log, at, wanted)
-    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, clock)
-    recovery.prepare()
+    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, clock, resume)
+    try:
+        recovery.prepare()
+    except NotFound as error:
+        if resume is None:
+            raise
+        raise NotFound(error.message, hint=_GONE_HINT, **error.facts) from error
     return recovery
 
 
@@ -88,8 +107,11 @@ class Recovery:
         settings: RecoverySettings,
         progress: OnProgress | None,
         clock: Callable[[], float],
+        resume: Applied | None = None,
     ) -> None:
         self._log = log
+        self._resume = resume
+        self._fetch: Fetch | None = None
         self._held = HeldPlan(log, planner, settings, clock)
         self._settings = settings
         self._progress = progress
@@ -139,6 +161,25 @@ class Recovery:
         require_absent(Path(path))
         return self._fill(lambda reading: fill_rocksdb(reading, Path(path), sst_bytes), int)
 
+    # ---- streams
+
+    def stream(self) -> Stream:
+        """The state in portions, read ahead within `memory_bytes` and spilled above: for a reader of one's own.
+
+        The lease is removed once all of it was read, however slow the reader is. Raises ConfigError, Misuse; the stream
+        itself raises what reading does.
+        """
+        return self._open_stream(None, 0.0)
+
+    def follow(self, *, poll_s: float = 0.5) -> Stream:
+        """The state as `stream`, and then every commit behind it, until the stream is stopped or closed.
+
+        The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
+        on leases. Raises as `stream`.
+        """
+        key_groups = self._start().key_groups
+        return self._open_stream(lambda plan: Live(self._log, plan, key_groups, self._settings, self._clock), poll_s)
+
     # ---- what it is
 
     @property
@@ -183,7 +224,9 @@ class Recovery:
         self._held.use(lambda _: None)
 
     def close(self) -> None:
-        """Remove the lease and leave the cache. Idempotent; a later target takes both anew."""
+        """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""
+        if self._fetch is not None:
+            self._fetch.close()
         self._held.release()
 
     def __enter__(self) -> Self:
@@ -201,7 +244,44 @@ class Recovery:
 
     # ---- reading
 
+    def _open_stream(self, follow: Callable[[RecoveryPlan], Live] | None, poll_s: float) -> Stream:
+        self._check_idle()
+        started_s, start, tracker = self._clock(), self._start(), self._tracker(self.plan)
+        place = None if self._resume is None else start.place
+        try:
+            queue = self._settings.queue()
+        except ConfigError:
+            self.close()
+            raise
+        fetch = Fetch(self._log, self._held, self._settings, queue, place=place, follow=follow, poll_s=poll_s)
+
+        def on_portion(phase: Phase) -> None:
+            if fetch.reading is not None:
+                self._report(tracker, fetch.reading, phase)
+
+        def on_complete(rows: int) -> None:
+            if fetch.reading is not None:
+                self._report(tracker, fetch.reading, Phase.DONE)
+                self._statistics = self._numbers(fetch.reading, rows, started_s)
+
+        self._fetch = fetch
+        return Stream(fetch, start, on_portion=on_portion, on_complete=on_complete)
+
+    def _start(self) -> Applied:
+        """What is applied before the first portion."""
+        place = Place(self.position)
+        return self._resume or Applied(
+            identity=self._log.descriptor.identity, place=place, key_groups=self.plan.key_groups
+        )
+
+    def _check_idle(self) -> None:
+        if self._fetch is not None and self._fetch.is_running:
+            raise Misuse("a stream of this recovery is open", hint="Close it first, or recover once more")
+
     def _fill(self, target: Callable[[Reading], T], rows_of: Callable[[T], int]) -> T:
+        self._check_idle()
+        if self._resume is not None:
+            raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
         started_s = self._clock()
 
         def read(plan: RecoveryPlan) -> T:
@@ -216,12 +296,7 @@ class Recovery:
             self.close()
 
     def _reading(self, plan: RecoveryPlan) -> Reading:
-        tracker = ProgressTracker(
-            bytes_total=plan.size_bytes,
-            changes_total=plan.changes,
-            started_s=self._clock(),
-            interval_s=self._settings.progress_interval_s,
-        )
+        tracker = self._tracker(plan)
 
         def beat(phase: Phase) -> None:
             self._held.renew()
@@ -229,6 +304,14 @@ class Recovery:
 
         reading = Reading(self._log, plan, self._settings, beat, opener=self._held.opener)
         return reading
+
+    def _tracker(self, plan: RecoveryPlan) -> ProgressTracker:
+        return ProgressTracker(
+            bytes_total=plan.size_bytes,
+            changes_total=plan.changes,
+            started_s=self._clock(),
+            interval_s=self._settings.progress_interval_s,
+        )
 
     def _report(self, tracker: ProgressTracker, reading: Reading, phase: Phase) -> None:
         now_s = self._clock()
@@ -244,6 +327,9 @@ class Recovery:
 
     def _count(self, reading: Reading, rows: int, started_s: float) -> RecoveryStatistics:
         reading.beat(Phase.DONE)
+        return self._numbers(reading, rows, started_s)
+
+    def _numbers(self, reading: Reading, rows: int, started_s: float) -> RecoveryStatistics:
         return RecoveryStatistics(
             position=reading.plan.position,
             manifest=reading.plan.manifest_number,

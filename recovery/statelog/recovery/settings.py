@@ -1,14 +1,21 @@
 """Settings of a recovery, with defaults for one process that holds the state in memory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from tempfile import gettempdir
 
 from statelog.recovery.opener import NoCache, OpenerSettings
+from statelog.recovery.spill import SpillQueue
 from statelog.schemas.errors import ConfigError
 
 __all__ = ["RecoverySettings"]
 
 _NO_CACHE = NoCache()
+
+_FRAME_BYTES = 4 * 1024 * 1024
+_LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +26,11 @@ class RecoverySettings:
     lease_ttl_s          how long truncation waits for this reader after its last sign of life
     holder               the reader's name in its lease, for people
     attempts             how often to plan when the log is truncated, or a snapshot fails, under our hands
-    fold_bytes           changes of the tail held in memory before they are folded to the last one per key
+    fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream
+                         sorts and spills what that leaves
+    memory_bytes         of a stream: what was fetched and not applied yet, held in memory; the rest is spilled
+    segment_bytes        of a stream: the size at which a spill segment is sealed and the next one begins
+    spill_directories    of a stream: existing directories for its segments, used in turn
     threads              how many slices are folded at the same time
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
@@ -33,16 +44,36 @@ class RecoverySettings:
     holder: str = "recovery"
     attempts: int = 5
     fold_bytes: int = 128 * 1024 * 1024
+    memory_bytes: int = 64 * 1024 * 1024
+    segment_bytes: int = 64 * 1024 * 1024
+    spill_directories: tuple[str | PathLike[str], ...] = field(default_factory=lambda: (gettempdir(),))
     threads: int = 2
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
     cache: OpenerSettings = _NO_CACHE
 
     def __post_init__(self) -> None:
-        least = {"attempts": self.attempts, "fold_bytes": self.fold_bytes, "threads": self.threads}
-        for name, value in least.items():
-            if value < 1:
-                raise ConfigError(f"{name} is {value} and must be at least 1")
+        for name, least in _LEAST.items():
+            value: int = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} is {value} and must be at least {least}")
         for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ConfigError(f"{name} is {seconds} and must be above 0")
+
+    @property
+    def frame_bytes(self) -> int:
+        """About how many bytes a stream hands out at once: a budget holds several."""
+        return min(self.memory_bytes // 8, _FRAME_BYTES)
+
+    def queue(self) -> SpillQueue:
+        """A queue within these bounds. Raises ConfigError for directories that cannot be used."""
+        return self._queue(self.memory_bytes)
+
+    def disk_queue(self) -> SpillQueue:
+        """A queue that keeps nothing in memory. Raises as `queue`."""
+        return self._queue(0)
+
+    def _queue(self, memory_bytes: int) -> SpillQueue:
+        directories = tuple(Path(directory) for directory in self.spill_directories)
+        return SpillQueue(memory_bytes=memory_bytes, segment_bytes=self.segment_bytes, directories=directories)

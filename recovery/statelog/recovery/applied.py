@@ -1,0 +1,142 @@
+"""How far a reader has applied the state of a log: a value to keep in its own checkpoint, and to resume from. Pure.
+
+The rows of the state at one ledger position have one order, (key group, key), whatever snapshot they were read from.
+So "all key groups below this one, and so many rows of it" is a place that any later recovery of that position finds.
+
+Invariants:
+- Applied, never fetched: a place moves on only with what was handed out.
+- To apply something twice is harmless, because the value of a change is the result; to miss something is not. So a
+  place never runs ahead of what it stands for.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.schemas.errors import Corrupt, IdentityChanged, UnknownFormat
+from statelog.schemas.identity import LogIdentity
+from statelog.schemas.runs import key_groups_of
+
+__all__ = ["Applied", "Place", "rest_of"]
+
+_FORMAT = 1
+_DONE = -1
+
+
+class Place(NamedTuple):
+    """A place in the state at `position`: the key groups below `next_key_group` whole, and `rows` rows of that one."""
+
+    position: int
+    next_key_group: int = 0
+    rows: int = 0
+
+    @classmethod
+    def complete(cls, position: int) -> "Place":
+        """The whole state at `position`."""
+        return cls(position, _DONE)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is the whole state."""
+        return self.next_key_group == _DONE
+
+    def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Place":
+        """The place behind the next rows of the state, which are sorted and at least one."""
+        groups = np.asarray(sorted_rows.column("key_group"), np.uint16)
+        last = int(groups[-1])
+        rows = len(groups) - int(np.searchsorted(groups, last))
+        return Place(self.position, last, rows + (self.rows if last == self.next_key_group else 0))
+
+
+def rest_of(tables: Iterable[pa.Table], place: Place) -> Iterator[pa.Table]:
+    """The sorted tables of a state, less what lies before the place, and without empty ones."""
+    skip = place.rows
+    for table in tables:
+        if place.is_complete:
+            return
+        groups = key_groups_of(table)
+        start, end = np.searchsorted(groups, [place.next_key_group, place.next_key_group + 1]).tolist()
+        known = min(skip, end - start)
+        skip -= known
+        rest = table.slice(start + known)
+        if rest.num_rows:
+            yield rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """How far a log was applied.
+
+    `key_groups` are those that the reader wants, None for all of them. Of the state at `place.position` it has what
+    `place` says. Raises nothing.
+    """
+
+    identity: LogIdentity
+    place: Place
+    key_groups: frozenset[int] | None = None
+
+    @property
+    def position(self) -> int:
+        """The ledger position of the state."""
+        return self.place.position
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reader has the whole state at `position`: there is nothing left to resume but live changes."""
+        return self.place.is_complete
+
+    def remaining(self, key_groups: int) -> frozenset[int]:
+        """The key groups that are not applied whole, in a log with so many."""
+        if self.is_complete:
+            return frozenset()
+        wanted = range(key_groups) if self.key_groups is None else self.key_groups
+        return frozenset(group for group in wanted if group >= self.place.next_key_group)
+
+    def check(self, identity: LogIdentity) -> None:
+        """Raise IdentityChanged if this was applied from another log."""
+        if self.identity != identity:
+            raise IdentityChanged(
+                "what was applied comes from another log",
+                expected=self.identity.ledger_topic_id,
+                found=identity.ledger_topic_id,
+                hint="Recover this log from the start, into an empty target",
+            )
+
+    def to_json(self) -> str:
+        """As text, on one line."""
+        groups = None if self.key_groups is None else _ranges(self.key_groups)
+        return json.dumps(
+            {"format": _FORMAT, **self.identity.to_datum(), "place": list(self.place), "key_groups": groups}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Applied":
+        """From what `to_json` gave. Raises Corrupt, UnknownFormat."""
+        try:
+            fields = cast("dict[str, Any]", json.loads(text))
+            if fields["format"] > _FORMAT:
+                raise UnknownFormat("a resume point has a newer format", found=fields["format"], known=_FORMAT)
+            position, next_key_group, rows = (int(number) for number in fields["place"])
+            ranges = fields["key_groups"]
+            groups = None if ranges is None else frozenset(g for start, end in ranges for g in range(start, end))
+            identity = LogIdentity.from_datum(fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(
+                f"this is no resume point: {error!r}", hint="Give back what Applied.to_json returned"
+            ) from error
+        return cls(identity=identity, place=Place(position, next_key_group, rows), key_groups=groups)
+
+
+def _ranges(groups: frozenset[int]) -> list[tuple[int, int]]:
+    """The groups as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for group in sorted(groups):
+        if ranges and ranges[-1][1] == group:
+            ranges[-1] = (ranges[-1][0], group + 1)
+        else:
+            ranges.append((group, group + 1))
+    return ranges

@@ -1,0 +1,140 @@
+"""`Live`: the commits behind a state, in ledger order, each as its newest changes by (key group, key).
+
+The one replay path again, one commit at a time: a commit is a small tail on top of no snapshot, so it is read,
+verified, folded and sorted as the tail of a state is.
+
+Invariants:
+- A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
+- A lease is capped by its age, so that a stuck reader cannot hold the log for ever; one that moves on makes a new one.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from statelog.recovery.plan import RecoveryPlan, partitions_of
+from statelog.recovery.reading import Reading
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.sources import Converter
+from statelog.recovery.spilled_tail import SpilledTail
+from statelog.schemas.errors import OffsetGone
+from statelog.schemas.replay_plan import ReplayPlan, plan_replay
+from statelog.storage.leases import LeaseHolder
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log import Log
+
+__all__ = ["Live", "LiveCommit"]
+
+_LEASE_AGE_S = 3600.0
+"""When a lease that moved on is made anew: far below any sensible cap."""
+
+
+class LiveCommit(NamedTuple):
+    """A valid commit: the position right behind it, and what to read."""
+
+    end_position: int
+    replay: ReplayPlan
+
+
+class Live:
+    """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
+
+    Every method raises OffsetGone if the log was truncated past it, and as the ledger and the replay do.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        plan: RecoveryPlan,
+        key_groups: frozenset[int] | None,
+        settings: RecoverySettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._clock = clock
+        self._partitions = partitions_of(key_groups, log.descriptor)
+        self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
+        self._position = plan.position
+        self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
+        self._converter = Converter(log, settings)
+        self._claimed_s = clock()
+        self._lease = self._claim()
+        self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the changes that come out now. It moves on when somebody adds a value schema to the log."""
+        return self._converter.schema
+
+    def commits(self) -> list[LiveCommit]:
+        """The commits since this was asked last, oldest first."""
+        self.renew()
+        with _saying_what_to_do():
+            found = self._ledger.read_end()
+        if not found:
+            self._position = self._ledger.fold.position
+        accepted = self._ledger.fold.accepted
+        if found and self._settings.value_schema_id is None:
+            # A schema is stored before the first chunk that uses it, so it is there for all of these commits.
+            self._converter = Converter(self._log, self._settings)
+        return [
+            LiveCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
+            for valid in found
+        ]
+
+    def changes(self, commit: LiveCommit, tail: SpilledTail, check: Callable[[], None]) -> Iterator[pa.Table]:
+        """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
+
+        def beat(_: object) -> None:
+            check()
+            self.renew()
+
+        plan = replace(self._base, replay=commit.replay)
+        reading = Reading(self._log, plan, self._settings, beat, converter=self._converter)
+        with _saying_what_to_do():
+            yield from reading.merged(tail, drop_deletes=False)
+
+    def passed(self, commit: LiveCommit) -> None:
+        """The commit was handed over: the log is not needed up to here any more."""
+        self._position = commit.end_position
+        for partition, entries in commit.replay.listed.items():
+            self._next_offsets[partition] = max(entry.end_offset for entry in entries.values())
+        if self._clock() - self._claimed_s >= _LEASE_AGE_S:
+            older, self._claimed_s = self._lease, self._clock()
+            self._lease = self._claim()
+            older.release()
+
+    def renew(self) -> None:
+        """Write the lease again if it is time to."""
+        self._lease.renew(position=self._position, next_offsets=self._next_offsets)
+
+    def close(self) -> None:
+        """Remove the lease and release the ledger's reader. Idempotent."""
+        self._lease.release()
+        self._ledger.close()
+
+    def _claim(self) -> LeaseHolder:
+        return LeaseHolder.claim(
+            self._log.store,
+            holder=self._settings.holder,
+            manifest_number=0,
+            position=self._position,
+            next_offsets=self._next_offsets,
+            ttl_s=self._settings.lease_ttl_s,
+            clock=self._clock,
+        ).__enter__()
+
+
+@contextmanager
+def _saying_what_to_do() -> Generator[None]:
+    """A log that was truncated past a follower is told as that, and what helps."""
+    try:
+        yield
+    except OffsetGone as error:
+        hint = "The reader was away or stuck for too long: recover the newest state into an empty target, and follow on"
+        raise OffsetGone(error.message, hint=hint, **error.facts) from error

@@ -1,0 +1,201 @@
+"""The spill queue: what it refuses, what waits for what, who holds its files, and that they never have a name."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.spill import SpillQueue
+from statelog.recovery.spill_file import open_spill_file
+from statelog.recovery.spill_segment import SpillSegment
+from statelog.schemas.errors import ClosedError, ConfigError, StoreUnavailable
+from tests.support.spill import Disks
+
+_PATIENCE_S = 60.0
+
+
+def _queue(directory: Path, disks: Disks, *, memory_bytes: int = 0, segment_bytes: int = 100) -> SpillQueue:
+    return SpillQueue(
+        memory_bytes=memory_bytes, segment_bytes=segment_bytes, directories=(directory,), open_file=disks.open
+    )
+
+
+def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    """No directory at all, one that is not there and one that is a file are ConfigError before anything is read."""
+    (tmp_path / "file").touch()
+    for directories in ((), (tmp_path / "none",), (tmp_path / "file",)):
+        with pytest.raises(ConfigError) as caught:
+            RecoverySettings(spill_directories=directories).queue()
+        assert "spill_directories" in caught.value.hint
+
+
+def test_budgets_without_sense_are_refused() -> None:
+    """A memory budget below 64 KiB, and segments without a size."""
+    with pytest.raises(ConfigError):
+        RecoverySettings(memory_bytes=65535)
+    with pytest.raises(ConfigError):
+        RecoverySettings(segment_bytes=0)
+
+
+def test_segments_rotate_over_the_directories(tmp_path: Path) -> None:
+    """Each segment that is full is followed by one in the next directory."""
+    paths, disks = [tmp_path / "a", tmp_path / "b"], Disks()
+    for path in paths:
+        path.mkdir()
+    queue = SpillQueue(memory_bytes=0, segment_bytes=100, directories=tuple(paths), open_file=disks.open)
+    for _ in range(8):
+        queue.put(memoryview(bytes(40)))  # 56 with its header: two make a segment
+    assert disks.opened == [*paths, *paths]
+    assert (queue.statistics().segments, queue.statistics().disk_bytes) == (4, 8 * 56)
+    queue.close()
+
+
+def test_a_segment_goes_when_its_last_frame_was_taken_and_nobody_looks(tmp_path: Path) -> None:
+    """A view keeps its segments while the queue is drained and closed; others go at once."""
+    disks = Disks()
+    queue = _queue(tmp_path, disks, segment_bytes=1)
+    for number in range(3):
+        queue.put(memoryview(bytes([number])))
+    queue.take()
+    assert disks.open_files == 2
+    with queue.view() as view:
+        queue.take()
+        queue.take()
+        assert disks.open_files == 2
+        queue.close()
+        assert [bytes(data) for data in view] == [b"\x00", b"\x01", b"\x02"]
+        assert [bytes(data) for data in view] == [b"\x00", b"\x01", b"\x02"]
+    view.close()
+    assert disks.open_files == 0
+    with pytest.raises(ClosedError):
+        next(iter(view))
+
+
+def test_after_close_everything_is_refused(tmp_path: Path) -> None:
+    """Put, offer, take and view of a closed queue are ClosedError; closing again is nothing."""
+    disks = Disks()
+    queue = _queue(tmp_path, disks)
+    queue.put(memoryview(b"x"))
+    queue.close()
+    queue.close()
+    assert disks.open_files == 0
+    for use in (lambda: queue.put(memoryview(b"x")), lambda: queue.offer(memoryview(b"x"), 0), queue.take, queue.view):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_a_segment_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    """No frame after the seal, no reference and no frame after the last release."""
+    segment = SpillSegment(tmp_path, open_spill_file)
+    segment.append(memoryview(b"x"))
+    segment.seal()
+    with pytest.raises(ClosedError):
+        segment.append(memoryview(b"y"))
+    segment.release()
+    for use in (segment.hold, lambda: segment.read(0)):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_a_failure_comes_before_what_is_left(tmp_path: Path) -> None:
+    """A putting side that failed lets go of everything, and its error is what the taker gets."""
+    disks = Disks()
+    queue = _queue(tmp_path, disks)
+    queue.put(memoryview(b"x"))
+    queue.fail(StoreUnavailable("test"))
+    assert disks.open_files == 0
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            queue.take()
+
+
+def test_a_read_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    """A disk that fails once costs an error, and not the frame."""
+    disks = Disks()
+    queue = _queue(tmp_path, disks)
+    queue.put(memoryview(b"one"))
+    queue.put(memoryview(b"two"))
+    held = queue.view()
+    disks.cut_at = 0
+    with pytest.raises(Exception, match="ends inside a frame"):
+        queue.take()
+    disks.cut_at = None
+    assert [bytes(queue.take() or b"") for _ in range(2)] == [b"one", b"two"]
+    held.close()
+    queue.close()
+
+
+def test_an_offer_waits_for_room_and_for_the_disk_to_be_drained(tmp_path: Path) -> None:
+    """What is offered never spills: it waits behind the disk and the budget, and comes out last."""
+    queue = _queue(tmp_path, Disks(), memory_bytes=10)
+    queue.put(memoryview(bytes(8)))
+    queue.put(memoryview(b"spilled"))
+    assert not queue.offer(memoryview(b"x"), 0)
+    done: list[bool] = []
+    thread = threading.Thread(target=lambda: done.append(queue.offer(memoryview(b"offered"), _PATIENCE_S)))
+    thread.start()
+    assert [bytes(queue.take() or b"") for _ in range(3)] == [bytes(8), b"spilled", b"offered"]
+    thread.join()
+    assert done == [True]
+    assert queue.statistics().spilled_bytes == len(b"spilled")
+    queue.close()
+
+
+def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
+    """A taker that waits for a frame and a putter that waits for room end when the queue is closed."""
+    empty, full = _queue(tmp_path, Disks()), _queue(tmp_path, Disks(), memory_bytes=1)
+    full.put(memoryview(b"x"))
+    errors: list[BaseException] = []
+
+    def wait_for(use: object) -> None:
+        assert callable(use)
+        try:
+            use()
+        except ClosedError as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=wait_for, args=[use])
+        for use in (empty.take, lambda: full.offer(memoryview(b"y"), _PATIENCE_S))
+    ]
+    for thread in threads:
+        thread.start()
+    empty.close()
+    full.close()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 2
+
+
+_SPILL_AND_WAIT = """
+import sys
+from pathlib import Path
+from statelog.recovery.spill import SpillQueue
+queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
+for _ in range(4):
+    queue.put(memoryview(bytes(1 << 20)))
+print(queue.statistics().disk_bytes, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
+    """Segments have no name while they are used, so that SIGKILL frees them, too."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _SPILL_AND_WAIT, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with child:
+        assert child.stdout is not None
+        assert int(child.stdout.readline()) > 4 << 20
+        assert list(tmp_path.iterdir()) == []
+        child.send_signal(signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
