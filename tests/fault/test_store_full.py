@@ -3,11 +3,15 @@
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from random import randbytes
 
 import pytest
 
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
 from statelog.schemas.errors import NotFound, StorageFull
 from statelog.storage.store_local import LocalStore
+from tests.support.recovery_rig import memory_rig
 
 SIZE_BYTES = 1 << 20
 
@@ -81,3 +85,14 @@ def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"f" * SIZE_BYTES)
     with pytest.raises(StorageFull):
         LocalStore(small_disk, "orders").check()
+
+
+def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
+    """RocksDB's own word for a full disk is StorageFull, and nothing of the database stays to take space."""
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 4)) for number in range(8)])
+    with pytest.raises(StorageFull) as caught:
+        recover(rig.log).to_rocksdb(small_disk / "db", sst_bytes=1)
+    assert caught.value.facts["path"] == str(small_disk / "db")
+    assert list(small_disk.iterdir()) == []

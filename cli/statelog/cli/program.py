@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "Program", "program"]
 COMMANDS: Mapping[str, str] = {
     "init": "Make a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",
+    "evolve": "Give a log its next value schema.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "describe": "Show what a log is and how it stands.",

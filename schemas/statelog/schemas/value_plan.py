@@ -95,19 +95,32 @@ def make_plan(reader: ValueType, writer: ValueType, path: str) -> Plan:
 
 def _plan_record(reader: ValueType, writer: ValueType, path: str) -> Fields:
     written = {one.name: one for one in writer.fields}
-    return Fields(tuple(_plan_field(one, written, f"{path}.{one.name}") for one in reader.fields))
+    sources = tuple(_plan_field(one, written, f"{path}.{one.name}") for one in reader.fields)
+    taken: dict[str, str] = {}
+    for name, source, _ in sources:
+        if source and taken.setdefault(source, name) != name:
+            raise _ambiguous(f"{path}.{name}", f"{taken[source]}, {name}", source)
+    return Fields(sources)
 
 
 def _plan_field(one: ValueField, written: Mapping[str, ValueField], path: str) -> tuple[str, str, Plan]:
-    source = next((name for name in (one.name, *one.aliases) if name in written), "")
-    if source:
-        return one.name, source, make_plan(one.type, written[source].type, path)
+    sources = [name for name in dict.fromkeys((one.name, *one.aliases)) if name in written]
+    if len(sources) > 1:
+        raise _ambiguous(path, one.name, ", ".join(sources))
+    if sources:
+        return one.name, sources[0], make_plan(one.type, written[sources[0]].type, path)
     if not one.has_default:
         hint = "Give the new field a default"
         raise IncompatibleSchema(
             "a field that earlier values lack", hint=hint, field=path, new=str(one.type), earlier="absent"
         )
     return one.name, "", Fill(default_array(one.default, one.type, path))
+
+
+def _ambiguous(path: str, new: str, earlier: str) -> IncompatibleSchema:
+    """Avro's libraries differ in what they read then, so nobody shall have to know."""
+    hint = "Let one new field stand for one earlier field: drop an alias, or a field"
+    return IncompatibleSchema("a name or alias that fits twice", hint=hint, field=path, new=new, earlier=earlier)
 
 
 def _plan_enum(reader: ValueType, writer: ValueType, path: str) -> Symbols:

@@ -30,7 +30,7 @@ from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.names import DESCRIPTOR_PATH, check_log_name, data_topic, ledger_topic
 from statelog.schemas.topic_policy import TopicRole, Waiver, check_topic, parse_waivers, topic_config
-from statelog.schemas.values import parse_value_schema
+from statelog.schemas.values import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
@@ -54,7 +54,7 @@ class LogDescription:
     """A log at one moment.
 
     `data_offsets` and `ledger_offsets` are log start and log end. `state` is the ledger folded to its end,
-    `manifest` the newest one, or None before the first.
+    `manifest` the newest one, or None before the first, `value_schemas` all of them by ascending id.
     """
 
     descriptor: Descriptor
@@ -64,6 +64,7 @@ class LogDescription:
     state: LedgerState
     manifest: Manifest | None
     manifests: int
+    value_schemas: tuple[ValueSchema, ...]
 
 
 class Log:
@@ -238,6 +239,16 @@ class Log:
         """The topic of the ledger."""
         return ledger_topic(self.name)
 
+    def evolve_value_schema(self, avsc: str) -> ValueSchema:
+        """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
+
+        Writers that open from now on write with the newest; those that are open go on with theirs, and readers get all
+        values in the newest. Which changes are allowed is in docs/values.md; two processes may evolve at once.
+
+        Raises IncompatibleSchema, with the field and both types, before anything is written; ConfigError, Unavailable.
+        """
+        return self.value_schemas.add(avsc)
+
     def change_schema(self, value_schema_id: int) -> pa.Schema:
         """The Arrow schema of changes whose values have this schema id."""
         if value_schema_id not in self._schemas:
@@ -272,6 +283,7 @@ class Log:
                 state=ledger.fold.freeze(),
                 manifest=stored.manifest if stored else None,
                 manifests=len(self.manifests.numbers()),
+                value_schemas=self.value_schemas.all(),
             )
         finally:
             ledger.close()

@@ -46,17 +46,26 @@ class ValueSchemas:
                 newest = max(newest, int(stem))
         return self.get(newest)
 
-    def add(self, avsc: str) -> ValueSchema:
-        """Store a schema under the next id, unless it equals the newest.
+    def all(self) -> tuple[ValueSchema, ...]:
+        """Every schema of the log by ascending id, asked of the store now; the opaque one alone in a log of bytes."""
+        newest = self.newest()
+        return tuple(self.get(schema_id) for schema_id in range(self._first_id, newest.id + 1))
 
-        Raises IncompatibleSchema, before anything is written, if it cannot read what any earlier one wrote.
+    def add(self, avsc: str) -> ValueSchema:
+        """Store a schema under the next id, unless the log has it already, under any id; that one is returned then.
+
+        So a program may ask for its schema whenever it starts: an old one that starts again takes nothing back.
+
+        Raises IncompatibleSchema, before anything is written, if it cannot read what any earlier one wrote; ConfigError
+        if it is no value schema; StoreUnavailable, after which the same call is safe.
         """
         while True:
-            newest = self.newest()
-            proposed = parse_value_schema(avsc, newest.id + 1)
-            if proposed.avsc == newest.avsc:
-                return newest
-            check_compatible(proposed, [self.get(i) for i in range(self._first_id, newest.id + 1)])
+            known = self.all()
+            proposed = parse_value_schema(avsc, known[-1].id + 1)
+            same = [one for one in known if one.avsc == proposed.avsc]
+            if same:
+                return same[0]
+            check_compatible(proposed, known)
             try:
                 self._store.put_if_absent(schema_path(proposed.id), proposed.avsc.encode())
             except AlreadyExists:

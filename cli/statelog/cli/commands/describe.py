@@ -25,7 +25,7 @@ def describe(found: LogDescription) -> Report:
     return Report(
         found.descriptor.name,
         (*_what_it_is(found), *_how_it_stands(found)),
-        (_partitions(found), _writers(found), _runs(found)),
+        (_partitions(found), _writers(found), _value_schemas(found), _runs(found)),
     )
 
 
@@ -91,11 +91,19 @@ def _writers(found: LogDescription) -> Listing:
     return Listing("writers", tuple(zip(names, units, strict=True)), rows)
 
 
+def _value_schemas(found: LogDescription) -> Listing:
+    rows = tuple((one.id, one.avsc) for one in found.value_schemas if not one.is_opaque)
+    return Listing("value_schemas", (("id", Unit.COUNT), ("schema", Unit.TEXT)), rows)
+
+
 def _runs(found: LogDescription) -> Listing:
     runs = found.manifest.runs if found.manifest else ()
-    names = ("path", "level", "start_position", "end_position", "rows", "size_bytes")
-    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.BYTES)
-    rows = tuple((run.path, run.level, run.start_position, run.end_position, run.rows, run.size_bytes) for run in runs)
+    names = ("path", "level", "start_position", "end_position", "value_schema_id", "rows", "size_bytes")
+    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.BYTES)
+    rows = tuple(
+        (run.path, run.level, run.start_position, run.end_position, run.value_schema_id, run.rows, run.size_bytes)
+        for run in runs
+    )
     return Listing("runs", tuple(zip(names, units, strict=True)), rows)
 
 

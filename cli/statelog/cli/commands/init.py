@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
+from statelog.cli.avsc import avsc_text
 from statelog.cli.output import Fact, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import ConfigError
 from statelog.schemas.key_groups import KeyType
 from statelog.storage.log import Log
 
@@ -46,20 +46,12 @@ def command(
             key_groups=key_groups,
             key_type=key_type,
             hash_rule=hash_rule,
-            value_schema=None if value_schema is None else _avsc(value_schema),
+            value_schema=None if value_schema is None else avsc_text(value_schema),
             replication_factor=config.replication_factor,
             allow_unsafe=config.allow_unsafe,
         ) as log,
     ):
         session.output.report(_report(log, config.replication_factor))
-
-
-def _avsc(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError("the value schema cannot be read", file=str(path), problem=problem) from None
 
 
 def _report(log: Log, replication_factor: int) -> Report:

@@ -30,6 +30,7 @@ standard error."""
 @click.command("recover", help=_HELP)
 @click.argument("name")
 @click.option("--to-parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write a Parquet file.")
+@click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Make a RocksDB database.")
 @click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
 @click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="Bytes in JSON.")
 @click.option("--key-groups", metavar="LIST", help="Only these, such as 0-63,70.")
@@ -42,6 +43,7 @@ def command(
     session: Session,
     name: str,
     to_parquet: Path | None,
+    to_rocksdb: Path | None,
     to_json: str | None,
     bytes_text: str,
     key_groups: str | None,
@@ -51,8 +53,8 @@ def command(
     rows: int,
 ) -> None:
     """Recover a log."""
-    if to_parquet is not None and to_json is not None:
-        raise ConfigError("--to-parquet and --to-json exclude each other", hint="Give one of them")
+    if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
+        raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
     as_json = session.output.as_json
     with session.open_log(name) as log, open_bar(f"recover {name}", as_json=as_json) as bar:
@@ -60,7 +62,7 @@ def command(
         with recover(
             log, key_groups=groups, at=at, progress=lambda now: _show(bar, now), settings=settings
         ) as recovery:
-            listing = _fill(log, recovery, to_parquet, to_json, BytesText(bytes_text), rows)
+            listing = _fill(log, recovery, to_parquet, to_rocksdb, to_json, BytesText(bytes_text), rows)
             for text in recovery.warnings:
                 session.output.warning(text)
             report = _report(name, recovery, listing)
@@ -70,11 +72,20 @@ def command(
 
 
 def _fill(
-    log: Log, recovery: Recovery, to_parquet: Path | None, to_json: str | None, bytes_text: BytesText, rows: int
+    log: Log,
+    recovery: Recovery,
+    to_parquet: Path | None,
+    to_rocksdb: Path | None,
+    to_json: str | None,
+    bytes_text: BytesText,
+    rows: int,
 ) -> tuple[Listing, ...]:
     """Fill the target that was asked for; without one, the first rows are the result."""
     if to_parquet is not None:
         recovery.to_parquet(to_parquet)
+        return ()
+    if to_rocksdb is not None:
+        recovery.to_rocksdb(to_rocksdb)
         return ()
     table = recovery.to_arrow(ordered=True)
     if to_json is None:
