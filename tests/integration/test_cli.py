@@ -294,6 +294,25 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
     assert events[-1]["event"] == "stopped"
 
 
+def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: str) -> None:
+    """With --wait a log that is made later is found; SIGTERM ends the wait with 0, too; without, it is not found."""
+    shell = Shell(broker.bootstrap, tmp_path, log_name)
+    assert shell.json("materialize", log_name, code=3)["error"] == "NotFound"
+    for is_made in (False, True):
+        process = shell.start("materialize", log_name, "--wait", "--jitter", 0)
+        with process:
+            assert process.stderr is not None
+            assert process.stdout is not None
+            assert f"waiting for the log {log_name}" in process.stderr.readline()
+            if is_made:
+                shell.json("init", log_name)
+                assert "round started" in process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        assert process.returncode == 0
+    shell.run("delete", log_name, "--yes")
+
+
 def test_a_fenced_append_has_its_own_code(shell: Shell) -> None:
     """A writer that another one takes over from exits with 5, and tells what counts."""
     process = shell.start(
