@@ -13,7 +13,7 @@ from tests.support.style import Offence
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "spark", "cli")
-PROGRAMS = ("bench", "demo")
+PROGRAMS = ("bench", "demo", "examples")
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OTHER_TEXT = ("*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run", "docs/*.md", "typings/**/*.pyi")
 

@@ -1,0 +1,220 @@
+"""Counting words with many processes and one commit: exact, whoever is killed and whenever.
+
+    statelog dev start                     # a Kafka on 127.0.0.1:9092
+    python -m examples.coordinator         # in the checkout; takes the address of another Kafka
+
+One *coordinator* reads a text, a few lines at a time. It opens the log, hands every batch of lines to all workers, and
+commits what they return together with the number of the next line. Each *worker*, in a process of its own, counts the
+words of some of the key groups: it restores their counts from the log, and writes those that a batch changes under the
+coordinator's epoch. Workers need no locks, no ledger and no knowledge of each other.
+
+Every process of this program kills itself with SIGKILL at one in fifty of its steps, and the result is exact:
+
+- A worker dies: its pipe breaks. The coordinator starts another, which restores the same key groups as of the last
+  commit and gets the same batch in a slot of its own. What the dead one wrote is listed by no commit and never seen.
+- The coordinator dies: whoever started it starts it again. It opens the log anew, which fences the epoch of its former
+  life, and goes on at the line that the last commit names. Workers of that life may still write: nobody lists it.
+"""
+
+import os
+import random
+import re
+import signal
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from statelog.producer import Coordinator, TaskGrant, TaskWriter
+from statelog.recovery import recover
+from statelog.schemas import Handle, KeyType, key_group_of, share
+from statelog.storage import Log
+
+__all__ = ["Job", "coordinate", "count_words", "run_to_the_end"]
+
+SPAWN = get_context("spawn")
+KILLED = -signal.SIGKILL
+LAPTOP = ("replication", "min-insync")  # One broker, on a laptop: waived by name, never silently.
+LICENSE = Path(__file__).parent.parent / "LICENSE"
+LINES_PER_COMMIT = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is counted, and where. `step` is called with the name of every step, perhaps the last of its process."""
+
+    log: str
+    kafka: Mapping[str, str]
+    root: str
+    text: Path
+    workers: int
+    step: Callable[[str], None]
+
+    def open(self) -> Log:
+        """The log, for one process."""
+        return Log.open(self.log, kafka=self.kafka, root=self.root, allow_unsafe=LAPTOP)
+
+
+class Batch(NamedTuple):
+    """Lines to count, the right to write what changes, and a slot that no other attempt of any worker has."""
+
+    task: TaskGrant
+    slot: int
+    lines: Sequence[str]
+
+
+def words(lines: Iterable[str]) -> Iterator[str]:
+    """The words of a text, in lower case."""
+    return (word.lower() for line in lines for word in re.findall(r"\w+", line))
+
+
+# ---- a worker
+
+
+def work(job: Job, key_groups: range, pipe: Connection) -> None:
+    """Restore the counts of these key groups, then write what every batch changes, until the coordinator is gone."""
+    with suppress(EOFError, ConnectionError), job.open() as log, closing(log.kafka.producer()) as producer:
+        counts: dict[str, bytes] = recover(log, key_groups=key_groups).to_dict()
+        while True:
+            batch: Batch = pipe.recv()
+            job.step("worker: asked")
+            writer = TaskWriter(producer, batch.task, slot=batch.slot)
+            for word, times in Counter(words(batch.lines)).items():
+                if key_group_of(word, KeyType.STRING, log.descriptor.key_groups) in key_groups:
+                    counts[word] = b"%d" % (int(counts.get(word, 0)) + times)
+                    writer.put(word, counts[word])
+            job.step("worker: counted")
+            handle = writer.finish()
+            job.step("worker: persisted")
+            pipe.send(handle)
+
+
+class Worker:
+    """A worker as the coordinator sees it: a process, replaced when it is killed, and the pipe to it."""
+
+    def __init__(self, job: Job, key_groups: range) -> None:
+        self._job = job
+        self._key_groups = key_groups
+        self._start()
+
+    def _start(self) -> None:
+        self._pipe, theirs = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=work, args=(self._job, self._key_groups, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # The pipe is to break when the worker dies, so its end must be the only one.
+
+    def ask(self, batch: Batch) -> None:
+        """Hand over a batch. A worker that is dead already shows when it is asked for its answer."""
+        with suppress(ConnectionError):
+            self._pipe.send(batch)
+
+    def answer(self) -> Handle | None:
+        """What it wrote, or None if it was killed: then another one has taken its place and wants to be asked."""
+        try:
+            handle: Handle = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self.close()
+            if self._process.exitcode != KILLED:
+                raise SystemExit("a worker failed; what it said is above") from None
+            self._start()
+            return None
+        return handle
+
+    def close(self) -> None:
+        """Let it end."""
+        self._pipe.close()
+        self._process.join()
+
+
+# ---- the coordinator
+
+
+def coordinate(job: Job) -> None:
+    """Count what is not counted yet, with one commit for every few lines."""
+    lines = job.text.read_text(encoding="utf-8").splitlines()
+    with job.open() as log, Coordinator(log, "word-count", crash=job.step) as coordinator, ExitStack() as stack:
+        job.step("coordinator: opened")
+        last = coordinator.last_commit
+        line = int(last.metadata["line"]) if last else 0
+        slots = count()
+        shares = [share(log.descriptor.key_groups, worker=i, workers=job.workers) for i in range(job.workers)]
+        workers = [stack.enter_context(closing(Worker(job, key_groups))) for key_groups in shares]
+        while line < len(lines):
+            end = min(line + LINES_PER_COMMIT, len(lines))
+            task = coordinator.task(coordinator.base.id + 1)
+            handles = ask_all(workers, task, slots, lines[line:end])
+            job.step("coordinator: answered")
+            coordinator.commit(task.checkpoint_id, handles, {"line": str(end)})
+            line = end
+
+
+def ask_all(workers: Sequence[Worker], task: TaskGrant, slots: Iterator[int], lines: Sequence[str]) -> list[Handle]:
+    """One batch, counted by all workers at once; one that is killed is replaced and asked again."""
+
+    def ask(worker: Worker) -> None:
+        worker.ask(Batch(task, next(slots), lines))
+
+    handles: list[Handle] = []
+    for worker in workers:
+        ask(worker)
+    for worker in workers:
+        while (handle := worker.answer()) is None:
+            ask(worker)
+        handles.append(handle)
+    return handles
+
+
+# ---- the program
+
+
+def run_to_the_end(job: Job) -> int:
+    """Start the coordinator, and again whenever it was killed, until all is counted. Returns how many lives it took."""
+    lives, exitcode = 0, KILLED
+    while exitcode == KILLED:
+        process = SPAWN.Process(target=coordinate, args=(job,))
+        process.start()
+        process.join()
+        lives, exitcode = lives + 1, process.exitcode or 0
+    if exitcode:
+        raise SystemExit("the coordinator failed; what it said is above")
+    return lives
+
+
+def count_words(job: Job) -> dict[str, int]:
+    """The counts that are in the log."""
+    with job.open() as log:
+        return {word: int(times) for word, times in recover(log).to_dict().items()}
+
+
+def russian_roulette(step: str) -> None:
+    """One step in fifty is the last."""
+    if random.random() < 0.02:
+        print(f"killed at {step}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+    """Count with many deaths, then count the plain way, and compare."""
+    kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"}
+    name = f"word-count-{uuid.uuid4().hex[:8]}"
+    with TemporaryDirectory() as root:
+        Log.create(name, kafka=kafka, root=root, key_type="string", replication_factor=1, allow_unsafe=LAPTOP).close()
+        job = Job(log=name, kafka=kafka, root=root, text=LICENSE, workers=3, step=russian_roulette)
+        lives = run_to_the_end(job)
+        counted = count_words(job)
+        Log.delete(name, kafka=kafka, root=root)
+    exact = counted == Counter(words(LICENSE.read_text(encoding="utf-8").splitlines()))
+    print(f"{sum(counted.values())} words, {lives} lives of the coordinator: {'exact' if exact else 'WRONG'}")
+    return 0 if exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The example of the README on a real broker: SIGKILL of workers and coordinator at every named step, and a zombie."""
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from demo.processes import alive, resume, wait_until
+from examples.coordinator import LICENSE, LINES_PER_COMMIT, SPAWN, Job, coordinate, count_words, run_to_the_end, words
+from statelog.schemas.key_groups import KeyType
+from tests.support.broker import Broker
+from tests.support.step_hooks import DieOnce, StopOnce, nothing
+from tests.support.writer_rig import WriterRig, real_rig
+
+BATCHES = 4
+DEATHS = (
+    "worker: asked",
+    "worker: counted",
+    "worker: persisted",
+    "coordinator: opened",
+    "commit-made",
+    "committed",
+)
+
+
+@pytest.fixture
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> WriterRig:
+    """A log of string keys."""
+    made = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    made.create(key_type=KeyType.STRING).close()
+    return made
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text of a few batches."""
+    lines = [line for line in LICENSE.read_text("utf-8").splitlines() if line.strip()]
+    path = tmp_path / "text"
+    path.write_text("\n".join(lines[: BATCHES * LINES_PER_COMMIT]), "utf-8")
+    return path
+
+
+@pytest.fixture
+def make_job(rig: WriterRig, text: Path, broker: Broker, tmp_path: Path) -> Callable[[Callable[[str], None]], Job]:
+    """The job, given what its processes do at their steps."""
+    kafka = {"bootstrap.servers": broker.bootstrap}
+
+    def make(step: Callable[[str], None]) -> Job:
+        return Job(log=rig.name, kafka=kafka, root=str(tmp_path / "root"), text=text, workers=2, step=step)
+
+    return make
+
+
+def plain_count(text: Path) -> dict[str, int]:
+    """What a loop over the text counts."""
+    return Counter(words(text.read_text("utf-8").splitlines()))
+
+
+@pytest.mark.broker
+def test_killed_at_every_step(make_job: Callable[[Callable[[str], None]], Job], text: Path, tmp_path: Path) -> None:
+    """A worker or the coordinator is killed at each step once; nothing is lost, and nothing counted twice."""
+    deaths = DieOnce(tmp_path, DEATHS)
+    job = make_job(deaths)
+
+    lives = run_to_the_end(job)
+
+    assert deaths.left == []
+    assert lives == 1 + sum(not step.startswith("worker") for step in DEATHS)
+    assert count_words(job) == plain_count(text)
+
+
+@pytest.mark.broker
+def test_zombie_worker_of_a_dead_coordinator(
+    make_job: Callable[[Callable[[str], None]], Job], rig: WriterRig, text: Path, tmp_path: Path
+) -> None:
+    """A worker sleeps while its coordinator is killed and the next one ends the work; what it writes then is void."""
+    sleeper = StopOnce(tmp_path / "sleeper", "worker: counted")
+    coordinator = SPAWN.Process(target=coordinate, args=(make_job(sleeper),))
+    coordinator.start()
+    try:
+        wait_until(lambda: sleeper.pid > 0, 60, "no worker came to its step")
+        coordinator.kill()
+        coordinator.join()
+        assert coordinator.exitcode == -signal.SIGKILL
+        job = make_job(nothing)
+        assert run_to_the_end(job) == 1
+        with rig.open() as log:
+            ends = log.data_offsets()
+        assert alive([sleeper.pid])
+    finally:
+        resume([sleeper.pid])
+    wait_until(lambda: not alive([sleeper.pid]), 60, "the zombie does not end")
+
+    with rig.open() as log:
+        assert log.data_offsets() != ends, "the zombie wrote nothing"
+    assert count_words(job) == plain_count(text)
