@@ -83,7 +83,7 @@ def test_uncommitted_changes_are_never_seen(rig: WriterRig, log: Log) -> None:
     """What was persisted or sent but not committed is not part of the state, and closing says so."""
     writer = Writer(log, "w")
     writer.put(b"k", b"persisted")
-    writer.persist(1)
+    writer.persist(1).result()
     with pytest.warns(UserWarning, match="uncommitted"):
         writer.close()
 
@@ -119,7 +119,7 @@ def test_checkpoint_ids_grow(log: Log) -> None:
         with pytest.raises(CheckpointMismatch):
             writer.commit(5)
         with pytest.raises(CheckpointMismatch):
-            writer.persist(4)
+            writer.persist(4).result()
         writer.commit(6)
 
 
@@ -138,9 +138,9 @@ def test_handle_includes_unconfirmed_checkpoints(rig: WriterRig, log: Log) -> No
     """Skipping a confirm loses nothing: the next handle lists the earlier change sets again."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        writer.persist(1)
+        writer.persist(1).result()
         writer.put(b"b", b"2")
-        second = writer.persist(2)
+        second = writer.persist(2).result()
         writer.confirm(second)
 
     assert rig.state() == {b"a": b"1", b"b": b"2"}
@@ -151,9 +151,9 @@ def test_pipelined_persists_are_confirmed_in_order(rig: WriterRig, log: Log) -> 
     """Two handles persisted before the first confirm commit one after the other, each change once."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        first = writer.persist(1)
+        first = writer.persist(1).result()
         writer.put(b"a", b"2")
-        second = writer.persist(2)
+        second = writer.persist(2).result()
         writer.confirm(first)
         middle = rig.state()
         writer.confirm(second)
@@ -166,10 +166,10 @@ def test_flip_158_worked_example(rig: WriterRig, log: Log) -> None:
     """FLIP-158: a; CP1; b, c; CP2 re-uses CP1's part; d; CP3. After each checkpoint the state has every change once."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        cp1 = writer.persist(1)
+        cp1 = writer.persist(1).result()
         writer.put(b"b", b"1")
         writer.put(b"c", b"1")
-        cp2 = writer.persist(2)
+        cp2 = writer.persist(2).result()
         sent = {(entry.partition, entry.sqn) for entry in cp1.entries}
         assert sent < {(entry.partition, entry.sqn) for entry in cp2.entries}
         writer.confirm(cp1)
@@ -177,7 +177,7 @@ def test_flip_158_worked_example(rig: WriterRig, log: Log) -> None:
         writer.confirm(cp2)
         assert rig.state() == {b"a": b"1", b"b": b"1", b"c": b"1"}
         writer.put(b"d", b"1")
-        cp3 = writer.persist(3)
+        cp3 = writer.persist(3).result()
         assert {entry.sqn for entry in cp3.entries}.isdisjoint({entry.sqn for entry in cp2.entries})
         writer.confirm(cp3)
 
@@ -188,7 +188,7 @@ def test_a_later_life_adopts_a_persisted_handle(rig: WriterRig, log: Log) -> Non
     """A handle that was stored before a crash is committed by the next life, from its bytes."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
-    stored = before.persist(1).to_bytes()
+    stored = before.persist(1).result().to_bytes()
     with pytest.warns(UserWarning):
         before.close()
     with rig.open() as again, Writer(again, "w") as writer:
@@ -205,7 +205,7 @@ def test_adopting_after_an_append_is_refused(rig: WriterRig, log: Log) -> None:
     """Order between adopted and new changes would be arbitrary."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
-    handle = before.persist(1)
+    handle = before.persist(1).result()
     with pytest.warns(UserWarning):
         before.close()
     with pytest.warns(UserWarning), rig.open() as again, Writer(again, "w") as writer:
@@ -398,9 +398,9 @@ def test_meta_records_are_committed_with_the_changes(rig: WriterRig, log: Log) -
         writer.append_meta("state", b"v2")
         writer.commit(1)
         writer.append_meta("state", b"never")
-        writer.persist(2)
+        writer.persist(2).result()
         writer.append_meta("other", b"x")
-        handle = writer.persist(3)
+        handle = writer.persist(3).result()
         writer.confirm(handle)
     with rig.open() as again:
         described = again.describe()

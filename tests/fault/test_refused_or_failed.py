@@ -18,6 +18,7 @@ from statelog.schemas.errors import (
     Misuse,
     ValueTooLarge,
 )
+from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.log import Log
 from tests.support.writer_rig import WriterRig, twin_rig
 
@@ -81,7 +82,7 @@ def test_a_refused_change_leaves_no_key_group_behind(rig: WriterRig) -> None:
         with pytest.raises(ValueTooLarge):
             writer.append(3, b"large", bytes(16 << 20))
         writer.append(5, b"k", b"v")
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         writer.confirm(handle)
 
     assert [entry.partition for entry in handle.entries] == [1]
@@ -109,7 +110,7 @@ def test_metadata_is_text(rig: WriterRig, log: Log, metadata: dict[str, str]) ->
         writer.put(b"k", b"v")
         with pytest.raises(Misuse, match="metadata is text"):
             writer.commit(1, metadata)
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         with pytest.raises(Misuse, match="metadata is text"):
             writer.confirm(handle, metadata)
         writer.confirm(handle, {"offset": "42"})
@@ -121,7 +122,7 @@ def test_metadata_that_no_ledger_record_holds(rig: WriterRig, log: Log) -> None:
     """A commit that is too large is refused before it is sent; the same handle is committed without the ballast."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         with pytest.raises(ValueTooLarge, match="ledger record"):
             writer.confirm(handle, {"offset": "x" * (15 << 20)})
         writer.confirm(handle)
@@ -155,7 +156,7 @@ def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> Non
     """Confirming twice is refused before anything is sent, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         writer.confirm(handle)
         with pytest.raises(CheckpointMismatch):
             writer.confirm(handle)
@@ -169,7 +170,7 @@ def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: WriterRig, lo
     """Confirm does not check chunks; what another life persisted goes through adopt, which does."""
     with Writer(log, "w") as earlier:
         earlier.put(b"k", b"v")
-        handle = earlier.persist(1)
+        handle = earlier.persist(1).result()
     with rig.open() as again, Writer(again, "w") as writer:
         with pytest.raises(CheckpointMismatch, match="this life"):
             writer.confirm(handle)
@@ -192,8 +193,16 @@ def test_a_final_commit_closes_the_writer(rig: WriterRig, log: Log) -> None:
     assert rig.state() == {b"k": b"v"}
 
 
-def test_interrupts_between_chunks_end_the_writer(rig: WriterRig, log: Log) -> None:
-    """Ctrl-C while a full buffer is sent: half of it is out, so the writer is over."""
+class Stuck:
+    """Every chunk stays on its way."""
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """Delayed, unless it is a record of the ledger."""
+        return Fate.DELIVER if attempt.topic.endswith(".ledger") else Fate.DELAY
+
+
+def test_an_interrupt_while_blocked_ends_the_writer() -> None:
+    """Ctrl-C while a full buffer waits for room: half of it is out, so the writer is over, and nothing counts."""
     calls = 0
 
     def clock() -> float:
@@ -203,13 +212,17 @@ def test_interrupts_between_chunks_end_the_writer(rig: WriterRig, log: Log) -> N
             raise KeyboardInterrupt
         return 0.0
 
+    rig = twin_rig("l", Stuck())
     settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
-    writer = Writer(log, "w", settings=settings, clock=clock)
-    with pytest.raises(KeyboardInterrupt):
-        for i in range(1_000):
-            writer.put(b"%d" % i, bytes(20))
-    with pytest.raises(ClosedError):
-        writer.put(b"k", b"v")
-    writer.close()
+    with rig.create() as log:
+        writer = Writer(log, "w", settings=settings, clock=clock)
+        with pytest.raises(KeyboardInterrupt):
+            for i in range(1_000):
+                writer.put(b"%d" % i, bytes(20))
+        assert not writer.available
+        with pytest.raises(ClosedError):
+            writer.put(b"k", b"v")
+        writer.close()
 
+    assert writer.statistics().in_flight_bytes == 0
     assert rig.state() == {}

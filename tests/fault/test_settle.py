@@ -122,7 +122,7 @@ def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fat
         epoch = writer.grant.epoch
         writer.put(b"k", b"v")
         world.faults.fates = [fate]
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         writer.confirm(handle, final=final)
         assert writer.last_commit is not None
         assert writer.last_commit.checkpoint == handle.checkpoint
@@ -137,7 +137,7 @@ def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fat
 def test_a_quiet_commit_keeps_its_checkpoint_when_it_is_settled(world: World) -> None:
     """Whoever stored the handle finds its checkpoint, nonce included, in the ledger: also when nothing was changed."""
     with world.rig.open() as log, world.writer(log) as writer:
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         world.faults.fates = [Fate.LOSE]
         writer.confirm(handle)
 
@@ -151,7 +151,7 @@ def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.DELAY]
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         writer.confirm(handle)
         writer.put(b"k", b"newer")
         writer.commit(2)
@@ -256,9 +256,9 @@ def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
     """With a later change set under way a new epoch could not commit it, so the outcome stays unknown."""
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
-        first = writer.persist(1)
+        first = writer.persist(1).result()
         writer.put(b"k", b"w")
-        writer.persist(2)
+        writer.persist(2).result()
         world.faults.fates = [Fate.LOSE]
         with pytest.raises(OutcomeUnknown):
             writer.confirm(first)
@@ -308,7 +308,7 @@ def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
     world = World(POINT)
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"a", {"x": 1})
-        handle = writer.persist(1)
+        handle = writer.persist(1).result()
         log.value_schemas.add(WIDER)
         writer.put(b"b", {"x": 2})
         world.faults.fates = [Fate.LOSE]

@@ -64,7 +64,7 @@ class _World:
         """A life that persists and dies: its chunks are in the log and count for nobody."""
         writer = self.writers[name]
         self.rig.append(writer, self.changes(name))
-        writer.persist(self.ids[name] + 1)
+        writer.persist(self.ids[name] + 1).result()
         writer.close()
         self.writers[name] = self.open(name)
 
@@ -84,7 +84,7 @@ class _World:
         """A life that persists and dies, and a next one that commits its handle."""
         old, changes = self.writers[name], self.changes(name)
         self.rig.append(old, changes)
-        handle = old.persist(self.ids[name] + 1)
+        handle = old.persist(self.ids[name] + 1).result()
         old.close()
         self.ids[name] += 1
         self.writers[name] = self.open(name)

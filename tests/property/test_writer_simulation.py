@@ -129,7 +129,7 @@ class Life:
                 self.writer.delete(key)
             else:
                 self.writer.put(key, value)
-        handle = self.writer.persist(self.next_id)
+        handle = self.writer.persist(self.next_id).result()
         if self.rng.random() < 0.3:
             self.stored[self.source.name] = end.to_bytes(8, "little") + handle.to_bytes()
         self.position, self.next_id = end, self.next_id + 1

@@ -75,7 +75,7 @@ def _copy(writer: Writer, kept: Path, end: int) -> None:
         for i in range(position, stop):
             key, value = change(i)
             writer.delete(key) if value is None else writer.put(key, value)
-        handle = writer.persist(checkpoint_id)
+        handle = writer.persist(checkpoint_id).result()
         fresh = kept.with_suffix(".new")
         fresh.write_bytes(stop.to_bytes(8, "little") + handle.to_bytes())
         fresh.replace(kept)

@@ -1,10 +1,13 @@
 """A writer's settings: small, frozen, checked once."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from statelog.schemas.errors import ConfigError
 
 __all__ = ["WriterSettings"]
+
+_POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +15,11 @@ class WriterSettings:
     """How a writer batches and bounds. The defaults are what measured best; see `bench`.
 
     `roll_rows` and `list_bytes`: single changes wait in plain lists until either is reached, then become Arrow.
-    `roll_bytes`: Arrow changes wait until they reach this, then are split by partition and sent as chunks.
+    `roll_bytes`: the threshold of the persist ahead: Arrow changes wait until they reach this, then are split by
+    partition and sent, before any checkpoint asks for them, so that it finds little left to send.
     `chunk_bytes`: the size that a chunk aims at. `in_flight_bytes_max`: above it, appending blocks.
+    `local_copies`: a local directory for a copy of every change set, which `recover` can read instead of Kafka. Not for
+    durability. `local_copies_bytes_max`: above it the oldest copies of this writer go.
     """
 
     roll_rows: int = 20_000
@@ -21,9 +27,11 @@ class WriterSettings:
     roll_bytes: int = 8 << 20
     chunk_bytes: int = 1 << 20
     in_flight_bytes_max: int = 64 << 20
+    local_copies: Path | None = None
+    local_copies_bytes_max: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name in ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max"):
+        for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
         if self.chunk_bytes > 8 << 20:

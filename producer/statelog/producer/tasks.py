@@ -30,6 +30,7 @@ from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
 from statelog.producer.lifecycle import Life
 from statelog.producer.opening import Opened, open_epoch, random_nonce
+from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.errors import CheckpointMismatch, ClosedError, ConfigError, Fenced, Misuse
 from statelog.schemas.handle import Checkpoint, Handle, Step
@@ -81,12 +82,12 @@ class TaskWriter:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant = task.grant
         settings = settings or WriterSettings()
-        sqn = slot << _SALT_BITS | salt()
         self._task = task
         self._life = Life.OPEN
         self._thread = get_ident()
         self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings)
-        self._change_set = ChangeSet(producer, data_topic(grant.descriptor.name), grant, sqn, settings, clock=clock)
+        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=clock)
+        self._change_set = ChangeSet(slot << _SALT_BITS | salt())
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`. Raises as `Writer.put`."""
@@ -126,7 +127,9 @@ class TaskWriter:
         self._check_usable()
         self._send()
         self._life = Life.FAILED
-        entries = self._change_set.persist()
+        self._outbox.wait(self._change_set.sqn, self._is_settled)
+        self._outbox.check()
+        entries = self._change_set.entries(self._outbox)
         self._life = Life.CLOSED
         task = self._task
         return Handle(
@@ -151,8 +154,12 @@ class TaskWriter:
         self._life = Life.FAILED
         changes = self._buffer.take()
         if changes is not None:
-            self._change_set.send(changes)
+            self._change_set.hold(changes)
+            self._change_set.send(self._outbox)
         self._life = Life.OPEN
+
+    def _is_settled(self) -> bool:
+        return self._change_set.all_landed or self._outbox.failure is not None
 
     def _fail_unless_refused(self, error: BaseException) -> None:
         """What is not a clear refusal of one change leaves the buffer in doubt."""

@@ -6,20 +6,21 @@
         writer.commit(1, {"offset": "42"})
 
 - append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. Nothing is promised.
-- persist rolls the change set over and returns once it is durable, as a handle. Nothing is visible.
+- persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Nothing is visible.
 - confirm writes the commit and returns once the ledger shows it valid. From then on every reader sees all of it.
 
 Invariants:
 - What was not confirmed is never seen, unless a later checkpoint or a later life of this writer commits it.
 - A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
 - An unknown outcome is settled by a new Open before anything else is sent; nothing is ever sent twice.
+- All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
 """
 
 import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import TracebackType
 from typing import Self
@@ -28,15 +29,19 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
-from statelog.producer.change_set import ChangeSet
 from statelog.producer.commit import check_checkpoint_id, check_metadata
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
 from statelog.producer.lifecycle import Life
 from statelog.producer.opening import open_epoch, random_nonce
+from statelog.producer.outbox import Outbox
+from statelog.producer.persist import Persist
+from statelog.producer.pipeline import PendingStep, Pipeline
+from statelog.producer.sequence import INITIAL
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse
-from statelog.schemas.handle import Checkpoint, Handle, Step
+from statelog.producer.statistics import Meter, WriterStatistics
+from statelog.schemas.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse, PersistFailed
+from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
 from statelog.storage.replay import verify_handle
@@ -79,12 +84,11 @@ class Writer:
         self._pid = os.getpid()
         self._life = Life.OPEN
         self._ready_thread = self._thread  # The one compare that a hot put makes; another value sends it to diagnose.
-        self._sqn = 0
-        self._steps: list[Step] = []
+        self._meter = Meter()
         self._meta: dict[str, bytes] = {}
         opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
         self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
-        self._change_set = self._new_change_set()
+        self._pipeline = Pipeline(self._new_outbox(), self._settings)
         grant = self.grant
         self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
         _living.add(self)
@@ -111,6 +115,30 @@ class Writer:
     def last_commit(self) -> LastCommit | None:
         """This writer's last valid commit (checkpoint, offset, metadata), where its source resumes; None: none."""
         return self._committer.last
+
+    @property
+    def initial_sequence_number(self) -> int:
+        """The number of this life's first change set. Numbers of different lives cannot be compared."""
+        return INITIAL
+
+    @property
+    def available(self) -> bool:
+        """Whether appending would send a whole chunk without waiting for room in flight."""
+        outbox = self._pipeline.outbox
+        if not outbox.available and get_ident() == self._ready_thread:
+            outbox.poll()
+        return self._life is Life.OPEN and outbox.available
+
+    def statistics(self) -> WriterStatistics:
+        """Counts, sizes and times of this life so far. From any thread, also after close."""
+        outbox = self._pipeline.outbox
+        return WriterStatistics.of(
+            self._meter,
+            buffered_changes=self._buffer.changes + self._pipeline.held_changes,
+            in_flight_bytes=outbox.in_flight_bytes,
+            in_flight_chunks=outbox.in_flight_chunks,
+            available=self._life is Life.OPEN and outbox.available,
+        )
 
     def __repr__(self) -> str:
         return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self._life.value})"
@@ -176,25 +204,35 @@ class Writer:
 
     # ---- persist, confirm, commit
 
-    def persist(self, checkpoint_id: int) -> Handle:
-        """Make all that was appended durable; the handle includes earlier checkpoints that were not confirmed.
+    def next_sequence_number(self) -> int:
+        """The number that the next change will have: the end, exclusive, of everything appended so far.
 
-        Raises PersistFailed (the writer is over; open it again), CheckpointMismatch if the id does not grow.
+        Ends the active change set if it has a change; asking again without a change in between gives the same number.
+        Raises InvalidChange, PersistFailed, ClosedError.
         """
         self._check_usable()
-        check_checkpoint_id(checkpoint_id)
-        last_id = self._steps[-1].checkpoint_id if self._steps else self._committer.base.id
-        if checkpoint_id <= last_id:
-            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
         with self._failing():
-            self._send()
+            self._pipeline.roll_over(self._buffer.take())
+        return self._pipeline.sequence.next
+
+    def persist(self, checkpoint_id: int, *, from_sqn: int | None = None) -> Persist:
+        """Send what is not sent yet, and promise a handle of everything since the last confirmed checkpoint.
+
+        What is durable or in flight is not sent again. `from_sqn` names the change set from which on the caller needs
+        everything; what no commit confirmed below it is included all the same. Several checkpoints may be under way.
+
+        Raises CheckpointMismatch if the id does not grow, SequenceTruncated and SequenceAhead for a wrong `from_sqn`;
+        PersistFailed if a change set has failed: the writer is over, open it again.
+        """
+        self._check_start(from_sqn)
+        self._check_usable()
+        self._check_later(checkpoint_id)
+        with self._failing():
+            self._pipeline.roll_over(self._buffer.take())
+            step = self._pipeline.hold(checkpoint_id, self._meta)
+            self._meta = {}
             self._crash("sent")
-            entries = self._change_set.persist()
-            self._steps.append(Step(checkpoint_id=checkpoint_id, entries=entries, meta=dict(self._meta)))
-            self._meta.clear()
-            self._change_set = self._new_change_set()
-            self._crash("persisted")
-        return self._handle(self._steps)
+        return self._promise(step)
 
     def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
         """Commit a handle that this life persisted; returns the commit's ledger offset.
@@ -218,7 +256,7 @@ class Writer:
     def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
         """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
         check_metadata(metadata or {})
-        return self.confirm(self.persist(checkpoint_id), metadata, final=final)
+        return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
 
     def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
         """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
@@ -226,26 +264,56 @@ class Writer:
         Raises CheckpointMismatch if it does not continue the log, Misuse if this life has appended already, Damaged.
         """
         self._check_usable()
-        if self._steps or self._buffer.changes or self._change_set.sent:
+        if self._buffer.changes or not self._pipeline.is_untouched:
             raise Misuse("a handle is adopted before anything is appended", writer=self.name)
         verify_handle(self._log, handle.continuing(self._committer.base))
         return self._commit([handle], handle.checkpoint, metadata or {}, final=False)
+
+    def reset(self, checkpoint_id: int) -> None:
+        """A checkpoint was aborted. The next one includes the same changes again, and nothing is sent twice.
+
+        Only local copies go, and only if it is the last checkpoint: a later one needs those of the earlier ones.
+        """
+        self._check_usable()
+        self._pipeline.reset(checkpoint_id)
+
+    def truncate(self, to_sqn: int) -> None:
+        """Let no later persist start below `to_sqn`, and drop the local copies of what is history below it.
+
+        What a checkpoint has yet to confirm stays. Raises SequenceAhead; Misuse if no checkpoint holds what would go.
+        """
+        self._check_usable()
+        self._pipeline.truncate(to_sqn)
 
     # ---- end
 
     def close(self) -> None:
         """End this life. What was not confirmed is not part of history. Idempotent; never waits for Kafka."""
+        self._end(bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched))
+
+    def truncate_and_close(self, from_sqn: int) -> None:
+        """Drop what was appended from `from_sqn` on, and end this life.
+
+        Checkpoints under way that end at or below it are waited for, and their results can still be taken. Raises
+        SequenceAhead.
+        """
+        self._check_usable()
+        self._pipeline.sequence.check_end(from_sqn)
+        with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
+            self._pipeline.wait_for_checkpoints(from_sqn)
+        self._end(self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
+
+    def _end(self, is_loss: bool) -> None:
         if self._life is Life.CLOSED:
             return
-        lost = self._buffer.changes or len(self._meta)
         was_open = self._life is Life.OPEN
         self._become(Life.CLOSED)
         if self._pid != os.getpid():
             return  # The clients belong to the parent; touching them here would hang.
-        sent = self._change_set.sent
+        self._pipeline.close()
         self._committer.close()
-        if was_open and (lost or sent or self._steps):
-            warnings.warn(f"writer {self.name} was closed with uncommitted changes; they are discarded", stacklevel=2)
+        if was_open and is_loss:
+            warnings.warn(f"writer {self.name} was closed with uncommitted changes; they are discarded", stacklevel=3)
 
     def __enter__(self) -> Self:
         return self
@@ -259,44 +327,63 @@ class Writer:
 
     # ---- inside
 
-    def _handle(self, steps: Sequence[Step]) -> Handle:
-        grant = self.grant
-        return Handle(
-            identity=grant.descriptor.identity,
-            writer=grant.writer,
-            epoch=grant.epoch,
-            nonce=grant.nonce,
-            base=self._committer.base,
-            steps=tuple(steps),
+    def _new_outbox(self) -> Outbox:
+        opened = self._committer.opened
+        return Outbox(
+            opened.producer, self._log.data_topic, opened.grant, self._settings, clock=self._clock, meter=self._meter
         )
 
     def _send(self) -> None:
-        """Hand everything buffered to the producer."""
+        """Hand everything buffered to the producer, before a checkpoint asks for it."""
         with self._failing():
-            changes = self._buffer.take()
-            if changes is not None:
-                self._change_set.send(changes)
+            self._pipeline.send_ahead(self._buffer.take())
 
-    def _new_change_set(self) -> ChangeSet:
-        self._sqn += 1
-        opened = self._committer.opened
-        return ChangeSet(
-            opened.producer, self._log.data_topic, opened.grant, self._sqn, self._settings, clock=self._clock
-        )
+    def _promise(self, step: PendingStep) -> Persist:
+        """The future of a handle that holds `step` and every unconfirmed one before it."""
+        grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
+        started_s = self._clock()
+
+        def make() -> Handle:
+            handle = Handle(
+                identity=grant.descriptor.identity,
+                writer=grant.writer,
+                epoch=grant.epoch,
+                nonce=grant.nonce,
+                base=base,
+                steps=tuple(self._pipeline.step(one) for one in steps),
+            )
+            self._meter.persisted(self._clock() - started_s, handle)
+            self._crash("persisted")
+            return handle
+
+        return Persist(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
+
+    def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
+        """Whether everything below `end_sqn` is durable, after waiting. A writer that is over may be asked, too."""
+        self._check_own_thread()
+        if self._pipeline.sequence.durable >= end_sqn:
+            return True
+        if self._life is Life.CLOSED:
+            raise PersistFailed("the writer was closed before its checkpoint was durable", writer=self.name)
+        with self._failing():
+            return self._pipeline.wait(end_sqn, timeout_s)
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
-        epoch = self.grant.epoch
+        epoch, started_s = self.grant.epoch, self._clock()
         # Chunks of a later change set, out under this epoch, could not be committed under a new one.
-        settle = not self._change_set.sent and len(self._steps) <= 1
+        settle = not self._pipeline.is_beyond
         try:
             last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
-            self._steps = [step for step in self._steps if step.checkpoint_id > last.checkpoint.id]
+            self._pipeline.confirm(last.checkpoint.id)
             if self.grant.epoch != epoch:
-                self._change_set = self._new_change_set()
+                self._pipeline.reconnect(self._new_outbox())
+                self._meter.settled_commits += 1
         except BaseException as error:
+            self._meter.confirm_failures += 1
             if self._committer.is_over or not isinstance(error, Misuse):
                 self._become(Life.FAILED)
             raise
+        self._meter.confirm_s.add(self._clock() - started_s)
         if final:
             self.close()
         elif self._committer.is_over:
@@ -312,12 +399,33 @@ class Writer:
     def _check_usable(self) -> None:
         if self._life is not Life.OPEN and os.getpid() == self._pid:
             raise ClosedError(f"the writer is {self._life.value}", writer=self.name, hint="Open it again")
+        self._check_own_thread()
+
+    def _check_own_thread(self) -> None:
         if get_ident() != self._thread or os.getpid() != self._pid:
             raise ClosedError(
                 "a writer belongs to the thread and process that opened it",
                 writer=self.name,
                 hint="Open one in each, on disjoint partitions and under its own name",
             )
+
+    def _check_start(self, from_sqn: int | None) -> None:
+        """Refuse a persist that cannot be. After a failure it says so every time, not only that the writer is over."""
+        self._check_own_thread()
+        if self._life is not Life.CLOSED:
+            self._pipeline.take_reports()
+            try:
+                self._pipeline.sequence.check_start(from_sqn)
+            except PersistFailed:
+                self._become(Life.FAILED)
+                raise
+
+    def _check_later(self, checkpoint_id: int) -> None:
+        check_checkpoint_id(checkpoint_id)
+        steps = self._pipeline.steps
+        last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
+        if checkpoint_id <= last_id:
+            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
 
     def _become(self, life: Life) -> None:
         assert self._life.may_become(life)

@@ -9,6 +9,8 @@
     │   ├── ValueTooLarge           one change is larger than a chunk may be
     │   ├── IncompatibleSchema      a value schema that earlier values cannot be read with
     │   ├── CheckpointMismatch      the log is not at the checkpoint that the caller expects
+    │   ├── SequenceTruncated       a sequence number below what its writer was told to forget
+    │   ├── SequenceAhead           a sequence number that no change set of its writer has yet
     │   ├── ClosedError             used after close, from another thread or after a fork
     │   └── OverlappingTasks        two tasks of one commit wrote the same key group
     ├── NotFound                    the log, checkpoint or position asked for does not exist
@@ -19,7 +21,8 @@
     ├── Unavailable                 the world is in the way; the same call may succeed later
     │   ├── BrokerUnavailable       Kafka does not answer, or not in time
     │   ├── StoreUnavailable        the file system does not answer, or not in time
-    │   └── StorageFull             a disk or quota is full
+    │   ├── StorageFull             a disk or quota is full
+    │   └── RoundGivenUp            a round that outlived its time; what stands is as it was before it
     ├── PersistFailed               change sets that did not become durable; nothing of them counts
     ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
     ├── Fenced                      a newer writer owns the partitions or the name; this one is over
@@ -80,6 +83,9 @@ __all__ = [
     "OutcomeUnknown",
     "OverlappingTasks",
     "PersistFailed",
+    "RoundGivenUp",
+    "SequenceAhead",
+    "SequenceTruncated",
     "StatelogError",
     "StorageFull",
     "StoreUnavailable",
@@ -150,6 +156,14 @@ class CheckpointMismatch(Misuse):
     """The log is not at the checkpoint that the caller expects to continue."""
 
 
+class SequenceTruncated(Misuse):
+    """A sequence number below the writer's truncation: nothing may start from there any more."""
+
+
+class SequenceAhead(Misuse):
+    """A sequence number above the next one of its writer: no change set has it."""
+
+
 class ClosedError(Misuse):
     """Used after close, from a second thread, or in a process forked after it was made."""
 
@@ -200,6 +214,12 @@ class StorageFull(Unavailable):
     """A disk or quota is full. What was committed before stands."""
 
     default_hint = "Free space, then run again: nothing that was committed is lost"
+
+
+class RoundGivenUp(Unavailable):
+    """A materializer's round that outlived its time, and was given up. Nothing is lost; the next one begins anew."""
+
+    default_hint = "If the rounds make progress, raise round_timeout_s; else see what the store and the brokers do"
 
 
 class PersistFailed(StatelogError):

@@ -1,0 +1,142 @@
+"""What is on its way to Kafka under one grant: records, their bytes, the limit on them, and the first failure.
+
+Invariants:
+- Bytes in flight count from a record's send to its report, good or bad, and never pass the limit, unless one record
+  alone is larger than it. Who would pass it waits here, and goes on polling meanwhile.
+- A callback records and never raises. Callbacks run inside `poll`, in the thread of the owner.
+- Nothing is sent twice, and after a failure nothing more is sent.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from statelog.producer.grant import Grant
+from statelog.producer.settings import WriterSettings
+from statelog.producer.statistics import Meter
+from statelog.schemas.errors import PersistFailed
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
+
+__all__ = ["Failure", "Outbox"]
+
+_GRACE_S = 5.0  # Waiting outlives the client's own delivery timeout, so every record is reported before it ends.
+_POLL_S = 0.1
+
+
+class Failure(NamedTuple):
+    """Why the change set `sqn`, and every later one, cannot become durable."""
+
+    sqn: int
+    reason: str
+
+
+class Outbox:
+    """Sends records to `topic` through a producer that belongs to the same thread."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        grant: Grant,
+        settings: WriterSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
+    ) -> None:
+        self.grant = grant
+        self.owned = frozenset(grant.partitions)
+        self.chunk_bytes = settings.chunk_bytes
+        self.meter = meter or Meter()
+        self.failure: Failure | None = None
+        self.in_flight_bytes = 0
+        self.in_flight_chunks = 0
+        self._producer = producer
+        self._topic = topic
+        self._limit = settings.in_flight_bytes_max
+        self._clock = clock
+
+    @property
+    def available(self) -> bool:
+        """Whether a whole chunk could be sent now without waiting."""
+        return self._has_room(self.chunk_bytes) and self.failure is None
+
+    def send(self, sqn: int, partition: int, value: bytes, landed: Callable[[int], None]) -> None:
+        """Send a record of the change set `sqn`; `landed` gets its offset. Blocks while too much is in flight.
+
+        Raises PersistFailed, also for an earlier record; ValueTooLarge, Unavailable.
+        """
+        size = len(value)
+        report = self._report(sqn, size, landed)
+        if not self._has_room(size):
+            self._block(sqn, lambda: self._has_room(size))
+        if not self._producer.send(self._topic, partition, value, report):
+            self._block(sqn, lambda: self._producer.send(self._topic, partition, value, report))
+        self.in_flight_chunks += 1
+        self.in_flight_bytes += size
+        self.meter.chunk_bytes.add(size)
+        self.poll()
+        self.check()
+
+    def poll(self) -> None:
+        """Take the delivery reports that are due, without waiting."""
+        self._producer.poll(0)
+
+    def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Poll until `done` or until `timeout_s` are over; says whether it is done.
+
+        Longer than the client itself waits for a delivery nobody waits: then the change set `sqn` has failed.
+        """
+        if done():
+            return True
+        now_s = self._clock()
+        overdue_s = now_s + self._producer.delivery_timeout_s + _GRACE_S
+        until_s = overdue_s if timeout_s is None else min(overdue_s, now_s + timeout_s)
+        while True:
+            self._producer.poll(min(_POLL_S, max(0.0, until_s - now_s)))
+            if done():
+                return True
+            now_s = self._clock()
+            if now_s >= until_s:
+                break
+        if until_s == overdue_s:
+            self.fail(sqn, "no delivery report in time")
+        return done()
+
+    def fail(self, sqn: int, reason: str) -> None:
+        """Note that the change set `sqn` is not surely in the log. The earliest one stays."""
+        if self.failure is None or sqn < self.failure.sqn:
+            self.failure = Failure(sqn, reason)
+
+    def check(self) -> None:
+        """Raise PersistFailed once anything has failed."""
+        if self.failure is not None:
+            raise PersistFailed(
+                "a chunk did not become durable, so its change set and every later one never count",
+                topic=self._topic,
+                writer=self.grant.writer,
+                sqn=self.failure.sqn,
+                reason=self.failure.reason,
+                hint="Open the writer again and resume the source from last_commit",
+            )
+
+    def _has_room(self, size: int) -> bool:
+        return self.in_flight_bytes + size <= self._limit or self.in_flight_chunks == 0
+
+    def _block(self, sqn: int, done: Callable[[], bool]) -> None:
+        """Wait for room. A failure ends it: what has failed makes no room that anybody could use."""
+        started_s = self._clock()
+        self.wait(sqn, lambda: self.failure is not None or done())
+        self.meter.blocked_s.add(self._clock() - started_s)
+        self.check()
+
+    def _report(self, sqn: int, size: int, landed: Callable[[int], None]) -> Callable[[Delivery], None]:
+        def report(delivery: Delivery) -> None:
+            self.in_flight_chunks -= 1
+            self.in_flight_bytes -= size
+            if delivery.status is DeliveryStatus.OK:
+                landed(delivery.offset)
+            else:
+                self.meter.failed_chunks += 1
+                self.fail(sqn, f"{delivery.status.value}: {delivery.reason}")
+
+        return report
