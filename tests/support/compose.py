@@ -16,12 +16,15 @@ from pathlib import Path
 
 from statelog.cli.devbroker.embedded import free_port
 from statelog.storage.log import Log
-from tests.support.broker import docker_reason
+from tests.support.broker import KAFKA_IMAGE, docker_reason
+from tests.support.s3 import S3_IMAGE
 
 __all__ = ["Stack", "compose_reason", "open_stack"]
 
 ROOT = Path(__file__).parents[2]
 _LOG = "example"
+_IMAGES = (KAFKA_IMAGE, S3_IMAGE, "python:3.11-slim-bookworm")
+_LIMIT_S = 400.0
 _PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "default-timeout")
 
 
@@ -109,7 +112,19 @@ def compose_reason() -> str:
         _docker("compose", "version")
     except (OSError, AssertionError) as error:
         return f"docker compose does not run: {error}"
-    return ""
+    missing = [image for image in _IMAGES if not _is_there(image)]
+    return f"Docker answers, but these images cannot be had: {', '.join(missing)}" if missing else ""
+
+
+def _is_there(image: str) -> bool:
+    """Whether an image is there, or could be fetched now."""
+    for words in (("image", "inspect"), ("pull", "--quiet")):
+        try:
+            _docker(*words, image)
+        except AssertionError:
+            continue
+        return True
+    return False
 
 
 def _pip_settings() -> dict[str, str]:
@@ -132,7 +147,11 @@ def _docker(*arguments: str) -> str:
 
 
 def _finish(process: "subprocess.Popen[str]") -> str:
-    """What a command printed. Fails with its errors if it failed."""
-    out, err = process.communicate()
+    """What a command printed. Fails with its errors if it failed, or did not end at all."""
+    try:
+        out, err = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
     assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}:\n{err}{out}"
     return out
