@@ -5,6 +5,7 @@ own_broker  a separate one that a fault test may kill, pause and restart
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark.py
+lives       processes that a test lets die, from tests/support/lives.py
 """
 
 import os
@@ -19,7 +20,7 @@ from tests.support import broker as brokers
 
 __all__: list[str] = []
 
-pytest_plugins = ["tests.support.spark"]
+pytest_plugins = ["tests.support.spark", "tests.support.lives"]
 
 
 def pytest_report_header() -> list[str]:

@@ -3,10 +3,7 @@
 After every kill the state that a reader recovers is the model, and the next round, by another process, goes on.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,18 @@ import pytest
 from statelog.materializer import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
-from tests.fault.test_writer_kill import REPOSITORY, ROOMS
 from tests.support.broker import Broker
+from tests.support.lives import Lives
 from tests.support.writer_rig import WriterRig, real_rig
 
 NEVER = "never"
 
 
-def round_in_a_process(rig: WriterRig, bootstrap: str, directory: Path, point: str) -> int:
+def round_in_a_process(lives: Lives, rig: WriterRig, bootstrap: str, directory: Path, point: str) -> int:
     """One round that dies at `point`; returns its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
-    path = os.pathsep.join(str(REPOSITORY / room) for room in ROOMS)
-    command = [sys.executable, "-m", "tests.support.doomed_round", rig.name, bootstrap, str(directory / "root")]
-    command += [str(scratch), point]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=False).returncode
+    return lives.live("tests.support.doomed_round", rig.name, bootstrap, directory / "root", scratch, point)
 
 
 def write(rig: WriterRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
@@ -46,7 +40,7 @@ def write(rig: WriterRig, model: dict[bytes, bytes], checkpoint_id: int) -> None
 
 
 @pytest.mark.broker
-def test_killed_at_every_named_point(broker: Broker, log_name: str, tmp_path: Path) -> None:
+def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
     """Killed at each point in turn, rounds lose nothing, and the rounds in between make up for it."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
@@ -55,7 +49,8 @@ def test_killed_at_every_named_point(broker: Broker, log_name: str, tmp_path: Pa
     for i, point in enumerate(CRASH_POINTS, 1):
         for checkpoint_id in (i * 2 - 1, i * 2):
             write(rig, model, checkpoint_id)
-            died = round_in_a_process(rig, broker.bootstrap, tmp_path, point if checkpoint_id % 2 else NEVER)
+            at = point if checkpoint_id % 2 else NEVER
+            died = round_in_a_process(lives, rig, broker.bootstrap, tmp_path, at)
             assert died == (-signal.SIGKILL if checkpoint_id % 2 and died else 0)
             if died:
                 reached.add(point)

@@ -15,6 +15,7 @@ import pytest
 from statelog.producer.writer import Writer
 from tests.support.broker import Broker, OwnBroker
 from tests.support.doomed_writer import NEVER, fold
+from tests.support.lives import Lives
 from tests.support.writer_rig import WriterRig, real_rig
 
 END = 1_000
@@ -22,12 +23,10 @@ REPOSITORY = Path(__file__).parents[2]
 ROOMS = ["schemas", "storage", "producer", "materializer", "recovery", "."]
 
 
-def live(rig: WriterRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
+def live(lives: Lives, rig: WriterRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
     """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
-    path = os.pathsep.join(str(REPOSITORY / room) for room in ROOMS)
-    command = [sys.executable, "-m", "tests.support.doomed_writer", rig.name, bootstrap, str(directory / "root")]
-    command += [str(directory / "kept"), point, str(times), str(END)]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=120, check=False).returncode
+    places = (directory / "root", directory / "kept")
+    return lives.live("tests.support.doomed_writer", rig.name, bootstrap, *places, point, times, END)
 
 
 def committed(rig: WriterRig) -> int:
@@ -41,28 +40,30 @@ def committed(rig: WriterRig) -> int:
 
 
 @pytest.mark.broker
-def test_killed_at_every_named_point(broker: Broker, log_name: str, tmp_path: Path) -> None:
+def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
     """Killed at each point in turn, early and late, the copy ends exact."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     position = 0
     for i, point in enumerate(Writer.CRASH_POINTS):
         times = 1 if point == "opened" else 2 + i
-        assert live(rig, broker.bootstrap, tmp_path, point, times) == -signal.SIGKILL
+        assert live(lives, rig, broker.bootstrap, tmp_path, point, times) == -signal.SIGKILL
         now = committed(rig)
         assert rig.state() == fold(now)
         assert now >= position
         position = now
     assert 0 < position < END
 
-    assert live(rig, broker.bootstrap, tmp_path, NEVER, 1) == 0
+    assert live(lives, rig, broker.bootstrap, tmp_path, NEVER, 1) == 0
 
     assert rig.state() == fold(END)
 
 
 @pytest.mark.broker
 @pytest.mark.timeout(240)
-def test_broker_killed_and_restarted_under_load(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> None:
+def test_broker_killed_and_restarted_under_load(
+    own_broker: OwnBroker, lives: Lives, log_name: str, tmp_path: Path
+) -> None:
     """A broker that dies under a writer costs time or, loudly, that writer; no acknowledged commit is lost."""
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
@@ -78,7 +79,7 @@ def test_broker_killed_and_restarted_under_load(own_broker: OwnBroker, log_name:
         process.wait(timeout=150)
     assert rig.state() == fold(committed(rig))
     assert committed(rig) >= before > 0
-    assert live(rig, own_broker.bootstrap, tmp_path, NEVER, 1) == 0
+    assert live(lives, rig, own_broker.bootstrap, tmp_path, NEVER, 1) == 0
 
     assert committed(rig) >= END
     assert rig.state() == fold(committed(rig))

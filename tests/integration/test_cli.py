@@ -64,8 +64,9 @@ class Shell:
         return found
 
     def start(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
-        """Start a command as a process of its own."""
-        code = "from statelog.cli import main; main()"
+        """Start a command as a process of its own, which hears Ctrl-C even if this run, in the background, does not."""
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        code += "from statelog.cli import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code, *[str(arg) for arg in args]],
             env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -338,7 +339,7 @@ def test_every_trouble_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell.json("append", name, tmp_path / "missing", code=3)["error"] == "NotFound"
     assert shell.json("append", name, "-", code=2, stdin=b"")["error"] == "ConfigError"
     assert shell.json("describe", name, code=2, STATELOG_ALLOW_UNSAFE="")["error"] == "UnsafeTopic"
-    timeout = ("--kafka", "socket.connection.setup.timeout.ms=1000", "--bootstrap", "127.0.0.1:1")
+    timeout = ("--kafka", "socket.timeout.ms=500", "--bootstrap", "127.0.0.1:1")
     assert shell.json("describe", name, *timeout, code=4)["error"] == "BrokerUnavailable"
     shell.json("append", name, source)
     with shell.open_log() as log:
@@ -359,14 +360,15 @@ def test_a_secret_is_never_printed(shell: Shell, tmp_path: Path) -> None:
     )
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(f'bootstrap = "x:1"\nroot = "s3://me:{CANARY}@bucket"\n')
+    quick = ("--kafka", "socket.timeout.ms=500")
     runs = [
-        shell.run("describe", shell.name, "--config", config, "--json"),
+        shell.run("describe", shell.name, "--config", config, "--json", *quick),
         shell.run("describe", shell.name, "--kafka", f"sasl.pasword={CANARY}"),
         shell.run("describe", shell.name, "--kafka", f"plugin.library.paths={CANARY}"),
         shell.run("describe", shell.name, "--storage", f"secret={CANARY}"),
         shell.run("describe", shell.name, "--config", wrong, STATELOG_ROOT="", STATELOG_KAFKA__SSL_KEY_PEM=CANARY),
         shell.run("describe", shell.name, STATELOG_ROOT=f"s3://me:{CANARY}@bucket"),
-        shell.run("describe", shell.name, "--config", config, "--bootstrap", f"me:{CANARY}@127.0.0.1:1"),
+        shell.run("describe", shell.name, "--config", config, "--bootstrap", f"me:{CANARY}@127.0.0.1:1", *quick),
     ]
 
     assert all(run.exit_code in (2, 4) for run in runs), [run.output for run in runs]

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from pyspark_statelog import DefaultSource
 from statelog.spark.sink import StreamWriter
 from statelog.spark.task import TaskResult
+from tests.support.spark import SPARK_SETTINGS
 from tests.support.spark_rig import read_stream, run_stream, scattered
 
 __all__ = ["JobSettings", "StrikingSource", "StrikingWriter"]
@@ -170,14 +171,7 @@ def main() -> None:
     os.environ[_VARIABLE] = settings.to_json()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,3]")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.showConsoleProgress": "false",
-        **settings.extra,
-    }.items():
+    for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", **settings.extra}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

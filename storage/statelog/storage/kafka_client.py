@@ -2,7 +2,8 @@
 
 Owns one librdkafka admin client, made at first use. It executes and translates, it decides nothing: every error of the
 client becomes one of ours with the brokers, the topic and the partition as facts. Answers are awaited for at most
-`request_timeout_s`; only what passes by itself (a leader that is being elected) is asked again within that time.
+`request_timeout_s`, by default what the settings say; only what passes by itself (a leader that is being elected) is
+asked again within that time.
 """
 
 import concurrent.futures
@@ -53,12 +54,12 @@ class ConfluentKafka:
         self,
         config: ClientConfig,
         *,
-        request_timeout_s: float = 10.0,
+        request_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._config = config
-        self._timeout_s = request_timeout_s
+        self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
         self._clock = clock
         self._sleep = sleep
         self._guard = ProcessGuard("Kafka client")

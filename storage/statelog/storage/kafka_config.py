@@ -119,6 +119,7 @@ _CONSUMER_TUNING = (
     "max.poll.",
     "client.rack",
 )
+_REQUEST_TIMEOUT, _REQUEST_TIMEOUT_S = "socket.timeout.ms", 10.0
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
 # The client looks for overdue records about once a second, so a report may be that late, and later if it is busy.
 _TIMEOUT_SCAN_S = 5.0
@@ -148,6 +149,12 @@ class ClientConfig:
             if _SECRET_NAME.search(name) and value:
                 text = text.replace(value, _MASK)
         return mask_text(text)
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Seconds that the brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
+        given = self.settings.get(_REQUEST_TIMEOUT, "").strip()
+        return int(given) / 1000 if given.isdecimal() else _REQUEST_TIMEOUT_S
 
     @property
     def delivery_timeout_s(self) -> float:
