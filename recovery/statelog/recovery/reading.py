@@ -157,8 +157,7 @@ class Reading:
         return TailFold(partitions=len(self.plan.partitions), fold_bytes=self.settings.fold_bytes)
 
     def _read_tail(self, fold: Fold) -> Fold:
-        timeout_s = self.settings.stall_timeout_s
-        changes = tail_changes(self.log, self.plan, self._converter, self.tail_read, stall_timeout_s=timeout_s)
+        changes = tail_changes(self.log, self.plan, self._converter, self.tail_read, self.settings)
         for partition, batch in changes:
             if self._stop.is_set():
                 changes.close()

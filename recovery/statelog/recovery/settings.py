@@ -34,6 +34,8 @@ class RecoverySettings:
     threads              how many slices are folded at the same time
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
+    local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
+                         read there if every change set of it is there, else from Kafka, with a warning
     cache                how runs are opened: CacheSettings for local copies, NoCache for ranges of the store's files
 
     Raises ConfigError.
@@ -50,6 +52,7 @@ class RecoverySettings:
     threads: int = 2
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
+    local_copies: Path | None = None
     cache: OpenerSettings = _NO_CACHE
 
     def __post_init__(self) -> None:

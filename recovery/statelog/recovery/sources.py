@@ -8,16 +8,21 @@ Invariants:
 - The tail is whole when its iterator ends; whoever publishes something before that publishes nothing.
 """
 
+import warnings
 from collections.abc import Collection, Generator, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
 from statelog.recovery.fold import select_key_groups
 from statelog.recovery.plan import RecoveryPlan, RunPart
+from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes import change_schema
-from statelog.schemas.errors import CorruptRun, NotFound
+from statelog.schemas.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.values import ValueSchema, convert
+from statelog.storage.kafka import Reader
+from statelog.storage.local_copy import LocalCopyReader
 from statelog.storage.log import Log
 from statelog.storage.replay import replay
 from statelog.storage.run_reader import RunReader, RunSource
@@ -116,14 +121,26 @@ def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
 
 
 def tail_changes(
-    log: Log, plan: RecoveryPlan, converter: Converter, counter: Counter, *, stall_timeout_s: float
+    log: Log, plan: RecoveryPlan, converter: Converter, counter: Counter, settings: RecoverySettings
 ) -> Generator[TailChanges]:
     """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`."""
-    reader = log.kafka.reader(log.data_topic)
+    reader = _tail_reader(log, plan, settings.local_copies)
+    timeout_s = settings.stall_timeout_s
     try:
-        for chunk in replay(reader, log.data_topic, plan.replay, log.change_schema, stall_timeout_s=stall_timeout_s):
+        for chunk in replay(reader, log.data_topic, plan.replay, log.change_schema, stall_timeout_s=timeout_s):
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
             changes = chunk.changes if plan.key_groups is None else select_key_groups(chunk.changes, plan.key_groups)
             yield chunk.partition, converter.batch(changes, chunk.value_schema_id)
     finally:
         reader.close()
+
+
+def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None) -> Reader:
+    """The local copies if they hold all of the tail, verified; else Kafka."""
+    if local_copies is not None and plan.replay.listed:
+        try:
+            return LocalCopyReader(local_copies, log.name, plan.replay)
+        except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
+            text = f"the tail is read from Kafka, because the local copies do not hold all of it: {error}"
+            warnings.warn(text, RecoveryWarning, stacklevel=2)
+    return log.kafka.reader(log.data_topic)
