@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from statelog.materializer.daemon import first_delay_s
+from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.errors import ConfigError
 
@@ -29,6 +29,10 @@ def test_the_defaults_are_valid() -> None:
         ("fanout", 1),
         ("lease_cap_s", 0.0),
         ("alarm_age_s", 0.0),
+        ("round_timeout_s", 0.0),
+        ("restore_budget_s", 0.0),
+        ("restore_budget_s", math.inf),
+        ("restore_spacing_s", -1.0),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> None:

@@ -93,6 +93,9 @@ _ALL = (
     Key("scratch", _path, MATERIALIZER),
     Key("lease_cap_s", duration_s, MATERIALIZER),
     Key("alarm_age_s", duration_s, MATERIALIZER),
+    Key("round_timeout_s", duration_s, MATERIALIZER),
+    Key("restore_budget_s", duration_s, MATERIALIZER),
+    Key("restore_spacing_s", duration_s, MATERIALIZER),
 )
 KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
 """Every key but those of the free tables, by its path."""

@@ -14,7 +14,9 @@ from statelog.materializer import Completed, Event, Lost, MaterializerSettings, 
 from statelog.materializer.events import (
     CleanUpHeldBack,
     LogAgeAlarm,
+    RestoreBudgetOutOfReach,
     RoundCompleted,
+    RoundEndedLate,
     RoundFailed,
     RoundLost,
     RoundSkipped,
@@ -64,7 +66,10 @@ def _completed(outcome: Completed) -> tuple[Fact, ...]:
         Fact("runs_merged", outcome.runs_merged, Unit.COUNT),
         Fact("duration_s", outcome.duration_s, Unit.SECONDS),
         Fact("behind", outcome.behind),
+        Fact("snapshot_bytes", outcome.snapshot_bytes, Unit.BYTES),
         Fact("records_truncated", clean_up.records_truncated, Unit.COUNT),
+        Fact("records_left", clean_up.records_left, Unit.COUNT),
+        Fact("held_by", clean_up.held_by or None),
         Fact("manifests_dropped", clean_up.manifests_dropped, Unit.COUNT),
         Fact("files_deleted", clean_up.files_deleted, Unit.COUNT),
         Fact("clean_up_held_back", clean_up.held_back or None),
@@ -80,8 +85,12 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
     """An object for programs."""
     head: dict[str, object] = {"time": now.isoformat(timespec="milliseconds"), "event": _name(event), "log": event.log}
     match event:
+        case RoundStarted():
+            return {**head, "cause": event.cause.value}
         case RoundCompleted() | RoundSkipped() | RoundLost():
             return {**head, **asdict(event.outcome)}
+        case RoundEndedLate():
+            return {**head, "counts": event.outcome is not None}
         case RoundFailed():
             error = event.error
             return {
@@ -96,6 +105,8 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
             return {**head, "reason": event.reason}
         case LogAgeAlarm():
             return {**head, "age_s": event.age_s}
+        case RestoreBudgetOutOfReach():
+            return {**head, "snapshot_s": event.snapshot_s, "budget_s": event.budget_s}
         case _:
             return head
 
@@ -109,7 +120,7 @@ def _name(event: Event) -> str:
 def _words(event: Event) -> str:
     match event:
         case RoundStarted():
-            return "round started"
+            return f"round started ({event.cause})"
         case RoundCompleted():
             return _completed_words(event.outcome)
         case RoundSkipped():
@@ -122,7 +133,14 @@ def _words(event: Event) -> str:
         case CleanUpHeldBack():
             return f"CLEAN-UP HELD BACK, the log grows: {event.reason}"
         case LogAgeAlarm():
-            return f"ALARM: no good round for {show_duration(event.age_s)}"
+            return f"ALARM: no snapshot holds what was committed {show_duration(event.age_s)} ago"
+        case RoundEndedLate():
+            return "a round that was given up ended " + ("well after all" if event.outcome else "before its put")
+        case RestoreBudgetOutOfReach():
+            return (
+                f"RESTORE BUDGET OUT OF REACH: the snapshot alone takes about {show_duration(event.snapshot_s)} of"
+                f" {show_duration(event.budget_s)}; restore parts on several workers, or allow more time"
+            )
         case _:
             return "stopped"
 

@@ -1,11 +1,14 @@
 """The materializer: rounds that roll the committed tail into snapshots and truncate below them. Serves no state."""
 
-from statelog.materializer.daemon import Materializer, MaterializerStatistics
+from statelog.materializer.control import Control
+from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import (
     CleanUpHeldBack,
     Event,
     LogAgeAlarm,
+    RestoreBudgetOutOfReach,
     RoundCompleted,
+    RoundEndedLate,
     RoundFailed,
     RoundLost,
     RoundSkipped,
@@ -13,22 +16,32 @@ from statelog.materializer.events import (
     Stopped,
 )
 from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.restore_time import Rates, RestoreEstimate
 from statelog.materializer.round import CRASH_POINTS, run_round
+from statelog.materializer.schedule import Cause
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.signals import install_signal_handlers
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.materializer.tail import Tail
 
 __all__ = [
     "CRASH_POINTS",
+    "Cause",
     "CleanUp",
     "CleanUpHeldBack",
     "Completed",
+    "Control",
     "Event",
     "LogAgeAlarm",
     "Lost",
     "Materializer",
     "MaterializerSettings",
     "MaterializerStatistics",
+    "Rates",
+    "RestoreBudgetOutOfReach",
+    "RestoreEstimate",
     "RoundCompleted",
+    "RoundEndedLate",
     "RoundFailed",
     "RoundLost",
     "RoundOutcome",
@@ -36,6 +49,7 @@ __all__ = [
     "RoundStarted",
     "Skipped",
     "Stopped",
+    "Tail",
     "install_signal_handlers",
     "run_round",
 ]

@@ -105,16 +105,23 @@ def clean_up(
     for number in disposal.dropped:
         log.store.delete(manifest_path(number))
     crash("after-drop")
-    truncated = 0
+    truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
     if len(kept) >= settings.retention.keep:
         live, _ = _leases(log, log.store.now_s(), settings.lease_cap_s)
-        truncated = _truncate(log, truncation_floor(kept, live), crash)
+        floor = truncation_floor(kept, live)
+        truncated = _truncate(log, floor, crash)
     for path in disposal.condemned:
         log.store.delete(path)
     crash("after-delete")
     verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
+    there = log.data_offsets()
     return CleanUp(
-        manifests_dropped=len(disposal.dropped), files_deleted=len(disposal.condemned), records_truncated=truncated
+        manifests_dropped=len(disposal.dropped),
+        files_deleted=len(disposal.condemned),
+        records_truncated=truncated,
+        records_left=sum(end - start for start, end in there.values()),
+        records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
+        held_by=floor.ledger_held_by,
     )
 
 

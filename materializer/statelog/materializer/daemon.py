@@ -1,68 +1,66 @@
 """The materializer as a daemon: one round after the other, until told to stop or beyond help.
 
-    first round   after a delay that a hash of the log's name spreads over the interval
-    next round    a fixed delay after the last one ended, whatever its outcome; at once if its budget cut it short
+When a round begins is decided in `schedule`. Rounds, and looks at the tail between them, run on threads of their own;
+this one only waits, for at most as long as a round may take.
+
     failure       tolerated while the world is in the way, up to a number in a row; anything else ends the daemon
-    stop          between rounds: a round in flight is finished
+    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends by itself at its
+                  next step; only if it was at its put already it is finished, late, and counts after all
+    stop          between rounds: a round in flight is finished, or given up
 
 Invariants:
-- At most one round is in flight.
+- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated.
+- All that is known is one frozen value, replaced whole, by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
-- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated.
+- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
 """
 
-import threading
 import time
-import zlib
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 
+from statelog.materializer.control import Control
 from statelog.materializer.events import (
     CleanUpHeldBack,
     Event,
+    RestoreBudgetOutOfReach,
     RoundCompleted,
+    RoundEndedLate,
     RoundFailed,
     RoundLost,
     RoundSkipped,
     RoundStarted,
     Stopped,
 )
+from statelog.materializer.flight import Flight, Start, start_thread
 from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.restore_time import RestoreOutlook, outlook
 from statelog.materializer.round import new_random_nonce, run_round
+from statelog.materializer.schedule import (
+    Cause,
+    Situation,
+    cause_of_round,
+    delay_after,
+    first_delay_s,
+    look_every_s,
+)
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.statistics import (
+    MaterializerStatistics,
+    with_failure,
+    with_outcome,
+    with_start,
+    with_tail,
+)
+from statelog.materializer.tail import Tail, TailGauge
 from statelog.materializer.verified import VerifiedRuns
 from statelog.materializer.watchdog import Watchdog
-from statelog.schemas.errors import StatelogError, Unavailable
+from statelog.schemas.errors import OffsetGone, RoundGivenUp, StatelogError, Unavailable
 from statelog.storage.log import Log
 
-__all__ = ["Materializer", "MaterializerStatistics", "first_delay_s"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaterializerStatistics:
-    """Counts since the start. `position` and `number` are of the newest manifest that this process knows of.
-
-    `age_s` is the time since the last round that ended well, or since the start.
-    """
-
-    completed: int = 0
-    skipped: int = 0
-    lost: int = 0
-    failed: int = 0
-    failures_in_a_row: int = 0
-    commits: int = 0
-    changes: int = 0
-    rows: int = 0
-    size_bytes: int = 0
-    number: int = 0
-    position: int = 0
-    age_s: float = 0.0
-
-
-def first_delay_s(log: str, settings: MaterializerSettings) -> float:
-    """How long a log's first round waits: the same at every start, and spread over many logs."""
-    share: float = zlib.crc32(log.encode()) / (1 << 32)
-    return share * settings.jitter * settings.interval_s
+__all__ = ["Materializer"]
 
 
 def _ignore(_event: Event) -> None:
@@ -70,10 +68,11 @@ def _ignore(_event: Event) -> None:
 
 
 class Materializer:
-    """Runs rounds on one log. `run` belongs to one thread; `statistics` may be asked from any.
+    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
-    `stop` ends `run` after the round in flight. `clock` is monotonic and paces the daemon; `wall_clock` gives seconds
-    since 1970 for manifests. `wait` waits so many seconds or until the stop, and says whether it is to stop.
+    `control` carries wishes from elsewhere, such as signal handlers. `clock` is monotonic and paces the daemon;
+    `wall_clock` gives seconds since 1970 for manifests and ages. `wait` waits so many seconds, or shorter once the
+    control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise.
     """
 
     def __init__(
@@ -81,27 +80,81 @@ class Materializer:
         log: Log,
         settings: MaterializerSettings,
         *,
-        stop: threading.Event,
+        control: Control | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         new_nonce: Callable[[], bytes] = new_random_nonce,
         on_event: Callable[[Event], None] = _ignore,
-        wait: Callable[[float], bool] | None = None,
+        wait: Callable[[float], object] | None = None,
+        start: Start = start_thread,
     ) -> None:
         self._log = log
         self._settings = settings
-        self._wait = wait or stop.wait
+        self._control = control or Control()
         self._clock = clock
         self._wall_clock = wall_clock
         self._new_nonce = new_nonce
         self._on_event = on_event
+        self._wait = wait or self._control.wait
+        self._start = start
         self._verified = VerifiedRuns()
-        self._counts = MaterializerStatistics()
-        self._watchdog = Watchdog(log.name, settings.alarm_age_s, clock=clock, on_alarm=on_event)
+        self._statistics = MaterializerStatistics(since_s=clock())
+        self._ended: deque[Flight[RoundOutcome]] = deque()
+        self._looked: deque[Flight[Tail]] = deque()
+        self._round: Flight[RoundOutcome] | None = None
+        self._look: Flight[Tail] | None = None
+        self._gauge: TailGauge | None = None
+        self._due_s = self._look_due_s = clock()
+        self._ended_s: float | None = None
+        self._outlook = RestoreOutlook.IN_TIME
+
+    # ---- from any thread
 
     def statistics(self) -> MaterializerStatistics:
-        """The counts at this moment."""
-        return replace(self._counts, age_s=self._watchdog.age_s())
+        """What is known at this moment."""
+        known = self._statistics
+        return replace(known, age_s=self._clock() - known.since_s)
+
+    def trigger(self) -> None:
+        """Wish for a round now; if one is in flight, for another one after it."""
+        self._control.trigger()
+
+    def stop(self) -> None:
+        """Wish for the end, once the round in flight is over."""
+        self._control.stop()
+
+    # ---- one round
+
+    def run_once(self) -> RoundOutcome:
+        """Run one round now, on this thread, counted and reported as any other. Raises whatever it fails with."""
+        started_s = self._begin(Cause.TRIGGER)
+        try:
+            outcome = self._run_round(started_s)
+        except StatelogError as error:
+            self._failed(error)
+            raise
+        self._ended_well(outcome, started_s)
+        return outcome
+
+    def _begin(self, cause: Cause) -> float:
+        self._control.take_trigger()
+        self._statistics = with_start(self._statistics)
+        started_s = self._clock()
+        self._on_event(RoundStarted(log=self._log.name, at_s=started_s, cause=cause))
+        return started_s
+
+    def _run_round(self, started_s: float) -> RoundOutcome:
+        over_s = started_s + self._settings.round_timeout_s
+        return run_round(
+            self._log,
+            self._settings,
+            clock=self._wall_clock,
+            new_nonce=self._new_nonce,
+            verified=self._verified,
+            is_given_up=lambda: self._clock() >= over_s,
+        )
+
+    # ---- round after round
 
     def run(self) -> None:
         """Run rounds until the stop.
@@ -109,64 +162,191 @@ class Materializer:
         Raises the last error when more rounds in a row failed than are tolerated, and at once for any error that
         trying again cannot mend: Damaged, Unsafe, Misuse.
         """
+        self._due_s = self._clock() + first_delay_s(self._log.name, self._settings)
+        dog = Watchdog(
+            self._log.name,
+            self._settings.alarm_age_s,
+            age_s=lambda: self.statistics().age_s,
+            clock=self._clock,
+            on_alarm=self._on_event,
+        )
         try:
-            with self._watchdog:
-                delay_s = first_delay_s(self._log.name, self._settings)
-                while not self._wait(delay_s):
-                    delay_s = self._next_delay_s(self._round())
+            with dog:
+                while not (self._control.is_stopped and self._round is None):
+                    self._turn()
         finally:
+            self._drop_gauge()
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
 
-    def run_once(self) -> RoundOutcome:
-        """Run one round now, counted and reported as any other. Raises whatever it fails with."""
-        self._on_event(RoundStarted(log=self._log.name, at_s=self._clock()))
+    def _turn(self) -> None:
+        """Take in what ended, begin what is due, and wait for the next of either."""
+        self._take_in()
+        if self._round is None and not self._control.is_stopped:
+            self._begin_what_is_due()
+        elif self._round is not None and self._clock() >= self._over_s(self._round):
+            self._give_up(self._round)
+        if not (self._ended or self._looked or (self._round is None and self._control.is_stopped)):
+            self._wait(max(0.0, self._wake_s() - self._clock()))
+
+    def _begin_what_is_due(self) -> None:
+        if self._look is None and self._clock() >= self._look_due_s:
+            self._begin_look()
+            self._take_in()
+        cause = cause_of_round(self._situation(), self._settings)
+        if cause is not None:
+            self._begin_round(cause)
+
+    def _begin_round(self, cause: Cause) -> None:
+        started_s = self._begin(cause)
+        self._round = Flight(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
+        self._start(self._round.fly)
+
+    def _begin_look(self) -> None:
+        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
+        self._look = Flight(gauge.look, started_s=self._clock(), on_end=self._look_over)
+        self._start(self._look.fly)
+
+    def _situation(self) -> Situation:
+        return Situation(
+            now_s=self._clock(),
+            due_s=self._due_s,
+            is_triggered=self._control.is_triggered,
+            outlook=self._outlook,
+            ended_s=self._ended_s,
+            lasted_s=self._statistics.last_duration_s or 0.0,
+        )
+
+    def _over_s(self, flight: Flight[RoundOutcome]) -> float:
+        return flight.started_s + self._settings.round_timeout_s
+
+    def _wake_s(self) -> float:
+        """When there is something to do even if nothing rings."""
+        if self._round is not None:
+            return self._over_s(self._round)
+        return min(self._due_s, self._due_s if self._look is not None else self._look_due_s)
+
+    # ---- what came back; the first two run on other threads
+
+    def _round_over(self, flight: Flight[RoundOutcome]) -> None:
+        self._ended.append(flight)
+        self._control.ring()
+
+    def _look_over(self, flight: Flight[Tail]) -> None:
+        self._looked.append(flight)
+        self._control.ring()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            flight = self._ended.popleft()
+            if flight.is_given_up:
+                self._take_late(flight)
+            else:
+                self._take_round(flight)
+        while self._looked:
+            look = self._looked.popleft()
+            if look is self._look:
+                self._take_look(look)
+
+    def _take_round(self, flight: Flight[RoundOutcome]) -> None:
+        """The round in flight is over."""
+        outcome: RoundOutcome | None = None
         try:
-            outcome = run_round(
-                self._log,
-                self._settings,
-                clock=self._wall_clock,
-                new_nonce=self._new_nonce,
-                verified=self._verified,
-            )
+            outcome = flight.result()
         except StatelogError as error:
             self._failed(error)
-            raise
-        self._ended_well(outcome)
-        return outcome
-
-    def _round(self) -> RoundOutcome | None:
-        """One round; None if it failed and that is tolerated."""
-        try:
-            return self.run_once()
-        except Unavailable as error:
             if not self._tolerates(error):
                 raise
-            return None
+        else:
+            self._ended_well(outcome, flight.started_s)
+        self._moves_on(outcome)
 
-    def _next_delay_s(self, outcome: RoundOutcome | None) -> float:
-        return 0.0 if isinstance(outcome, Completed) and outcome.behind else self._settings.interval_s
+    def _take_late(self, flight: Flight[RoundOutcome]) -> None:
+        """A round that was given up ended after all. It counts if it ended well; damage that it found is damage."""
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
+        outcome: RoundOutcome | None = None
+        with suppress(Unavailable):  # It was counted as failed when it was given up.
+            outcome = flight.result()
+        self._on_event(RoundEndedLate(log=self._log.name, at_s=self._clock(), outcome=outcome))
+        if outcome is not None:
+            self._statistics = replace(self._statistics, late=self._statistics.late + 1)
+            self._ended_well(outcome, flight.started_s)
+            self._look_anew()
+
+    def _take_look(self, look: Flight[Tail]) -> None:
+        self._look = None
+        self._look_due_s = self._clock() + look_every_s(self._settings)
+        try:
+            tail = look.result()
+        except (Unavailable, OffsetGone):
+            # The next round tells whether this is more than a moment's trouble, and the watchdog if none does.
+            self._drop_gauge()
+            return
+        self._statistics = with_tail(self._statistics, tail, looked_s=look.started_s)
+        self._judge_budget()
+
+    def _judge_budget(self) -> None:
+        found, budget_s = self._statistics.restore, self._settings.restore_budget_s
+        if found is None or budget_s is None:
+            return
+        before, self._outlook = self._outlook, outlook(found, budget_s)
+        if self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH:
+            self._on_event(
+                RestoreBudgetOutOfReach(
+                    log=self._log.name, at_s=self._clock(), snapshot_s=found.snapshot_s, budget_s=budget_s
+                )
+            )
+
+    # ---- how rounds end
+
+    def _give_up(self, flight: Flight[RoundOutcome]) -> None:
+        """The round in flight has outlived its time: it counts as failed, and the schedule moves on without it."""
+        flight.is_given_up = True
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
+        error = RoundGivenUp("a round outlived its time", round_timeout_s=self._settings.round_timeout_s)
+        self._failed(error)
+        if not self._tolerates(error):
+            raise error
+        self._moves_on(None)
+
+    def _moves_on(self, outcome: RoundOutcome | None) -> None:
+        """No round is in flight any more: the next one is due after the delay, and the tail is another one."""
+        self._round = None
+        self._ended_s = self._clock()
+        self._due_s = self._ended_s + delay_after(outcome, self._settings)
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        self._drop_gauge()
+        self._look_due_s = self._clock()
+
+    def _drop_gauge(self) -> None:
+        """Start anew from whatever manifest is newest then. A look under way is not waited for, and not taken in."""
+        if self._gauge is not None:
+            self._gauge.close()
+        self._gauge = self._look = None
+        if self._outlook is RestoreOutlook.ROUND_DUE:
+            self._outlook = RestoreOutlook.IN_TIME
 
     def _tolerates(self, error: StatelogError) -> bool:
-        enough = self._counts.failures_in_a_row <= self._settings.failures_tolerated
-        return isinstance(error, Unavailable) and enough
+        tolerated = self._settings.failures_tolerated
+        few = self._statistics.failures_in_a_row <= tolerated and self._statistics.hanging <= tolerated
+        return isinstance(error, Unavailable) and few
 
     def _failed(self, error: StatelogError) -> None:
-        in_a_row = self._counts.failures_in_a_row + 1
-        self._counts = replace(self._counts, failed=self._counts.failed + 1, failures_in_a_row=in_a_row)
+        self._statistics = with_failure(self._statistics)
         self._on_event(
             RoundFailed(
                 log=self._log.name,
                 at_s=self._clock(),
                 error=error,
-                failures_in_a_row=in_a_row,
+                failures_in_a_row=self._statistics.failures_in_a_row,
                 tolerated=self._tolerates(error),
             )
         )
 
-    def _ended_well(self, outcome: RoundOutcome) -> None:
-        self._watchdog.good_round()
-        self._counts = _counted(replace(self._counts, failures_in_a_row=0), outcome)
+    def _ended_well(self, outcome: RoundOutcome, started_s: float) -> None:
         name, at_s = self._log.name, self._clock()
+        self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
         match outcome:
             case Completed():
                 self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
@@ -176,22 +356,3 @@ class Materializer:
                 self._on_event(RoundSkipped(log=name, at_s=at_s, outcome=outcome))
             case Lost():
                 self._on_event(RoundLost(log=name, at_s=at_s, outcome=outcome))
-
-
-def _counted(counts: MaterializerStatistics, outcome: RoundOutcome) -> MaterializerStatistics:
-    match outcome:
-        case Completed():
-            return replace(
-                counts,
-                completed=counts.completed + 1,
-                commits=counts.commits + outcome.commits,
-                changes=counts.changes + outcome.changes,
-                rows=counts.rows + outcome.rows,
-                size_bytes=counts.size_bytes + outcome.size_bytes,
-                number=outcome.number,
-                position=outcome.position,
-            )
-        case Skipped():
-            return replace(counts, skipped=counts.skipped + 1, number=outcome.number, position=outcome.position)
-        case Lost():
-            return replace(counts, lost=counts.lost + 1, number=max(counts.number, outcome.number))

@@ -21,6 +21,7 @@ from statelog.storage.kafka import Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log import Log
 from statelog.storage.replay import CommittedChunk, replay
+from statelog.storage.run_file import local_disk
 from statelog.storage.run_merge import merge_streams
 
 __all__ = ["FOLD_BYTES", "delta_tables", "to_schema"]
@@ -96,7 +97,7 @@ def _newest(tables: list[pa.Table]) -> pa.Table:
 
 
 def _spill(table: pa.Table, path: Path) -> Path:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    with local_disk(path), pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=_SEGMENT_ROWS)
     return path
 

@@ -3,7 +3,7 @@
 Invariants:
 - Every run gets a name that nobody used before.
 - A run of a draft lies either in the store already or as a finished local file, never in both.
-- `upload` reads back every run that it uploads, once: what a manifest will name was read.
+- Writing stops between two tables once the round was given up: `go_on` raises.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,13 +26,20 @@ class Draft:
     """The list of runs, oldest first, that the next manifest will name. `schema` is the newest value schema."""
 
     def __init__(
-        self, log: Log, schema: ValueSchema, scratch: Path, new_nonce: Callable[[], bytes], runs: Sequence[RunRef]
+        self,
+        log: Log,
+        schema: ValueSchema,
+        scratch: Path,
+        new_nonce: Callable[[], bytes],
+        runs: Sequence[RunRef],
+        go_on: Callable[[], None],
     ) -> None:
         self.runs = list(runs)
         self.schema = schema
         self._log = log
         self._scratch = scratch
         self._new_nonce = new_nonce
+        self._go_on = go_on
         self._local: dict[str, WrittenRun] = {}
 
     def write(self, tables: Iterable[pa.Table], start_position: int, end_position: int, level: int) -> RunRef:
@@ -47,6 +54,7 @@ class Draft:
         local = self._scratch / f"{run_id}.parquet"
         with RunWriter(local, self._log.change_schema(self.schema.id), label) as writer:
             for table in tables:
+                self._go_on()
                 writer.append(table)
             written = writer.finish()
         path = run_path(run_id)
@@ -75,12 +83,18 @@ class Draft:
         return RunReader(LocalRun(written.local) if written else self._log.store, run.file)
 
     def upload(self) -> list[RunRef]:
-        """Upload and read back every local run. Returns them. Raises CorruptRun, StoreUnavailable, StorageFull."""
+        """Upload every local run. Returns them. Raises StoreUnavailable, StorageFull."""
         uploaded = [run for run in self.runs if run.path in self._local]
         for run in uploaded:
+            self._go_on()
             upload_run(self._log.store, self._local.pop(run.path), _run_id(run.path))
-            read_back(self._log.store, run.file)
         return uploaded
+
+    def read_back(self, uploaded: Iterable[RunRef]) -> None:
+        """Read uploaded runs once, every byte. Raises CorruptRun, NotFound, StoreUnavailable."""
+        for run in uploaded:
+            self._go_on()
+            read_back(self._log.store, run.file)
 
 
 def _run_id(path: str) -> str:

@@ -6,14 +6,17 @@ daemon's thread, except for `LogAgeAlarm`, which comes from the watchdog's; it m
 
 from dataclasses import dataclass
 
-from statelog.materializer.outcome import Completed, Lost, Skipped
+from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.schedule import Cause
 from statelog.schemas.errors import StatelogError
 
 __all__ = [
     "CleanUpHeldBack",
     "Event",
     "LogAgeAlarm",
+    "RestoreBudgetOutOfReach",
     "RoundCompleted",
+    "RoundEndedLate",
     "RoundFailed",
     "RoundLost",
     "RoundSkipped",
@@ -24,10 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round begins."""
+    """A round begins, and why."""
 
     log: str
     at_s: float
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,15 @@ class RoundFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEndedLate:
+    """A round that was given up ended after all: well, and then it is told and counted once more, or (None) not."""
+
+    log: str
+    at_s: float
+    outcome: RoundOutcome | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CleanUpHeldBack:
     """A round completed, but removed nothing, and says why. The log grows until that is mended."""
 
@@ -79,7 +92,10 @@ class CleanUpHeldBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAgeAlarm:
-    """No round has ended well for `age_s` seconds. Told again each time that another `alarm_age_s` has passed."""
+    """Changes committed `age_s` seconds ago are in no snapshot, or for so long nothing was heard of the log.
+
+    Told again each time that another `alarm_age_s` has passed.
+    """
 
     log: str
     at_s: float
@@ -87,11 +103,36 @@ class LogAgeAlarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreBudgetOutOfReach:
+    """The newest snapshot alone takes longer to restore than the budget, so more rounds do not help.
+
+    What does: a larger budget, a faster store, less state, or several workers that restore a part each. Told once, and
+    again after it was within reach in between.
+    """
+
+    log: str
+    at_s: float
+    snapshot_s: float
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """The daemon ends. No round is in flight."""
+    """The daemon ends. No round is in flight, except those that were given up and hang."""
 
     log: str
     at_s: float
 
 
-Event = RoundStarted | RoundCompleted | RoundSkipped | RoundLost | RoundFailed | CleanUpHeldBack | LogAgeAlarm | Stopped
+Event = (
+    RoundStarted
+    | RoundCompleted
+    | RoundSkipped
+    | RoundLost
+    | RoundFailed
+    | RoundEndedLate
+    | CleanUpHeldBack
+    | LogAgeAlarm
+    | RestoreBudgetOutOfReach
+    | Stopped
+)

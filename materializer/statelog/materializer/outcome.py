@@ -9,12 +9,17 @@ __all__ = ["CleanUp", "Completed", "Lost", "RoundOutcome", "Skipped"]
 class CleanUp:
     """What a winner removed. `held_back` says why it removed nothing, and is empty if nothing was in the way.
 
-    `records_truncated` counts offsets, of the data topic and the ledger.
+    `records_truncated` counts offsets, of the data topic and the ledger. `records_left` are offsets of the data topic
+    between log start and log end afterwards; `records_overdue` those of them that lie below the truncation floor, which
+    is not 0 only if the broker did not truncate as it was asked. `held_by` names what the floor follows from.
     """
 
     manifests_dropped: int = 0
     files_deleted: int = 0
     records_truncated: int = 0
+    records_left: int = 0
+    records_overdue: int = 0
+    held_by: str = ""
     held_back: str = ""
 
 
@@ -23,8 +28,9 @@ class Completed:
     """The manifest `number` stands, and it is ours.
 
     It rolled up `commits` commits with `changes` changes into a delta of `rows` rows; `size_bytes` were uploaded for
-    the delta and for merges. `runs_merged` runs went into others. `behind`: the budget ended the round, and there are
-    commits left to roll up.
+    the delta and for merges, and read back in `read_back_s`. To make the delta, `replayed_bytes` of record values were
+    replayed in `replay_s`. `runs_merged` runs went into others. The snapshot's runs have `snapshot_bytes`. `behind`:
+    the budget ended the round, and there are commits left to roll up.
     """
 
     number: int
@@ -33,6 +39,10 @@ class Completed:
     changes: int
     rows: int
     size_bytes: int
+    read_back_s: float
+    replayed_bytes: int
+    replay_s: float
+    snapshot_bytes: int
     runs_merged: int
     duration_s: float
     behind: bool

@@ -8,14 +8,15 @@ Invariants:
 - Whatever a manifest names was uploaded and read back before its put.
 - A loser deletes nothing, and nothing that it uploaded is ever used.
 - What is missing is believed only while the manifest that needs it is still the newest; else the round is Lost.
+- A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from statelog.materializer.cleanup import Disposal, clean_up, decide
 from statelog.materializer.compaction import merge_runs
@@ -23,17 +24,20 @@ from statelog.materializer.delta import delta_tables
 from statelog.materializer.draft import Draft
 from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
 from statelog.materializer.preflight import check_data, check_ledger
+from statelog.materializer.scratch import scratch_directory
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import Target, choose_target
 from statelog.materializer.verified import VerifiedRuns
-from statelog.schemas.errors import DataLoss, NotFound, OffsetGone, StatelogError
+from statelog.schemas.errors import DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
 from statelog.schemas.manifest import Manifest, next_manifest
 from statelog.schemas.replay_plan import plan_replay
 from statelog.storage.anchors import take_anchors
 from statelog.storage.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
-__all__ = ["CRASH_POINTS", "new_random_nonce", "newest_number", "no_crash", "run_round"]
+__all__ = ["CRASH_POINTS", "never", "new_random_nonce", "newest_number", "no_crash", "run_round"]
+
+T = TypeVar("T")
 
 CRASH_POINTS = (
     "after-newest",  # the newest manifest was read, nothing written
@@ -57,8 +61,16 @@ QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
 
 
+_BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
+
+
 def no_crash(_point: str) -> None:
     """What runs between two steps in production: nothing."""
+
+
+def never() -> bool:
+    """A round that nobody gives up."""
+    return False
 
 
 def new_random_nonce() -> bytes:
@@ -74,28 +86,32 @@ def run_round(
     new_nonce: Callable[[], bytes] = new_random_nonce,
     verified: VerifiedRuns | None = None,
     crash: Callable[[str], None] = no_crash,
+    is_given_up: Callable[[], bool] = never,
 ) -> RoundOutcome:
     """Run one round to its end.
 
     `clock` gives seconds since 1970 (the manifest's informational time, and the duration). `verified` is what this
     process keeps from round to round. `crash` is called at each of CRASH_POINTS; what it raises ends the round there.
+    `is_given_up` is asked between steps and between tables; once it says so before the put, the round ends.
 
-    Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, Unavailable.
+    Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
+    directory, Unavailable, RoundGivenUp among it.
     """
     started_s = clock()
+    steps = _Steps(crash, is_given_up)
     log.verify()
     newest = log.manifests.newest()
     number = newest.manifest.number if newest else 0
-    crash("after-newest")
+    steps.passed("after-newest")
     try:
         check_ledger(log, newest.manifest if newest else None)
         target = choose_target(log, newest.manifest if newest else None, settings)
-        crash("after-fold")
+        steps.passed("after-fold")
         if not _has_news(newest, target):
             return Skipped(number=number, position=newest.manifest.position if newest else 0)
-        with tempfile.TemporaryDirectory(prefix="statelog-round-", dir=settings.scratch) as scratch:
-            work = _Work(log, settings, newest, target, Path(scratch), new_nonce, crash)
-            return work.run(started_s, clock, verified or VerifiedRuns())
+        with scratch_directory(settings.scratch) as scratch:
+            work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
+            return work.run(started_s, verified or VerifiedRuns())
     except (OffsetGone, NotFound) as error:
         now = log.manifests.newest()
         if now is not None and now.manifest.number > number:
@@ -121,6 +137,23 @@ def _loss(error: StatelogError, number: int) -> StatelogError:
     )
 
 
+class _Steps:
+    """The gaps between steps: where tests let a round die, and where one that was given up ends."""
+
+    def __init__(self, crash: Callable[[str], None], is_given_up: Callable[[], bool]) -> None:
+        self._crash = crash
+        self._is_given_up = is_given_up
+
+    def passed(self, point: str) -> None:
+        self._crash(point)
+        if point in _BEFORE_PUT:
+            self.go_on()
+
+    def go_on(self) -> None:
+        if self._is_given_up():
+            raise RoundGivenUp("the round was given up, and ended before its put")
+
+
 @dataclass(frozen=True, slots=True)
 class _Won:
     """A manifest of ours that stands, and what it lets us remove."""
@@ -140,7 +173,8 @@ class _Work:
         target: Target,
         scratch: Path,
         new_nonce: Callable[[], bytes],
-        crash: Callable[[str], None],
+        steps: _Steps,
+        clock: Callable[[], float],
     ) -> None:
         self._log = log
         self._settings = settings
@@ -149,22 +183,25 @@ class _Work:
         self._target = target
         self._scratch = scratch
         self._new_nonce = new_nonce
-        self._crash = crash
+        self._steps = steps
+        self._clock = clock
         self._plan = plan_replay(target.commits, range(log.descriptor.partitions), target.state.accepted)
 
-    def run(self, started_s: float, clock: Callable[[], float], verified: VerifiedRuns) -> RoundOutcome:
+    def run(self, started_s: float, verified: VerifiedRuns) -> RoundOutcome:
         check_data(self._log, self._base, self._target.state)
         # Asked for after the target: a value schema is stored before the first chunk that uses it.
         schema = self._log.value_schemas.newest()
-        draft = Draft(self._log, schema, self._scratch, self._new_nonce, self._base.runs if self._base else ())
-        rows = self._write_delta(draft)
-        self._crash("after-delta")
+        runs = self._base.runs if self._base else ()
+        draft = Draft(self._log, schema, self._scratch, self._new_nonce, runs, self._steps.go_on)
+        rows, replay_s = self._timed(lambda: self._write_delta(draft))
+        self._steps.passed("after-delta")
         merged = merge_runs(self._log, draft, self._settings.fanout)
-        self._crash("after-merge")
+        self._steps.passed("after-merge")
         uploaded = draft.upload()
+        _, read_back_s = self._timed(lambda: draft.read_back(uploaded))
         verified.add(uploaded)
-        self._crash("after-upload")
-        won = self._put(draft, clock())
+        self._steps.passed("after-upload")
+        won = self._put(draft)
         if isinstance(won, Lost):
             return won
         removed = self._finish(won, verified)
@@ -175,11 +212,19 @@ class _Work:
             changes=self._plan.changes,
             rows=rows,
             size_bytes=sum(run.size_bytes for run in uploaded),
+            read_back_s=read_back_s,
+            replayed_bytes=self._plan.size_bytes,
+            replay_s=replay_s,
+            snapshot_bytes=sum(run.size_bytes for run in won.manifest.runs),
             runs_merged=merged,
-            duration_s=clock() - started_s,
+            duration_s=self._clock() - started_s,
             behind=self._target.behind,
             clean_up=removed,
         )
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        started_s = self._clock()
+        return work(), self._clock() - started_s
 
     def _write_delta(self, draft: Draft) -> int:
         """Add the delta to the draft, unless no change set was committed. Returns its rows."""
@@ -192,7 +237,7 @@ class _Work:
         draft.runs.append(run)
         return run.rows
 
-    def _put(self, draft: Draft, now_s: float) -> _Won | Lost:
+    def _put(self, draft: Draft) -> _Won | Lost:
         """List all files, put the next manifest, and list again."""
         anchors = take_anchors(self._log, self._target.state, self._base)
         listing = list(self._log.store.list())
@@ -204,23 +249,23 @@ class _Work:
             state=self._target.state,
             anchors=anchors,
             runs=draft.runs,
-            created_s=now_s,
+            created_s=self._clock(),
         )
         disposal = decide(self._log, listing, own, self._settings)
-        self._crash("after-list")
+        self._steps.passed("after-list")
         if not self._log.manifests.put(own):
             return Lost(number=own.number)
-        self._crash("after-put")
+        self._steps.passed("after-put")
         newest = newest_number(self._log)
         if newest > own.number:
             # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
             return Lost(number=newest)
-        self._crash("after-win")
+        self._steps.passed("after-win")
         return _Won(own, disposal)
 
     def _finish(self, won: _Won, verified: VerifiedRuns) -> CleanUp:
         """Publish the position for Kafka's lag tools, which nothing reads back, and clean up."""
         log = self._log
         log.kafka.publish_offset(f"statelog.{log.name}.materializer", log.ledger_topic, 0, won.manifest.position)
-        self._crash("after-publish")
-        return clean_up(log, won.manifest, won.disposal, self._settings, verified, self._crash)
+        self._steps.passed("after-publish")
+        return clean_up(log, won.manifest, won.disposal, self._settings, verified, self._steps.passed)

@@ -22,7 +22,13 @@ class MaterializerSettings:
     `failures_tolerated`: so many rounds in a row may fail because the world is in the way; one more ends the daemon.
     `retention`: which manifests are kept. `fanout`: so many runs of one size are merged.
     `scratch`: where runs are written before they are uploaded; room for two copies of the state, and not a RAM disk.
-    `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: without a good round for so long, alarm.
+    `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: alarm once a committed change is that old and
+    in no snapshot.
+    `round_timeout_s`: a round that takes longer is given up and counts as failed; above what the largest merge takes,
+    because the next round begins that merge anew.
+    `restore_budget_s`: a round is started early when the estimate for a restore (download the snapshot, replay the
+    tail) nears this; None: the interval alone decides. `restore_spacing_s`: but not sooner than this after the last
+    round, nor sooner than that round took.
     """
 
     interval_s: float = 600.0
@@ -35,10 +41,17 @@ class MaterializerSettings:
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     lease_cap_s: float = 86_400.0
     alarm_age_s: float = 3600.0
+    round_timeout_s: float = 6 * 3600.0
+    restore_budget_s: float | None = None
+    restore_spacing_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("interval_s", "lease_cap_s", "alarm_age_s"):
+        for name in ("interval_s", "lease_cap_s", "alarm_age_s", "round_timeout_s", "restore_spacing_s"):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
+        if self.restore_budget_s is not None:
+            _require(
+                0 < self.restore_budget_s < math.inf, "restore_budget_s", self.restore_budget_s, "positive and finite"
+            )
         _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
         for name in ("budget_bytes", "budget_commits"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")

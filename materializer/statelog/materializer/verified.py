@@ -1,5 +1,9 @@
-"""Which runs this process has read whole, so that each is verified once and not in every round."""
+"""Which runs this process has read whole, so that each is verified once and not in every round.
 
+Rounds on several threads may share it: one that was given up may still be under way when the next one begins.
+"""
+
+import threading
 from collections.abc import Collection, Iterable
 
 from statelog.schemas.errors import CorruptRun
@@ -18,10 +22,12 @@ class VerifiedRuns:
 
     def __init__(self) -> None:
         self._known: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def add(self, runs: Iterable[RunRef]) -> None:
         """Remember runs that were read back elsewhere."""
-        self._known.update({run.path: run.sha256 for run in runs})
+        with self._lock:
+            self._known.update({run.path: run.sha256 for run in runs})
 
     def check(self, store: Store, runs: Iterable[RunRef]) -> None:
         """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be told."""
@@ -41,4 +47,5 @@ class VerifiedRuns:
 
     def forget_all_but(self, paths: Collection[str]) -> None:
         """Forget runs that no kept manifest names, so that memory does not grow."""
-        self._known = {path: digest for path, digest in self._known.items() if path in paths}
+        with self._lock:
+            self._known = {path: digest for path, digest in self._known.items() if path in paths}

@@ -1,6 +1,8 @@
-"""The watchdog: says so when no round has ended well for too long, even if one hangs.
+"""The watchdog: says so when committed changes stay out of every snapshot for too long, for whatever reason.
 
-It runs on a thread of its own, because a round that never returns is what it is there for.
+It watches the age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that lose
+for ever or that never begin all look alike from here. It runs on a thread of its own, and asks nobody: where no news
+of the log comes any more, the age grows by itself.
 """
 
 import threading
@@ -16,45 +18,37 @@ _CHECKS_PER_ALARM = 10
 
 
 class Watchdog:
-    """Alarms when `alarm_age_s` have passed since the last good round, and again after each further `alarm_age_s`.
+    """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further `alarm_age_s`, until it is below again.
 
     As a context manager it watches on its own thread. `clock` is monotonic.
     """
 
     def __init__(
-        self, log: str, alarm_age_s: float, *, clock: Callable[[], float], on_alarm: Callable[[LogAgeAlarm], None]
+        self,
+        log: str,
+        alarm_age_s: float,
+        *,
+        age_s: Callable[[], float],
+        clock: Callable[[], float],
+        on_alarm: Callable[[LogAgeAlarm], None],
     ) -> None:
         self._log = log
         self._alarm_age_s = alarm_age_s
+        self._age_s = age_s
         self._clock = clock
         self._on_alarm = on_alarm
-        self._lock = threading.Lock()
-        self._good_s = clock()
-        self._next_alarm_s = self._good_s + alarm_age_s
+        self._next_age_s = alarm_age_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="statelog-watchdog", daemon=True)
 
-    def good_round(self) -> None:
-        """A round ended well just now."""
-        with self._lock:
-            self._good_s = self._clock()
-            self._next_alarm_s = self._good_s + self._alarm_age_s
-
-    def age_s(self) -> float:
-        """Seconds since the last good round, or since the start."""
-        with self._lock:
-            return self._clock() - self._good_s
-
     def check(self) -> None:
         """Alarm if it is time to."""
-        with self._lock:
-            now_s = self._clock()
-            due = now_s >= self._next_alarm_s
-            if due:
-                self._next_alarm_s = now_s + self._alarm_age_s
-            age_s = now_s - self._good_s
-        if due:
-            self._on_alarm(LogAgeAlarm(log=self._log, at_s=now_s, age_s=age_s))
+        age_s = self._age_s()
+        if age_s < self._alarm_age_s:
+            self._next_age_s = self._alarm_age_s
+        elif age_s >= self._next_age_s:
+            self._next_age_s = age_s + self._alarm_age_s
+            self._on_alarm(LogAgeAlarm(log=self._log, at_s=self._clock(), age_s=age_s))
 
     def __enter__(self) -> Self:
         self._thread.start()

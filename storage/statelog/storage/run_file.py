@@ -33,7 +33,7 @@ from statelog.schemas.runs import (
 )
 from statelog.storage.store import Store
 
-__all__ = ["RunWriter", "WrittenRun", "upload_run"]
+__all__ = ["RunWriter", "WrittenRun", "local_disk", "upload_run"]
 
 _BLOCK_BYTES = 1024 * 1024
 _PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
@@ -98,7 +98,7 @@ class RunWriter:
         """Complete the file, read it once for its checksums, and give its facts. The file is now the caller's."""
         for row_group in self._packer.finish():
             self._write(row_group)
-        with _local_disk(self._local):
+        with local_disk(self._local):
             self._file.close()
             written = _facts(self._local, self._spans)
         self._open = False
@@ -123,7 +123,7 @@ class RunWriter:
     def _write(self, table: pa.Table) -> None:
         groups = key_groups_of(table)
         self._spans.append((int(groups[0]), int(groups[-1]) + 1, table.num_rows))
-        with _local_disk(self._local):
+        with local_disk(self._local):
             self._file.write_table(table, row_group_size=table.num_rows)
 
     def _broken(self, message: str, **facts: Fact) -> CorruptRun:
@@ -147,7 +147,7 @@ def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
 
 
 def _open_parquet(local: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    with _local_disk(local):
+    with local_disk(local):
         return pq.ParquetWriter(
             str(local),
             schema,
@@ -205,7 +205,7 @@ def _checksum(file: BinaryIO, size_bytes: int, digest: _Digest) -> int:
 
 
 @contextmanager
-def _local_disk(local: Path) -> Generator[None]:
+def local_disk(local: Path) -> Generator[None]:
     """Failures of the local disk in our own terms."""
     try:
         yield
