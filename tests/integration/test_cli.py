@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,10 +16,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import rocksdict
 from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
 from statelog.producer.writer import Writer
+from statelog.recovery import read_rocksdb_state
 from statelog.storage.log import Log
 from tests.support.broker import Broker
 
@@ -153,6 +156,35 @@ def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str
     assert shell.run("delete", log_name, stdin=b"another\n").exit_code == 2
     assert shell.run("delete", log_name, stdin=f"{log_name}\n".encode()).exit_code == 0
     assert shell.json("describe", log_name, code=3)["error"] == "NotFound"
+
+
+def test_values_evolve_by_command(broker: Broker, tmp_path: Path, log_name: str) -> None:
+    """A second schema is given and described, the first changes nothing, a third is refused; RocksDB has the second."""
+    shell = Shell(broker.bootstrap, tmp_path, log_name)
+    schemas = {name: tmp_path / f"{name}.avsc" for name in ("first", "second", "third")}
+    schemas["first"].write_text(AVSC)
+    schemas["second"].write_text(AVSC.replace('"long"', '"double"'))
+    schemas["third"].write_text(AVSC.replace('"long"', '"string"'))
+    shell.json("init", log_name, "--value-schema", schemas["first"], "--partitions", 2)
+    shell.json("append", log_name, write_lines(tmp_path / "one.jsonl", [{"key": "a", "flights": 1}]))
+
+    made = shell.json("evolve", log_name, "--value-schema", schemas["second"])
+    assert (made["value_schema_id"], made["newest_value_schema_id"], made["new"]) == (2, 2, "yes")
+    again = shell.json("evolve", log_name, "--value-schema", schemas["first"])
+    assert (again["value_schema_id"], again["newest_value_schema_id"], again["new"]) == (1, 2, "no")
+    refused = shell.json("evolve", log_name, "--value-schema", schemas["third"], code=2)
+    assert (refused["error"], refused["facts"]["field"]) == ("IncompatibleSchema", "value.flights")
+    shell.json("append", log_name, write_lines(tmp_path / "two.jsonl", [{"key": "b", "flights": 0.5}]))
+
+    assert [one["id"] for one in shell.json("describe", log_name)["value_schemas"]] == [1, 2]
+    target = tmp_path / "db"
+    assert shell.json("recover", log_name, "--to-rocksdb", target)["rows"] == 2
+    assert shell.json("recover", log_name, "--to-rocksdb", target, code=3)["error"] == "AlreadyExists"
+    assert shell.json("recover", log_name, "--to-rocksdb", target, "--to-json", "-", code=2)["error"] == "ConfigError"
+    state = read_rocksdb_state(target)
+    with rocksdict.Rdict(str(target)) as database:
+        assert (database[state.key(b"a")] or b"")[:8] == struct.pack("<d", 1.0)
+    shell.run("delete", log_name, "--yes")
 
 
 def test_parquet_and_pipes_give_the_same_state(shell: Shell, tmp_path: Path) -> None:
