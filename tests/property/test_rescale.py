@@ -5,9 +5,12 @@ running; workers die between any two steps, rounds roll up and truncate, readers
 counts are always those of the events that were committed: nothing lost, nothing counted twice, nothing of a zombie.
 """
 
+import re
 import tempfile
 import warnings
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -15,7 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from statelog.producer.writer import Writer
-from tests.support.rescale_world import KEY_GROUPS, PARTITIONS, Care, RescaleWorld
+from statelog.recovery.recover import recover
+from statelog.schemas.shares import share
+from tests.support.rescale_world import KEY_GROUPS, PARTITIONS, Care, RescaleWorld, first_key
+from tests.support.twin_log import TwinLog
 
 DEATHS = ("",) * 4 + Writer.CRASH_POINTS[1:]
 events = st.integers(0, 6)
@@ -135,3 +141,32 @@ def test_a_careful_job_counts_once(tmp_path: Path) -> None:
     _shrink_and_grow(world)
     assert world.committed == dict.fromkeys(range(PARTITIONS), 9)
     world.read(3)
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    """The functions of docs/key-groups.md, as printed, count once with four workers, two, then three."""
+    page = (Path(__file__).parents[2] / "docs" / "key-groups.md").read_text("utf-8")
+    (program,) = re.findall(r"^```python\n(def start.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"Counter": Counter, "Writer": Writer, "recover": recover, "share": share}
+    exec(program, names)
+    twin = TwinLog(partitions=PARTITIONS)
+    for workers in (4, 2, 3):
+        for worker in range(workers):
+            _count_one_more(names, twin, worker, workers)
+
+    with twin.open() as log:
+        assert sorted(recover(log).to_dict().values()) == [b"3"] * PARTITIONS
+
+
+def _count_one_more(names: dict[str, Any], twin: TwinLog, worker: int, workers: int) -> None:
+    """One event for each partition of a worker's share; its key is the partition's first, its value what is counted."""
+    with twin.open() as log:
+        writer, state, positions = names["start"](log, worker, workers)
+        for partition in writer.grant.partitions:
+            key = first_key(partition)
+            assert positions[str(partition)] == int(state.get(key, 0))
+            writer.put(key, b"%d" % (int(state.get(key, 0)) + 1))
+            positions[str(partition)] += 1
+        last = writer.last_commit
+        names["commit"](writer, last.checkpoint.id + 1 if last else 1, positions)
+        writer.close()

@@ -25,7 +25,7 @@ from statelog.schemas.ledger_state import LastCommit
 from statelog.schemas.shares import share
 from tests.support.twin_log import TwinLog, settings_for
 
-__all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "Died", "RescaleWorld", "Worker"]
+__all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "Died", "RescaleWorld", "Worker", "first_key"]
 
 PARTITIONS = 5
 KEY_GROUPS = 8  # What TwinLog gives its logs.
@@ -61,6 +61,11 @@ def _keys(partition: int) -> list[bytes]:
     keys = (b"key-%d" % i for i in range(40))
     group = (KeyType.BYTES, KEY_GROUPS)
     return [key for key in keys if partition_of(key_group_of(key, *group), PARTITIONS, KEY_GROUPS) == partition]
+
+
+def first_key(partition: int) -> bytes:
+    """A key that lives in a partition."""
+    return _keys(partition)[0]
 
 
 def _event(partition: int, position: int) -> tuple[bytes, bool]:
