@@ -1,0 +1,186 @@
+"""Rounds that outlive their time: they are given up, the daemon goes on, and what they bring late does no harm."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.events import RoundEndedLate, RoundFailed
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import CRASH_POINTS, run_round
+from statelog.schemas.errors import CorruptManifest, RoundGivenUp
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
+
+
+def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> Completed:
+    """A round that is given up as soon as it has passed a point."""
+    passed: list[str] = []
+    outcome = run_round(
+        twin.open(),
+        settings_for(tmp_path, fanout=2),
+        clock=twin.clock,
+        crash=passed.append,
+        is_given_up=lambda: point in passed,
+    )
+    assert isinstance(outcome, Completed)
+    return outcome
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> TwinLog:
+    """A log with a snapshot and a tail."""
+    made = TwinLog()
+    made.write({f"k{i}".encode(): b"1" for i in range(9)})
+    run_round(made.open(), settings_for(tmp_path), clock=made.clock)
+    made.write({b"k0": None, b"k1": b"2"})
+    return made
+
+
+@pytest.mark.parametrize("point", BEFORE_PUT)
+def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: TwinLog, tmp_path: Path) -> None:
+    """It raises, puts nothing, leaves no local file, and the next round does what it would have done."""
+    with pytest.raises(RoundGivenUp):
+        given_up_at(point, twin, tmp_path)
+    assert twin.open().manifests.numbers() == [1]
+    assert list(tmp_path.iterdir()) == []
+    outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    assert isinstance(outcome, Completed)
+    assert outcome.number == 2
+    assert state_of(twin.open()) == twin.model
+
+
+@pytest.mark.parametrize("point", [point for point in CRASH_POINTS if point not in BEFORE_PUT])
+def test_a_round_given_up_after_its_put_is_finished(point: str, twin: TwinLog, tmp_path: Path) -> None:
+    """Its manifest counts by then, and cleaning up after it is right at any time."""
+    assert given_up_at(point, twin, tmp_path).number == 2
+    assert state_of(twin.open()) == twin.model
+
+
+def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: TwinLog, tmp_path: Path) -> None:
+    """A merge of hours is not merged to its end for nobody: writing asks before each table."""
+    asked: list[int] = []
+    passed: list[str] = []
+
+    def is_given_up() -> bool:
+        asked.append(len(passed))
+        return passed[-1:] == ["after-fold"] and asked.count(len(passed)) > 1
+
+    with pytest.raises(RoundGivenUp):
+        run_round(twin.open(), settings_for(tmp_path), crash=passed.append, is_given_up=is_given_up)
+    assert passed == ["after-newest", "after-fold"]
+
+
+def test_a_round_that_hangs_is_given_up_and_the_schedule_moves_on(tmp_path: Path) -> None:
+    """After its time it counts as failed; the next round comes after the interval, and its outcome counts."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.twin.write({b"a": b"1"})
+    bench.hold()
+    bench.at(60, bench.go_on)
+    bench.run(until_s=160)
+
+    assert bench.rounds == [(0, "interval"), (150, "interval")]
+    assert bench.kinds == ["RoundFailed", "RoundCompleted", "Stopped"]
+    counts = bench.daemon.statistics()
+    assert (counts.failed, counts.completed, counts.hanging, counts.late) == (1, 1, 1, 0)
+    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
+    assert isinstance(failed.error, RoundGivenUp)
+    assert failed.error.facts["round_timeout_s"] == 50
+
+
+def test_a_round_given_up_stops_at_its_next_step_when_it_goes_on(tmp_path: Path) -> None:
+    """Released after its time, it puts nothing; the daemon is told that it is gone, and counts it no second time."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.twin.write({b"a": b"1"})
+    bench.hold()
+    bench.at(60, bench.go_on, bench.release)
+    bench.run(until_s=70)
+    late = [event.outcome for event in bench.events if isinstance(event, RoundEndedLate)]
+    assert late == [None]
+    assert bench.log.manifests.numbers() == []
+    counts = bench.daemon.statistics()
+    assert (counts.failed, counts.completed, counts.hanging, counts.late) == (1, 0, 0, 0)
+
+
+def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
+    """It could not be stopped any more, and won its slot: it is told as late, counted, and ends the row of failures."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.twin.write({b"a": b"1"})
+    put = bench.log.manifests.put
+
+    def put_slowly(*given: object) -> bool:
+        # While the put is under way, the time of the round runs out, and the daemon goes on without it.
+        bench.now_s = 60.0
+        assert bench.daemon.statistics().hanging == 0
+        bench.daemon._turn()
+        return put(*given)  # type: ignore[arg-type] # passed on as it came
+
+    bench.log.manifests.put = put_slowly  # type: ignore[method-assign] # the moment in question
+    bench.run(until_s=200)
+
+    assert bench.kinds[:3] == ["RoundFailed", "RoundEndedLate", "RoundCompleted"]
+    assert bench.log.manifests.numbers() == [1]
+    counts = bench.daemon.statistics()
+    assert (counts.failed, counts.completed, counts.late, counts.hanging) == (1, 1, 1, 0)
+    assert (counts.failures_in_a_row, counts.number) == (0, 1)
+    assert state_of(bench.log) == bench.twin.model
+
+
+def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None:
+    """Each hanging round is a thread that nobody can end; the daemon ends rather than gather them."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50, failures_tolerated=2)
+    bench.hold()
+    with pytest.raises(RoundGivenUp):
+        bench.daemon.run()
+    assert bench.rounds == [(0, "interval"), (150, "interval"), (300, "interval")]
+    assert bench.daemon.statistics().hanging == 3
+
+
+def test_hanging_rounds_count_even_between_good_ones(tmp_path: Path) -> None:
+    """A good round resets the failures in a row, but not the threads that hang."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50, failures_tolerated=1)
+    bench.hold()
+    bench.at(60, bench.go_on)
+    bench.at(200, bench.hold)
+    with pytest.raises(RoundGivenUp):
+        bench.daemon.run()
+    assert [kind for kind in bench.kinds if kind.startswith("Round")] == ["RoundFailed", "RoundSkipped", "RoundFailed"]
+
+
+def test_damage_that_a_late_round_found_ends_the_daemon(tmp_path: Path) -> None:
+    """What is broken is broken, whenever it is noticed."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.twin.write({b"a": b"1"})
+    run_round(bench.twin.open(), settings_for(tmp_path))
+    bench.hold()
+    bench.at(60, lambda: bench.twin.disk.flip_byte("log/manifests/00000000000000000001.avro", -40), bench.release)
+    with pytest.raises(CorruptManifest):
+        bench.daemon.run()
+    assert bench.now_s == 60
+
+
+def test_a_stop_does_not_wait_for_a_round_that_was_given_up(tmp_path: Path) -> None:
+    """Told to stop while a round hangs, the daemon waits until its time is over, and no longer."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.hold()
+    bench.at(10, bench.control.stop)
+    bench.daemon.run()
+    assert bench.now_s == 50
+    assert bench.kinds == ["RoundFailed", "Stopped"]
+
+
+def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:
+    """`run_once` has no second thread, so the round itself ends at the step at which its time is over."""
+    bench = DaemonBench(tmp_path, round_timeout_s=50)
+    bench.twin.write({b"a": b"1"})
+    verify = bench.log.verify
+
+    def verify_slowly() -> None:
+        verify()
+        bench.now_s += 60
+
+    bench.log.verify = verify_slowly  # type: ignore[method-assign] # a cluster that answers late
+    with pytest.raises(RoundGivenUp):
+        bench.daemon.run_once()
+    assert bench.daemon.statistics().failed == 1

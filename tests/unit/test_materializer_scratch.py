@@ -1,0 +1,86 @@
+"""Scratch directories: gone after the round, swept after a kill, and never taken from a round that lives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.round import run_round
+from statelog.materializer.scratch import scratch_directory, sweep
+from statelog.schemas.errors import ConfigError
+from tests.support.twin_log import TwinLog, settings_for
+
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+from statelog.materializer.scratch import scratch_directory
+with scratch_directory(Path(sys.argv[1])) as path:
+    (path / "run.parquet").write_bytes(b"x")
+    print(path, flush=True)
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def another_process(parent: Path, fate: str) -> subprocess.Popen[str]:
+    """A process that works in a scratch directory and says where."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _DIES, str(parent), fate]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
+    """It is there inside, whatever is swept meanwhile, and gone with all that is in it afterwards, errors or not."""
+    with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path) as path:
+        (path / "run.parquet").write_bytes(b"x")
+        assert sweep(tmp_path) == []
+        assert path.is_dir()
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_rounds_of_one_process_do_not_sweep_each_other(tmp_path: Path) -> None:
+    """A round that was given up still has its directory while the next one works."""
+    with scratch_directory(tmp_path) as first, scratch_directory(tmp_path) as second:
+        assert first != second
+        assert first.is_dir()
+        assert second.is_dir()
+
+
+def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    """After SIGKILL the directory stays until the next round of anybody; one whose process lives stays anyway."""
+    with another_process(tmp_path, "die") as dead, another_process(tmp_path, "live") as living:
+        assert dead.stdout is not None
+        assert living.stdout is not None
+        left, used = Path(dead.stdout.readline().strip()), Path(living.stdout.readline().strip())
+        dead.wait(60)
+        twin = TwinLog()
+        twin.write({b"a": b"1"})
+        assert (used / "run.parquet").exists()
+        run_round(twin.open(), settings_for(tmp_path))
+        assert not left.exists()
+        assert (used / "run.parquet").exists()
+        living.communicate("", timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_else_is_swept(tmp_path: Path) -> None:
+    """Files of our name, links of our name, and directories of other names stay, and so does what a link points to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_bytes(b"x")
+    (tmp_path / "statelog-round-file").write_bytes(b"x")
+    (tmp_path / "statelog-round-link").symlink_to(elsewhere)
+    (tmp_path / "statelog-round-dead").mkdir()
+    assert sweep(tmp_path) == [tmp_path / "statelog-round-dead"]
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "statelog-round-file", "statelog-round-link"}
+    assert (elsewhere / "precious").exists()
+
+
+def test_a_scratch_directory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
+    """A wrong setting is an error of ours that names it, not a traceback of the operating system."""
+    with pytest.raises(ConfigError, match="missing"), scratch_directory(tmp_path / "missing"):
+        pass
