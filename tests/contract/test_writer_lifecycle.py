@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from statelog.producer.persist import Persist
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import CheckpointMismatch, Misuse, SequenceAhead, SequenceTruncated
@@ -152,7 +153,7 @@ def test_an_empty_range_is_complete_at_once(log: Log) -> None:
 def test_checkpoints_in_flight_side_by_side(rig: WriterRig, log: Log) -> None:
     """Several are under way at the same time, may be asked in any order, and commit in theirs."""
     with Writer(log, "w") as writer:
-        under_way = []
+        under_way: list[Persist] = []
         for i in range(1, 6):
             writer.put(b"k", b"%d" % i)
             under_way.append(writer.persist(i))

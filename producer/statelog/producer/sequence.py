@@ -104,7 +104,7 @@ class Sequence:
         Raises PersistFailed if the range holds a change set that failed, SequenceTruncated, SequenceAhead.
         """
         start = self.confirmed if from_sqn is None else from_sqn
-        if self.failed is not None and start <= max(self.failed, self.next - 1):
+        if self.failed is not None and start <= self.next:
             raise PersistFailed(
                 "a change set failed, and with it every later one of this writer",
                 from_sqn=start,

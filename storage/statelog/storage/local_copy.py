@@ -16,6 +16,7 @@ Invariants:
 
 import contextlib
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -177,6 +178,8 @@ class LocalCopyReader:
 
 def _open(path: Path) -> "tuple[mmap.mmap, NDArray[np.void]]":
     with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise _corrupt(path, "it is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         return data, _rows(path, data)
@@ -194,7 +197,7 @@ def _rows(path: Path, data: mmap.mmap) -> "NDArray[np.void]":
         raise UnknownFormat("a local copy has a newer format version", path=str(path), found=version, known=_VERSION)
     start = end - count * _ROW.itemsize
     table = data[max(start, 0) : end]
-    if version != _VERSION or start < 0 or checksum != xxhash.xxh3_64_intdigest(table):
+    if version != _VERSION or any(data[end + 5 : end + 8]) or start < 0 or checksum != xxhash.xxh3_64_intdigest(table):
         raise _corrupt(path, "its table is damaged")
     rows = np.frombuffer(table, _ROW)
     if int(rows["length"].sum(dtype=np.int64)) != start:

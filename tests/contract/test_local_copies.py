@@ -1,0 +1,271 @@
+"""Local copies of change sets: a recovery reads them if all are there, and whatever befalls them costs nothing else."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
+from statelog.schemas.ledger import CommitBody
+from statelog.schemas.replay_plan import ReplayPlan, plan_replay
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
+from statelog.storage.local_copy import LocalCopyReader
+from statelog.storage.log import Log
+from tests.support.mutation import mutations
+from tests.support.writer_rig import UNSAFE, WriterRig, twin_rig
+
+
+class LedgerOnly(MemoryKafka):
+    """A view of a cluster through which no chunk can be read."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster=cluster)
+
+    def reader(self, topic: str) -> MemoryReader:
+        """A reader of the ledger."""
+        assert topic.endswith(".ledger"), "the tail was read from Kafka"
+        return super().reader(topic)
+
+
+class Fates:
+    """Fates of the next chunks."""
+
+    def __init__(self) -> None:
+        self.fates: list[Fate] = []
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """The next one in the list."""
+        return self.fates.pop(0) if self.fates and not attempt.topic.endswith(".ledger") else Fate.DELIVER
+
+
+class World:
+    """A log, a directory for local copies, and recoveries that use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.faults = Fates()
+        self.rig: WriterRig = twin_rig("l", self.faults)
+        self.rig.create(partitions=2, key_groups=4).close()
+        assert self.rig.cluster is not None
+        self.cluster = self.rig.cluster
+        self.now_s = 0.0
+
+    def clock(self) -> float:
+        """A second passes at every look."""
+        self.now_s += 1.0
+        return self.now_s
+
+    def writer(self, log: Log, name: str = "w", bytes_max: int = 1 << 30) -> Writer:
+        """A writer that keeps copies, in many small chunks."""
+        settings = WriterSettings(
+            roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
+            local_copies=self.directory, local_copies_bytes_max=bytes_max,
+        )  # fmt: skip
+        return Writer(log, name, settings=settings, clock=self.clock)
+
+    def state(self) -> dict[bytes, bytes]:
+        """Recovered from local copies, or from Kafka with a warning."""
+        with self.rig.open() as log:
+            return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
+
+    def local_state(self) -> dict[bytes, bytes]:
+        """Recovered from local copies alone."""
+        kafka, store = LedgerOnly(self.cluster), self.rig.store()
+        with Log.open("l", kafka=kafka, root=store, allow_unsafe=UNSAFE) as log:
+            return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
+
+    def files(self) -> list[str]:
+        """What lies in the directory, as change-set number and kind."""
+        return sorted(f"{int(path.stem)}{path.suffix}" for path in self.directory.rglob("*.*"))
+
+    def plan(self) -> ReplayPlan:
+        """Everything that was committed."""
+        with self.rig.open() as log:
+            ledger = log.ledger()
+            bodies: list[CommitBody] = [valid.commit.read_body() for valid in ledger.read_end()]
+            ledger.close()
+        return plan_replay(bodies, range(2))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A log without any change."""
+    return World(tmp_path / "copies")
+
+
+@pytest.fixture
+def log(world: World) -> Iterator[Log]:
+    """It, opened."""
+    with world.rig.open() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*closed with uncommitted changes.*", UserWarning)
+        yield
+
+
+def fill(writer: Writer, first: int, count: int) -> None:
+    """Changes over few keys, some of them deletes."""
+    for i in range(first, first + count):
+        key = b"%d" % (i % 7)
+        writer.delete(key) if i % 5 == 4 else writer.put(key, b"value %d" % i)
+
+
+def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
+    """Over several lives, checkpoints and change sets the copies give the very state that Kafka gives."""
+    for life in range(3):
+        with world.writer(log) as writer:
+            fill(writer, life * 100, 30)
+            writer.next_sequence_number()
+            fill(writer, life * 100 + 30, 30)
+            writer.persist(life * 10 + 1)
+            fill(writer, life * 100 + 60, 30)
+            writer.commit(life * 10 + 2)
+
+    assert world.local_state() == world.rig.state() != {}
+    assert not [name for name in world.files() if name.endswith(".partial")]
+
+
+def test_one_missing_copy_is_all_from_kafka(world: World, log: Log) -> None:
+    """All or nothing: without one of the copies Kafka is read, with a warning."""
+    with world.writer(log) as writer:
+        fill(writer, 0, 20)
+        writer.commit(1)
+        fill(writer, 20, 20)
+        writer.commit(2)
+    next(world.directory.rglob("*.copy")).unlink()
+
+    with pytest.warns(RecoveryWarning, match="no local copy"):
+        assert world.state() == world.rig.state()
+
+
+def test_a_recovery_without_a_tail_asks_for_no_copies(world: World) -> None:
+    """Nothing to replay, nothing to warn of."""
+    assert world.state() == {}
+
+
+def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
+    """Every flipped byte, every cut and every byte more makes the copy unusable as a whole."""
+    with world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        writer.put(b"l", b"w")
+        writer.commit(1)
+    plan = world.plan()
+    (path,) = world.directory.rglob("*.copy")
+    whole = path.read_bytes()
+    LocalCopyReader(world.directory, "l", plan).close()
+    for damaged in mutations(whole):
+        path.write_bytes(damaged)
+        with pytest.raises((Corrupt, UnknownFormat, NotFound)):
+            LocalCopyReader(world.directory, "l", plan)
+    with pytest.warns(RecoveryWarning, match="from Kafka"):
+        assert world.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> None:
+    """A disk that takes nothing is remembered and counted; the commit stands, and a recovery reads Kafka."""
+    with world.writer(log) as writer:
+        fill(writer, 0, 20)
+        writer.commit(1)
+        (attempt,) = world.directory.glob("*/*/*")
+        for path in attempt.iterdir():
+            path.unlink()
+        attempt.rmdir()
+        attempt.write_bytes(b"a file where the directory was")
+        fill(writer, 20, 20)
+        writer.commit(2)
+        assert writer.statistics().local_copy_failures == 1
+
+    with pytest.warns(RecoveryWarning):
+        assert world.state() == world.rig.state()
+
+
+def test_copies_are_whole_at_persist(world: World, log: Log) -> None:
+    """Not the confirm but the durable change set makes the copy: a later life that adopts the handle has it."""
+    with world.writer(log) as writer:
+        fill(writer, 0, 20)
+        handle = writer.persist(1).result()
+        fill(writer, 20, 20)
+        assert world.files() == ["1.copy", "2.partial"]
+    assert world.files() == ["1.copy"]
+    with world.rig.open() as again, world.writer(again) as later:
+        later.adopt(handle)
+
+    assert world.local_state() == world.rig.state() != {}
+
+
+def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
+    """Reset drops the last checkpoint's and those before it, but nothing that is history, and only for the last one."""
+    with world.writer(log) as writer:
+        fill(writer, 0, 10)
+        writer.commit(1)
+        fill(writer, 10, 10)
+        writer.persist(2).result()
+        fill(writer, 20, 10)
+        writer.persist(3).result()
+        writer.reset(2)
+        assert world.files() == ["1.copy", "2.copy", "3.copy"]
+        writer.reset(3)
+        assert world.files() == ["1.copy"]
+        writer.commit(4)
+
+    with pytest.warns(RecoveryWarning):
+        assert world.state() == world.rig.state()
+
+
+def test_truncation_drops_copies_of_history_only(world: World, log: Log) -> None:
+    """What a checkpoint has yet to confirm keeps its copy, however high the truncation."""
+    with world.writer(log) as writer:
+        fill(writer, 0, 10)
+        writer.commit(1)
+        fill(writer, 10, 10)
+        handle = writer.persist(2).result()
+        writer.truncate(writer.next_sequence_number())
+        assert world.files() == ["2.copy"]
+        writer.confirm(handle)
+        writer.truncate(writer.next_sequence_number())
+        assert world.files() == []
+
+
+def test_copies_have_a_bound(world: World, log: Log) -> None:
+    """Above it the oldest go, those of earlier lives first; another writer's are not touched."""
+    with world.writer(log, "other") as other:
+        fill(other, 0, 10)
+        other.commit(1)
+    for life in range(3):
+        with world.writer(log, bytes_max=4_000) as writer:
+            for i in range(10):
+                fill(writer, i, 4)
+                writer.commit(life * 100 + i + 1)
+        mine = list((world.directory / "l" / "w").rglob("*.copy"))
+        assert 0 < sum(path.stat().st_size for path in mine) <= 4_000
+        newest = max((world.directory / "l" / "w").iterdir(), key=lambda path: path.name)
+        assert (newest / f"{10:020d}.copy").exists()
+
+    assert len(list((world.directory / "l" / "other").rglob("*.copy"))) == 1
+
+
+def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:
+    """What never became durable is gone after close; what an earlier life left half is removed by the next one."""
+    with world.writer(log) as writer:
+        world.faults.fates = [Fate.FAIL]
+        with pytest.raises(PersistFailed):
+            fill(writer, 0, 10)
+            writer.persist(1).result()
+        left = world.directory / "l" / "w" / "0-dead" / f"{9:020d}.partial"
+        left.parent.mkdir()
+        left.write_bytes(b"half")
+    assert world.files() == ["9.partial"]
+    with world.rig.open() as again, world.writer(again):
+        assert world.files() == []
