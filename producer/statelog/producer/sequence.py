@@ -13,8 +13,8 @@ Invariants:
 - Truncation forgets nothing that a checkpoint has yet to confirm.
 """
 
-from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from statelog.schemas.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
 
@@ -36,8 +36,7 @@ class Stage(Enum):
     """A chunk of it, or of one before it, is not surely in the log. It never counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
+class Sequence(NamedTuple):
     """The boundaries; see above. `next` is the active change set's number, `failed` the first one that failed."""
 
     next: int = INITIAL
@@ -65,36 +64,36 @@ class Sequence:
 
     def rolled_over(self) -> "Sequence":
         """The active change set ends; the next one begins."""
-        return replace(self, next=self.next + 1)
+        return self._replace(next=self.next + 1)
 
     def all_sent(self) -> "Sequence":
         """Everything that was rolled over is with the client."""
-        return self if self.sent == self.next else replace(self, sent=self.next)
+        return self if self.sent == self.next else self._replace(sent=self.next)
 
     def all_held(self) -> "Sequence":
         """Everything that was sent is in a checkpoint."""
-        return self if self.held == self.sent else replace(self, held=self.sent)
+        return self if self.held == self.sent else self._replace(held=self.sent)
 
     def durable_below(self, end_sqn: int) -> "Sequence":
         """Every delivery report below `end_sqn` is there, and good."""
         assert self.durable <= end_sqn <= self.sent
         assert self.failed is None or end_sqn <= self.failed
-        return replace(self, durable=end_sqn)
+        return self._replace(durable=end_sqn)
 
     def fails(self, sqn: int) -> "Sequence":
         """A chunk of this change set is not surely in the log."""
         assert self.durable <= sqn <= self.next
-        return replace(self, failed=sqn if self.failed is None else min(sqn, self.failed))
+        return self._replace(failed=sqn if self.failed is None else min(sqn, self.failed))
 
     def confirmed_below(self, end_sqn: int) -> "Sequence":
         """A commit made everything below `end_sqn` history. What is history already stays so."""
         assert end_sqn <= min(self.held, self.durable)
-        return replace(self, confirmed=max(self.confirmed, end_sqn))
+        return self._replace(confirmed=max(self.confirmed, end_sqn))
 
     def truncated_below(self, sqn: int) -> "Sequence":
         """Nothing starts below `sqn` any more. Raises as `check_truncation`."""
         self.check_truncation(sqn)
-        return replace(self, truncated=max(self.truncated, sqn))
+        return self._replace(truncated=max(self.truncated, sqn))
 
     # ---- what is refused
 
