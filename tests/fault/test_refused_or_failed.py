@@ -1,8 +1,11 @@
 """A writer after an error: a refusal leaves it as it was, anything else ends it, and nothing is lost silently."""
 
+import datetime
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from statelog.producer.lifecycle import Life
@@ -18,6 +21,7 @@ from statelog.schemas.errors import (
     Misuse,
     ValueTooLarge,
 )
+from statelog.schemas.key_groups import KeyType
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.log import Log
 from tests.support.writer_rig import WriterRig, twin_rig
@@ -139,8 +143,8 @@ def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) ->
         writer.commit(1)
 
 
-@pytest.mark.parametrize("checkpoint_id", [-1, 0, 1 << 63])
-def test_checkpoint_ids_fit(log: Log, checkpoint_id: int) -> None:
+@pytest.mark.parametrize("checkpoint_id", [-1, 0, 1 << 63, 1.5, "1", None, True])
+def test_checkpoint_ids_fit(log: Log, checkpoint_id: Any) -> None:
     """An id that no checkpoint can have is refused, by a writer and by a coordinator."""
     with Writer(log, "w") as writer:
         with pytest.raises(CheckpointMismatch):
@@ -150,6 +154,39 @@ def test_checkpoint_ids_fit(log: Log, checkpoint_id: int) -> None:
         with pytest.raises(CheckpointMismatch):
             coordinator.commit(checkpoint_id, [])
         coordinator.commit(1, [])
+
+
+@pytest.mark.parametrize(
+    ("key_type", "column"),
+    [
+        (KeyType.BYTES, pa.array([1])),
+        (KeyType.STRING, pa.array([1])),
+        (KeyType.STRING, pa.array([1.5])),
+        (KeyType.STRING, pa.array([True])),
+        (KeyType.STRING, pa.array([datetime.date(2020, 2, 29)])),
+        (KeyType.STRING, pa.array([b"\xff"])),
+        (KeyType.LONG, pa.array(["12"])),
+        (KeyType.LONG, pa.array([1.0])),
+        (KeyType.LONG, pa.array([datetime.datetime(2020, 2, 29, tzinfo=datetime.UTC)])),
+        (KeyType.LONG, pa.array([1 << 63], pa.uint64())),
+        (KeyType.LONG, pa.array([None])),
+    ],
+    ids=str,
+)
+def test_a_batch_makes_no_key_that_a_put_refuses(key_type: KeyType, column: pa.Array) -> None:
+    """Numbers, times and texts become no keys of another type in bulk; text and bytes, and integers, are one kind."""
+    rig = twin_rig("log")
+    value = pa.array([b"v"])
+    with rig.create(key_type=key_type) as log, Writer(log, "w") as writer:
+        for batch in (pa.table({"key": column, "value": value}), pa.table({"key": ["a"]}), [1], None):
+            given: Any = batch
+            with pytest.raises(InvalidChange):
+                writer.append_batch(given)
+        good: pa.Array = pa.array([7], pa.int8()) if key_type is KeyType.LONG else pa.array(["ä"], pa.large_string())
+        writer.append_batch(pa.table({"key": good, "value": value}))
+        writer.append_batch(pa.table({"key": good.dictionary_encode(), "value": value}))
+        writer.commit(1)
+    assert rig.state() == {{KeyType.LONG: 7, KeyType.STRING: "ä", KeyType.BYTES: "ä".encode()}[key_type]: b"v"}
 
 
 def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> None:

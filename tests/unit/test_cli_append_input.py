@@ -346,6 +346,9 @@ def test_the_writer_is_named_after_the_input() -> None:
     assert writer_name("job", "-") == "job"
     with pytest.raises(ConfigError, match="standard input"):
         writer_name(None, "-")
+    for nameless in ("/", "名.jsonl", "..."):
+        with pytest.raises(ConfigError, match="--writer"):
+            writer_name(None, nameless)
 
 
 def test_a_mark_travels_in_metadata() -> None:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
+from statelog.cli.commands.init import command as init_command
+from statelog.cli.commands.materialize import command as materialize_command
 from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
 from statelog.cli.config_keys import KEYS
 from statelog.cli.materializing import materializer_settings
@@ -217,3 +220,15 @@ def test_quantities_are_shown_for_people() -> None:
     """Sizes and durations are shown in the unit that suits them."""
     assert [show_bytes(size) for size in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
     assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]
+
+
+@pytest.mark.parametrize("command", [init_command, materialize_command], ids=lambda command: str(command.name))
+def test_an_error_names_the_flag_that_was_typed(command: click.Command) -> None:
+    """A value that a flag gives and nobody can read is refused with the flag's own name."""
+    named = {one.name.removeprefix("key_of_").replace("__", "."): one for one in command.params if one.name}
+    keys = set(named) & set(KEYS)
+    assert len(keys) > 2
+    for path in keys:
+        with pytest.raises(ConfigError) as caught:
+            flag_layer({path: object()}, [], [])
+        assert caught.value.facts["origin"] in named[path].opts

@@ -23,6 +23,7 @@ DEFAULT_REPLICATION_FACTOR = 3
 _SERVERS = "bootstrap.servers"
 _PREFIX = "STATELOG_"
 _NEAR = 0.8
+_FLAGS = {"failures_tolerated": "--failures", "restore_budget_s": "--restore-within"}
 T = TypeVar("T")
 
 
@@ -230,7 +231,9 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
 
 
 def _flag(path: str) -> str:
-    return f"--{path.rpartition('.')[2].replace('_', '-')}"
+    """The flag of a key, which leaves the unit out."""
+    name = path.rpartition(".")[2]
+    return _FLAGS.get(name, f"--{name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
 
 
 def _refuse_near_miss(variable: str, known: Mapping[str, Key]) -> None:

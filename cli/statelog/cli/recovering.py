@@ -93,7 +93,8 @@ def whole_file(path: Path) -> Generator[TextIO]:
         partial.replace(path)
     except OSError as error:
         kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
-        raise kind("the file cannot be written", file=str(path), problem=str(error.strerror)) from error
+        hint = "Name a file in a directory that is there, with room for it"
+        raise kind("the file cannot be written", hint=hint, file=str(path), problem=str(error.strerror)) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -29,6 +29,13 @@ Key = bytes | str | int
 Value = bytes | Mapping[str, object]
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
+_TEXT_OR_BYTES = ("string", "large_string", "binary", "large_binary", "fixed_size_binary", "null")
+_KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
+    KeyType.BYTES: _TEXT_OR_BYTES,
+    KeyType.STRING: _TEXT_OR_BYTES,
+    KeyType.LONG: ("int", "uint", "null"),
+}
+"""How the names of the Arrow types begin that a column of keys may have; a null key is refused by itself."""
 _TYPED_VALUE_BYTES = 256  # What a typed value counts for until Arrow has measured it.
 _OP_NAMES = pa.array(["put", "delete"])
 
@@ -106,12 +113,16 @@ class ChangeBuffer:
         """The key group of a key, by the log's hash. Raises InvalidChange."""
         return key_group_of(key, self._descriptor.key_type, self._descriptor.key_groups)
 
-    def extend(self, table: pa.Table | pa.RecordBatch) -> bool:
-        """Buffer many changes. Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller
-        places keys, and the value: one column `value`, or for typed values the fields themselves.
+    def extend(self, table: object) -> bool:
+        """Buffer the many changes of an Arrow table or record batch.
+
+        Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
+        value: one column `value`, or for typed values the fields themselves.
 
         True if the buffer is full. Raises InvalidChange, KeyGroupMismatch.
         """
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise InvalidChange(f"changes in bulk are an Arrow table or batch, not {type(table).__name__}")
         self._roll_lists()
         batches = table.to_batches() if isinstance(table, pa.Table) else [table]
         ready = [self._batch_of(batch) for batch in batches if batch.num_rows]
@@ -223,6 +234,12 @@ class ChangeBuffer:
         wanted = self._descriptor.key_type.arrow_type
         if column.type == wanted:
             return column
+        kind = str(column.type).removeprefix("dictionary<values=")
+        if not kind.startswith(_KEY_KINDS[self._descriptor.key_type]):
+            # Arrow would make a key of a number, a time or a truth, which `put` refuses, and nobody finds it again.
+            raise InvalidChange(
+                f"column `key` is {column.type}, the log's keys are {wanted}", hint="Cast it as your readers expect it"
+            )
         try:
             return column.cast(wanted)
         except pa.ArrowException as error:

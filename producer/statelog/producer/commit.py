@@ -86,10 +86,10 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
             raise Misuse(f"commit metadata is text, and {text!r} is not", hint="Write numbers and other things as text")
 
 
-def check_checkpoint_id(checkpoint_id: int) -> None:
+def check_checkpoint_id(checkpoint_id: object) -> None:
     """Raise CheckpointMismatch for an id that no checkpoint can have."""
-    if not 0 < checkpoint_id < 1 << 63:
-        raise CheckpointMismatch(f"a checkpoint id is from 1 to 2^63 - 1, and not {checkpoint_id}")
+    if not isinstance(checkpoint_id, int) or isinstance(checkpoint_id, bool) or not 0 < checkpoint_id < 1 << 63:
+        raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
 
 
 def _has_no_bytes(text: str) -> bool:

@@ -30,7 +30,10 @@ def writer_name(given: str | None, source: str) -> str:
         return check_name("writer", given)
     if source == STDIN:
         raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
-    return check_name("writer", _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128])
+    made = _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128]
+    if not made:
+        raise ConfigError("the input's name makes no name of a writer", input=source, hint="Name it: --writer NAME")
+    return check_name("writer", made)
 
 
 @contextmanager
