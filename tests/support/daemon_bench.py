@@ -11,6 +11,8 @@ from typing import Any
 from statelog.materializer.control import Control
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, RoundStarted
+from statelog.materializer.flight import Start
+from statelog.materializer.restore_time import Rates
 from statelog.storage.store_memory import Fault
 from tests.support.twin_log import TwinLog, settings_for
 
@@ -23,12 +25,13 @@ _START_S = 1_000.0
 class DaemonBench:
     """The daemon, its log and its clock. Without other settings the first round is due at 0, then every 100 seconds."""
 
-    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+    def __init__(self, tmp_path: Path, rates: Rates | None = None, **settings: Any) -> None:
         self.twin = TwinLog()
         self.now_s = 0.0
         self.events: list[Event] = []
         self.broken = False
         self.is_holding = False
+        self.start: Start = self._start
         self.control = Control()
         self.log = self.twin.open(faults=lambda _method, _path: Fault.BEFORE if self.broken else None)
         self._script: list[tuple[float, Callable[[], object]]] = []
@@ -42,7 +45,8 @@ class DaemonBench:
             wall_clock=self.twin.clock,
             on_event=self.events.append,
             wait=self._wait,
-            start=self._start,
+            start=self._begin,
+            rates=rates,
         )
 
     def at(self, time_s: float, *actions: Callable[[], object]) -> None:
@@ -77,6 +81,9 @@ class DaemonBench:
     def kinds(self) -> list[str]:
         """The names of the events, but for the starts of rounds."""
         return [type(event).__name__ for event in self.events if not isinstance(event, RoundStarted)]
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        self.start(work)
 
     def _start(self, work: Callable[[], None]) -> None:
         if self.is_holding:

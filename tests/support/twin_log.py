@@ -36,17 +36,21 @@ def _no_faults(_method: str, _path: str) -> None:
 
 @dataclass(slots=True)
 class TwinLog:
-    """One log on twins, whose clock stands still unless it is moved, and the model of its committed state."""
+    """One log on twins, whose clock stands still unless it is moved, and the model of its committed state.
+
+    `stamps`: records have timestamps.
+    """
 
     name: str = "log"
     partitions: int = 3
     now_s: float = 1_000.0
+    stamps: bool = True
     model: State = field(default_factory=dict[object, object])
     cluster: MemoryCluster = field(init=False)
     disk: MemoryDisk = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cluster = MemoryCluster(clock=self.clock)
+        self.cluster = MemoryCluster(clock=self.clock if self.stamps else None)
         self.disk = MemoryDisk(self.clock)
         Log.create(
             self.name,

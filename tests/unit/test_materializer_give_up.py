@@ -1,5 +1,7 @@
 """Rounds that outlive their time: they are given up, the daemon goes on, and what they bring late does no harm."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from statelog.materializer.events import RoundEndedLate, RoundFailed
 from statelog.materializer.outcome import Completed
 from statelog.materializer.round import CRASH_POINTS, run_round
 from statelog.schemas.errors import CorruptManifest, RoundGivenUp
+from statelog.schemas.manifest import Manifest
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
@@ -107,17 +110,26 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
     """It could not be stopped any more, and won its slot: it is told as late, counted, and ends the row of failures."""
     bench = DaemonBench(tmp_path, round_timeout_s=50)
     bench.twin.write({b"a": b"1"})
-    put = bench.log.manifests.put
+    put, is_at_put, may_put = bench.log.manifests.put, threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
 
-    def put_slowly(*given: object) -> bool:
-        # While the put is under way, the time of the round runs out, and the daemon goes on without it.
-        bench.now_s = 60.0
-        assert bench.daemon.statistics().hanging == 0
-        bench.daemon._turn()
-        return put(*given)  # type: ignore[arg-type] # passed on as it came
+    def put_slowly(manifest: Manifest) -> bool:
+        is_at_put.set()
+        assert may_put.wait(60)
+        return put(manifest)
+
+    def start(work: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
+        if len(threads) == 2:  # The first look was the first one, and the round is on its way to its put.
+            assert is_at_put.wait(60)
+        else:
+            threads[-1].join(60)
 
     bench.log.manifests.put = put_slowly  # type: ignore[method-assign] # the moment in question
-    bench.run(until_s=200)
+    bench.start = start
+    bench.at(60, may_put.set, lambda: threads[1].join(60))
+    bench.run(until_s=100)
 
     assert bench.kinds[:3] == ["RoundFailed", "RoundEndedLate", "RoundCompleted"]
     assert bench.log.manifests.numbers() == [1]

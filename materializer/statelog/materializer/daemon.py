@@ -36,7 +36,7 @@ from statelog.materializer.events import (
 )
 from statelog.materializer.flight import Flight, Start, start_thread
 from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.restore_time import RestoreOutlook, outlook
+from statelog.materializer.restore_time import Rates, RestoreOutlook, outlook
 from statelog.materializer.round import new_random_nonce, run_round
 from statelog.materializer.schedule import (
     Cause,
@@ -72,7 +72,8 @@ class Materializer:
 
     `control` carries wishes from elsewhere, such as signal handlers. `clock` is monotonic and paces the daemon;
     `wall_clock` gives seconds since 1970 for manifests and ages. `wait` waits so many seconds, or shorter once the
-    control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise.
+    control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise. `rates` are
+    believed until better ones were measured.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Materializer:
         on_event: Callable[[Event], None] = _ignore,
         wait: Callable[[float], object] | None = None,
         start: Start = start_thread,
+        rates: Rates | None = None,
     ) -> None:
         self._log = log
         self._settings = settings
@@ -98,7 +100,7 @@ class Materializer:
         self._wait = wait or self._control.wait
         self._start = start
         self._verified = VerifiedRuns()
-        self._statistics = MaterializerStatistics(since_s=clock())
+        self._statistics = MaterializerStatistics(since_s=clock(), rates=rates or Rates())
         self._ended: deque[Flight[RoundOutcome]] = deque()
         self._looked: deque[Flight[Tail]] = deque()
         self._round: Flight[RoundOutcome] | None = None

@@ -1,0 +1,147 @@
+"""The restore-time budget: what a restore would take, when a round is due because of it, and when none helps."""
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.materializer.events import RestoreBudgetOutOfReach
+from statelog.materializer.restore_time import (
+    Rates,
+    RestoreEstimate,
+    RestoreOutlook,
+    RestoreWork,
+    Speed,
+    estimate,
+    outlook,
+)
+from tests.support.daemon_bench import DaemonBench
+
+SLOW = Rates(
+    download=Speed(amount=1000, seconds=1),
+    replay=Speed(amount=100, seconds=1),
+    changes=Speed(amount=10, seconds=1),
+)
+"""So slow that a few hundred bytes take seconds."""
+
+
+def test_the_estimate_is_download_plus_replay() -> None:
+    """Snapshot bytes by the download rate, plus the slower of the tail's bytes and its changes."""
+    by_bytes = estimate(RestoreWork(snapshot_bytes=5000, tail_bytes=300, tail_changes=20), SLOW)
+    assert (by_bytes.snapshot_s, by_bytes.tail_s, by_bytes.total_s) == (5.0, 3.0, 8.0)
+    by_changes = estimate(RestoreWork(snapshot_bytes=0, tail_bytes=300, tail_changes=40), SLOW)
+    assert by_changes.total_s == 4.0
+
+
+@pytest.mark.parametrize(
+    ("snapshot_s", "tail_s", "expected"),
+    [
+        (0, 7.9, RestoreOutlook.IN_TIME),
+        (0, 8.0, RestoreOutlook.ROUND_DUE),
+        (6, 2.0, RestoreOutlook.ROUND_DUE),
+        (9, 0.4, RestoreOutlook.IN_TIME),
+        (9, 0.5, RestoreOutlook.ROUND_DUE),
+        (9, 9.0, RestoreOutlook.ROUND_DUE),
+        (10, 0.0, RestoreOutlook.OUT_OF_REACH),
+        (99, 99.0, RestoreOutlook.OUT_OF_REACH),
+    ],
+)
+def test_a_round_is_due_when_the_estimate_nears_the_budget(
+    snapshot_s: float, tail_s: float, expected: RestoreOutlook
+) -> None:
+    """At four fifths of ten seconds, or at half of what the snapshot leaves; never for the snapshot's own sake."""
+    assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), 10) is expected
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0.01, 1e5))
+def test_the_outlook_never_asks_for_a_round_without_a_tail(snapshot_s: float, tail_s: float, budget_s: float) -> None:
+    """An empty tail is never a reason for a round, an exceeded budget always is, if a round can mend it."""
+    assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=0), budget_s) is not RestoreOutlook.ROUND_DUE
+    found = outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), budget_s)
+    assert (found is RestoreOutlook.IN_TIME) <= (snapshot_s + tail_s < budget_s)
+    assert (found is RestoreOutlook.OUT_OF_REACH) == (snapshot_s >= budget_s)
+
+
+def test_rates_follow_what_is_measured() -> None:
+    """New measurements outweigh older ones; guesses fade; small ones and ones without a duration are left out."""
+    guess = Rates()
+    assert guess.after_download(1000, 5.0) == guess
+    assert guess.after_replay(1 << 30, 10, 0.0) == guess
+    measured = guess
+    for _ in range(20):
+        measured = measured.after_download(100_000_000, 1.0).after_replay(50_000_000, 1_000_000, 1.0)
+    assert measured.download.per_second == pytest.approx(100e6, rel=1e-3)
+    assert measured.replay.per_second == pytest.approx(50e6, rel=1e-3)
+    assert measured.changes.per_second == pytest.approx(1e6, rel=1e-3)
+
+
+def slow_bench(tmp_path: Path, **settings: Any) -> DaemonBench:
+    """A daemon that believes in slow rates, with a budget of twenty seconds and a long interval."""
+    defaults: dict[str, Any] = {"interval_s": 10_000.0, "alarm_age_s": 20_000.0, "restore_budget_s": 20.0}
+    return DaemonBench(tmp_path, SLOW, **defaults | settings)
+
+
+def write(bench: DaemonBench, changes: int, turn: int = 0) -> None:
+    """Commit so many changes, which take a tenth of a second each to replay."""
+    bench.twin.write({b"k%d" % i: b"%d" % turn for i in range(changes)})
+
+
+def test_a_round_starts_early_when_a_restore_would_take_too_long(tmp_path: Path) -> None:
+    """A small tail waits for the interval; one that nears the budget does not, within a look of its commit."""
+    bench = slow_bench(tmp_path)
+    bench.at(100, lambda: write(bench, 10))
+    bench.at(200, lambda: write(bench, 200, 1))
+    bench.run(until_s=300)
+    assert [cause for _, cause in bench.rounds] == ["interval", "restore budget"]
+    assert 200 <= bench.rounds[1][0] <= 202
+    tail = bench.daemon.statistics().tail
+    assert tail is not None
+    assert tail.commits == 0
+
+
+def test_without_a_budget_the_interval_alone_decides(tmp_path: Path) -> None:
+    """The same tail, and no round before the interval is over."""
+    bench = DaemonBench(tmp_path, interval_s=10_000.0, alarm_age_s=20_000.0)
+    bench.at(200, lambda: write(bench, 200))
+    bench.run(until_s=9_000)
+    assert [cause for _, cause in bench.rounds] == ["interval"]
+
+
+def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:
+    """However fast the tail grows, budget rounds are at least the spacing apart."""
+    bench = slow_bench(tmp_path, restore_spacing_s=15.0)
+    for turn, time_s in enumerate(range(100, 160)):
+        bench.at(time_s, partial(write, bench, 200, turn))
+    bench.run(until_s=170)
+    early = [time_s for time_s, cause in bench.rounds if cause == "restore budget"]
+    assert len(early) >= 3
+    assert min(after - before for before, after in pairwise(early)) >= 15.0
+
+
+def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path: Path) -> None:
+    """More rounds would not help: one event with both times, and rounds at the interval only."""
+    bench = slow_bench(tmp_path, restore_budget_s=0.5)
+    write(bench, 200)
+    bench.at(100, lambda: write(bench, 200, 1))
+    bench.run(until_s=400)
+    assert [cause for _, cause in bench.rounds] == ["interval"]
+    told = [event for event in bench.events if isinstance(event, RestoreBudgetOutOfReach)]
+    assert len(told) == 1
+    assert told[0].snapshot_s > told[0].budget_s == 0.5
+
+
+def test_statistics_tell_what_a_restore_would_take(tmp_path: Path) -> None:
+    """Un-materialized bytes, changes and age, and the estimate, as one value."""
+    bench = slow_bench(tmp_path)
+    bench.at(100, lambda: write(bench, 20))
+    bench.run(until_s=150)
+    known = bench.daemon.statistics()
+    assert known.tail is not None
+    assert known.restore is not None
+    assert (known.tail.changes, known.age_s) == (20, 50.0)
+    assert known.tail.size_bytes > 0
+    assert known.restore.total_s == known.restore.snapshot_s + max(2.0, known.tail.size_bytes / 100)

@@ -1,0 +1,218 @@
+"""The age of the log: what stands in no snapshot, since when, and the alarm that follows from it."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.control import Control
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, LogAgeAlarm
+from statelog.materializer.round import run_round
+from statelog.materializer.tail import TailGauge
+from statelog.materializer.watchdog import Watchdog
+from statelog.schemas.errors import OffsetGone
+from statelog.storage.ledger_client import LedgerClient
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import TwinLog, settings_for
+
+
+def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path) -> None:
+    """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    log = twin.open()
+    gauge = TailGauge(log, clock=twin.clock)
+    empty = gauge.look()
+    assert (empty.number, empty.commits, empty.changes, empty.size_bytes, empty.age_s) == (1, 0, 0, 0, 0.0)
+
+    twin.now_s += 10
+    twin.write({b"a": b"2", b"b": b"1"})
+    twin.now_s += 10
+    twin.write({b"c": None})
+    twin.now_s += 10
+    found = gauge.look()
+    sizes = sum(len(record.value) for p in range(3) for record in twin.cluster.records(log.data_topic, p))
+    assert (found.commits, found.changes, found.age_s) == (2, 3, 20.0)
+    assert 0 < found.size_bytes < sizes
+    newest = log.manifests.newest()
+    assert newest is not None
+    assert found.snapshot_bytes == sum(run.size_bytes for run in newest.manifest.runs)
+    gauge.close()
+
+    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    after = TailGauge(log, clock=twin.clock).look()
+    assert (after.number, after.commits, after.age_s) == (2, 0, 0.0)
+
+
+def test_a_commit_without_a_timestamp_is_as_old_as_its_first_look(tmp_path: Path) -> None:
+    """A broker that stamps nothing does not make every commit as old as 1970."""
+    twin = TwinLog(stamps=False)
+    twin.write({b"a": b"1"})
+    gauge = TailGauge(twin.open(), clock=twin.clock)
+    assert gauge.look().age_s == 0.0
+    twin.now_s += 5
+    assert gauge.look().age_s == 5.0
+
+
+def test_a_long_ledger_is_followed_in_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look folds a bounded number of records; looks add up to the whole."""
+    monkeypatch.setattr("statelog.materializer.tail._LOOK_RECORDS", 3)
+    twin = TwinLog()
+    for i in range(5):
+        twin.write({b"a": str(i).encode()})
+    gauge = TailGauge(twin.open(), clock=twin.clock)
+    commits = [gauge.look().commits for _ in range(6)]
+    assert commits == sorted(commits)
+    assert commits[0] < 5
+    assert commits[-1] == 5
+
+
+def test_a_closed_gauge_leaves_no_reader_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed while a look is under way, it waits for nothing, and the look itself closes the reader at its end."""
+    closed: list[str] = []
+    close = LedgerClient.close
+
+    def note(self: LedgerClient) -> None:
+        closed.append("closed")
+        close(self)
+
+    monkeypatch.setattr(LedgerClient, "close", note)
+    twin = TwinLog()
+    log = twin.open()
+    gauge = TailGauge(log, clock=twin.clock)
+    offsets = log.kafka.offsets
+
+    def closing_meanwhile(*given: object) -> object:
+        gauge.close()
+        assert closed == []
+        return offsets(*given)  # type: ignore[arg-type] # passed on as it came
+
+    log.kafka.offsets = closing_meanwhile  # type: ignore[assignment, method-assign] # the moment in question
+    gauge.look()
+    assert closed == ["closed"]
+
+
+def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls() -> None:
+    """It says how old the log is, repeats after each further age, and starts anew once the age was below."""
+    age_s = [0.0]
+    alarms: list[LogAgeAlarm] = []
+    dog = Watchdog("log", 10.0, age_s=lambda: age_s[0], clock=lambda: 7.0, on_alarm=alarms.append)
+    for age_s[0] in (9.0, 10.0, 11.0, 19.0, 20.0, 29.0):
+        dog.check()
+    assert [alarm.age_s for alarm in alarms] == [10.0, 20.0]
+    for age_s[0] in (0.0, 9.0, 10.0):
+        dog.check()
+    assert [alarm.age_s for alarm in alarms] == [10.0, 20.0, 10.0]
+
+
+def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> None:
+    """It grows while a change waits, is small while nothing does, and a restart does not make the log younger."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0)
+    ages: list[tuple[float, float]] = []
+    for time_s in (90, 250):
+        bench.at(time_s, lambda: ages.append((bench.now_s, bench.daemon.statistics().age_s)))
+    bench.at(100, lambda: bench.twin.write({b"a": b"1"}))
+    bench.run(until_s=300)
+    assert ages[0][1] <= 30
+    assert ages[1] == (250, 150.0)
+
+    control = Control()
+
+    def end(_delay_s: float) -> None:
+        control.stop()
+
+    restarted = Materializer(
+        bench.log,
+        settings_for(tmp_path, interval_s=1000.0, jitter=1.0),
+        control=control,
+        clock=lambda: 0.0,
+        wall_clock=bench.twin.clock,
+        wait=end,
+        start=lambda work: work(),
+    )
+    restarted.run()
+    assert restarted.statistics().age_s == 200.0
+
+
+def test_rounds_that_are_skipped_by_mistake_do_not_calm_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A materialization that stopped for good without any failure is noticed: what counts is the log, not the round."""
+
+    def has_no_news(_newest: object, _target: object) -> bool:
+        return False
+
+    monkeypatch.setattr("statelog.materializer.round._has_news", has_no_news)
+    bench = DaemonBench(tmp_path, alarm_age_s=500.0)
+    bench.at(50, lambda: bench.twin.write({b"a": b"1"}))
+    bench.run(until_s=600)
+    assert bench.daemon.statistics().skipped == 6
+    assert bench.daemon.statistics().age_s == 550.0
+
+
+def test_an_idle_log_stays_young_whatever_becomes_of_its_rounds(tmp_path: Path) -> None:
+    """Without a committed change there is nothing to alarm about, as long as the ledger can be looked at."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0, failures_tolerated=9)
+    bench.run(until_s=5000)
+    assert bench.daemon.statistics().age_s <= 30
+
+
+def test_no_news_is_no_good_news(tmp_path: Path) -> None:
+    """While the ledger cannot be looked at, the age counts from the last look: something may have been committed."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0)
+    bench.at(100, lambda: bench.twin.cluster.set_down(is_down=True))
+    bench.run(until_s=500)
+    assert 400 <= bench.daemon.statistics().age_s <= 430
+
+
+def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> None:
+    """Another materializer won meanwhile and truncated: the gauge starts from its manifest, and nothing is raised."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0)
+
+    def others() -> None:
+        for i in range(3):
+            bench.twin.write({b"a": str(i).encode()})
+            run_round(bench.twin.open(), settings_for(tmp_path), clock=bench.twin.clock)
+
+    bench.at(100, others)
+    bench.run(until_s=200)
+    tail = bench.daemon.statistics().tail
+    assert tail is not None
+    assert (tail.number, tail.commits) == (3, 0)
+
+
+def test_a_gauge_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
+    """It raises, rather than tell of a tail without them."""
+    twin = TwinLog()
+    twin.write({b"a": b"0"})
+    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    log = twin.open()
+    gauge = TailGauge(log, clock=twin.clock)
+    gauge.look()
+    twin.write({b"a": b"1"})
+    log.kafka.delete_records(log.ledger_topic, {0: log.kafka.offsets(log.ledger_topic, [0])[0].end})
+    with pytest.raises(OffsetGone):
+        gauge.look()
+
+
+def test_the_watchdog_alarms_while_a_round_hangs(tmp_path: Path) -> None:
+    """A round that never returns is what the watchdog is for: the alarm comes from its own thread."""
+    alarmed, twin = threading.Event(), TwinLog()
+    twin.write({b"a": b"1"})
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, LogAgeAlarm):
+            alarmed.set()
+
+    def hang(method: str, path: str) -> None:
+        if method == "upload":
+            assert alarmed.wait(60), "no alarm came while the round hung"
+            daemon.stop()
+
+    settings = settings_for(tmp_path, interval_s=0.01, jitter=0.0, alarm_age_s=0.05)
+    daemon = Materializer(twin.open(faults=hang), settings, on_event=on_event)
+    daemon.run()
+    assert alarmed.is_set()
+    assert twin.open().manifests.numbers() == [1]
