@@ -346,6 +346,23 @@ def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: 
     shell.run("delete", log_name, "--yes")
 
 
+def test_the_daemon_runs_a_round_when_it_is_told_to(shell: Shell, tmp_path: Path) -> None:
+    """`--now` begins with a round, SIGUSR1 causes another, whatever the interval; the budget is a setting."""
+    shell.json("append", shell.name, write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}]))
+    process = shell.start("materialize", shell.name, "--interval", "10h", "--now", "--restore-within", "1h", "--json")
+    with process:
+        wait_for(lambda: shell.json("describe", shell.name)["newest_manifest"] == 1)
+        shell.json("append", shell.name, write_lines(tmp_path / "more.jsonl", [{"key": "a", "value": "2"}]))
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: shell.json("describe", shell.name)["newest_manifest"] == 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (process.returncode, err) == (0, "")
+    assert [event["cause"] for event in events if event["event"] == "round-started"] == ["trigger", "trigger"]
+
+
 def test_a_fenced_append_has_its_own_code(shell: Shell) -> None:
     """A writer that another one takes over from exits with 5, and tells what counts."""
     process = shell.start(
