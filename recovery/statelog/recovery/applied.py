@@ -28,7 +28,10 @@ _DONE = -1
 
 
 class Place(NamedTuple):
-    """A place in the state at `position`: the key groups below `next_key_group` whole, and `rows` rows of that one."""
+    """A place in the state at `position`: the key groups below `next_key_group` whole, and `rows` rows of that one.
+
+    Behind the whole state, `rows` counts the changes of the next commit: so many of it are applied, too.
+    """
 
     position: int
     next_key_group: int = 0
@@ -40,9 +43,18 @@ class Place(NamedTuple):
         return cls(position, _DONE)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether it is the whole state."""
+    def has_state(self) -> bool:
+        """Whether the whole state lies before it."""
         return self.next_key_group == _DONE
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole state lies before it, and no part of a later commit."""
+        return self.has_state and self.rows == 0
+
+    def inside_commit(self, changes: int) -> "Place":
+        """The place after so many more changes of the next commit, before its last."""
+        return self._replace(rows=self.rows + changes)
 
     def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Place":
         """The place behind the next rows of the state, which are sorted and at least one."""
@@ -56,7 +68,7 @@ def rest_of(tables: Iterable[pa.Table], place: Place) -> Iterator[pa.Table]:
     """The sorted tables of a state, less what lies before the place, and without empty ones."""
     skip = place.rows
     for table in tables:
-        if place.is_complete:
+        if place.has_state:
             return
         groups = key_groups_of(table)
         start, end = np.searchsorted(groups, [place.next_key_group, place.next_key_group + 1]).tolist()
@@ -86,12 +98,12 @@ class Applied:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the reader has the whole state at `position`: there is nothing left to resume but live changes."""
+        """Whether the reader has exactly the state at `position`: all of it, and no part of a later commit."""
         return self.place.is_complete
 
     def remaining(self, key_groups: int) -> frozenset[int]:
         """The key groups that are not applied whole, in a log with so many."""
-        if self.is_complete:
+        if self.place.has_state:
             return frozenset()
         wanted = range(key_groups) if self.key_groups is None else self.key_groups
         return frozenset(group for group in wanted if group >= self.place.next_key_group)

@@ -131,8 +131,9 @@ class Fetch:
             rows = rest_of(self.reading.merged(tail, drop_deletes=True), self._place)
             for batch in cut_to_frames(rows, self._frame_bytes):
                 self._put(batch)
-        self._place = Place.complete(plan.position)
-        self.queue.put(encode_frame(_empty(self.reading.schema), self._place))
+        if not self._place.has_state or self._place.is_complete:
+            self._place = Place.complete(plan.position)
+            self.queue.put(encode_frame(_empty(self.reading.schema), self._place))
 
     def _put(self, batch: pa.RecordBatch) -> None:
         assert self._place is not None, "reading the state begins with a place"
@@ -167,10 +168,11 @@ class Fetch:
                 self._stop.wait(self._poll_s)
 
     def _offer_all(self, live: Live, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
-        """Only the last frame moves the place on: until then the commit is not applied whole."""
+        """Only the last frame moves the position on: until then the commit is not applied whole."""
         held = _empty(live.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
+                before = before.inside_commit(held.num_rows)
                 self._offer(live, encode_frame(held, before))
             held = batch
         self._offer(live, encode_frame(held, after))

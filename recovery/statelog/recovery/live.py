@@ -55,7 +55,8 @@ class Live:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
-        self._settings = settings
+        # Local copies serve a restart: they have no say over commits that were not there when it began.
+        self._settings = replace(settings, local_copies=None)
         self._clock = clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)

@@ -64,8 +64,8 @@ def recover(
     """Plan a recovery and hold what it needs; the state is read when a target is asked for.
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
-    reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called in
-    this thread. The lease on the store is held until a target is filled or the recovery is closed.
+    reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called
+    in this thread. The lease on the store is held until a target is filled or the recovery is closed.
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """

@@ -9,6 +9,7 @@ A portion counts as applied once the next one is asked for. Belongs to one threa
 
 Invariants:
 - Portions come in order: the state by (key group, key), an empty portion that says that it is complete, then commits.
+  A commit may take several; `applied.is_complete` says where the reader has the state of a position, and no part more.
 - Every portion is right. But the state is only whole when `applied.is_complete` says so: after an error in between, the
   reader has a part of it, and goes on with `recover(log, resume=applied)`.
 - Closed, dropped or failed, it leaves neither a lease nor a byte on the disk.
@@ -155,7 +156,7 @@ class Stream:
             self._applied, self._handed_out = self._handed_out, None
 
     def _count(self, rows: int, place: Place) -> None:
-        if self._applied.is_complete:
+        if self._applied.place.has_state:
             return
         self._rows += rows
         if place.is_complete:

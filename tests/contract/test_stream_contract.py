@@ -1,0 +1,201 @@
+"""What a stream promises, on the in-memory twins and on a real broker with a local store alike."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.live import Live
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.spilled_tail import SpilledTail
+from statelog.schemas.errors import NotFound, OffsetGone
+from statelog.storage.leases import list_leases
+from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.stream_reader import Reader
+
+_UNSAFE = ["replication", "min-insync"]
+_BUDGET_BYTES = 64 * 1024
+_PATIENCE_S = 120.0
+
+
+@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[RecoveryRig]:
+    """An empty log of three partitions, in memory or real."""
+    if request.param == "twin":
+        yield memory_rig(name=log_name)
+        return
+    kafka = {"bootstrap.servers": cast("Broker", request.getfixturevalue("broker")).bootstrap}
+    with Log.create(
+        log_name,
+        kafka=kafka,
+        root=str(tmp_path / "root"),
+        partitions=3,
+        key_groups=8,
+        replication_factor=1,
+        allow_unsafe=_UNSAFE,
+    ) as log:
+        yield RecoveryRig(log)
+        log.kafka.delete_topic(log.data_topic)
+        log.kafka.delete_topic(log.ledger_topic)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RecoverySettings:
+    """Bounds that the states of these tests exceed many times, with segments in two directories."""
+    directories = (tmp_path / "spill-a", tmp_path / "spill-b")
+    for directory in directories:
+        directory.mkdir()
+    return RecoverySettings(
+        memory_bytes=_BUDGET_BYTES, fold_bytes=_BUDGET_BYTES, segment_bytes=100_000, spill_directories=directories
+    )
+
+
+def _files(settings: RecoverySettings) -> list[Path]:
+    return [path for directory in settings.spill_directories for path in Path(directory).iterdir()]
+
+
+def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: RecoveryRig, settings: RecoverySettings) -> None:
+    """A state of many budgets is fetched whole, and its lease removed, while its reader has only its first portion.
+
+    Memory stays within the budget all the time. Then log and snapshot may go: what is left comes out of the spill.
+    """
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"%04d" % i * 250) for i in range(600)])
+        rig.snapshot()
+        rig.commit(writer, 2, [(b"key-%d" % i, b"tail" * 250 if i % 3 else None) for i in range(500)])
+    expected, end = rig.state_at(rig.end()), rig.end()
+    size_bytes = sum(len(value) for value in expected.values())
+    assert size_bytes > 4 * _BUDGET_BYTES
+    reader = Reader()
+    with recover(rig.log, settings=settings).stream() as stream:
+        first = stream.take()
+        assert first is not None
+        assert stream.wait_fetched(_PATIENCE_S)
+        assert list_leases(rig.log.store) == []
+        assert (stream.applied.place.next_key_group, stream.applied.place.rows) == (0, 0)
+        held = stream.statistics()
+        assert held.peak_memory_bytes <= _BUDGET_BYTES
+        assert held.disk_bytes > size_bytes - 2 * _BUDGET_BYTES
+        assert held.segments > 2
+        assert _files(settings) == []
+        rig.truncate(rig.snapshot())
+        for manifest in list(rig.manifests):
+            rig.drop(manifest)
+        reader.apply(first)
+        for portion in stream:
+            reader.apply(portion)
+        drained = stream.statistics()
+    assert (drained.disk_bytes, drained.memory_bytes) == (0, 0)
+    assert drained.peak_memory_bytes <= _BUDGET_BYTES
+    assert reader.state == expected
+    assert reader.rows == sorted(reader.rows)
+    assert (reader.applied.position, reader.applied.is_complete) == (end, True)
+
+
+def test_a_state_that_is_only_in_the_log_is_spilled_while_it_is_sorted(
+    rig: RecoveryRig, settings: RecoverySettings
+) -> None:
+    """Without a snapshot, a tail of many budgets comes out sorted, its last change per key and no deletes."""
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 4):
+            value = b"%d" % number * 500
+            rig.commit(writer, number, [(b"k%d" % i, None if i % 5 == number else value) for i in range(400)])
+    reader = Reader()
+    end = recover(rig.log, settings=settings).stream().apply(reader.apply)
+    assert reader.state == rig.state_at(rig.end())
+    assert reader.rows == sorted(reader.rows)
+    assert end == reader.applied
+
+
+def test_live_changes_come_after_the_state_in_order(rig: RecoveryRig, settings: RecoverySettings) -> None:
+    """A follower gets the whole state first, although commits came while it was fetched, and then each commit whole."""
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1" * 1000) for i in range(300)])
+        reader, start = Reader(), rig.end()
+        with recover(rig.log, settings=settings).follow(poll_s=0.01) as stream:
+            stream.wait_fetched(_PATIENCE_S)
+            rig.commit(writer, 2, [(b"key-%d" % i, None) for i in range(0, 300, 2)])
+            rig.commit(writer, 3, [(b"key-%d" % i, b"3" * 1000) for i in range(0, 300, 3)])
+            writer.commit(4)  # Quiet: it changes nothing, and moves the position on.
+            end = rig.end()
+            for portion in stream:
+                reader.apply(portion)
+                if portion.applied.is_complete:
+                    assert reader.state == rig.state_at(portion.applied.position)
+                if portion.applied.position == end:
+                    break
+                assert portion.applied.position >= start
+            assert stream.statistics().peak_memory_bytes <= _BUDGET_BYTES
+            rig.commit(writer, 5, [(b"new", b"5")])
+            last = stream.take(_PATIENCE_S)
+            assert last is not None
+            reader.apply(last)
+            stream.stop()
+            assert list(stream) == []
+            assert stream.has_ended
+    assert reader.state == rig.state_at(rig.end())
+    assert list_leases(rig.log.store) == []
+
+
+def test_truncation_stops_short_of_a_follower(rig: RecoveryRig, settings: RecoverySettings) -> None:
+    """While it is behind, a follower's lease names the first position and offsets that it still needs."""
+    with Writer(rig.log, "w") as writer:
+        position = rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])
+        ends = {p: offsets.end for p, offsets in rig.log.data_offsets().items()}
+        with recover(rig.log, settings=settings).follow(poll_s=0.01) as stream:
+            assert stream.wait_fetched(_PATIENCE_S)
+            (held,) = list_leases(rig.log.store)
+            assert (held.lease.manifest_number, held.lease.position) == (0, position)
+            assert held.lease.next_offsets == ends
+    assert list_leases(rig.log.store) == []
+
+
+def test_a_reader_that_was_away_resumes_or_is_told(rig: RecoveryRig, settings: RecoverySettings) -> None:
+    """A follower goes on behind its last commit while the log reaches back, and gets NotFound with a hint after."""
+    reader = Reader()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"1"), (b"b", b"1")])
+        recover(rig.log, settings=settings).stream().apply(reader.apply)
+        before = reader.applied
+        rig.commit(writer, 2, [(b"a", None)])
+        rig.commit(writer, 3, [(b"c", b"3")])
+        with recover(rig.log, resume=before, settings=settings).follow(poll_s=0.01) as stream:
+            for portion in stream:
+                reader.apply(portion)
+                if portion.applied.position == rig.end():
+                    break
+        assert reader.state == rig.state_at(rig.end())
+        assert len(reader.rows) == 4
+        rig.truncate(rig.snapshot())
+        rig.commit(writer, 4, [(b"d", b"4")])
+    with pytest.raises(NotFound) as caught:
+        recover(rig.log, resume=before, settings=settings)
+    assert "empty target" in caught.value.hint
+
+
+@pytest.mark.parametrize("what", ["ledger", "data"])
+def test_a_log_that_is_truncated_past_a_follower_is_told(
+    rig: RecoveryRig, settings: RecoverySettings, what: str
+) -> None:
+    """Records that went in spite of the lease are OffsetGone with a hint, never a gap."""
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"1")])
+        recovery = recover(rig.log, settings=settings)
+        with recovery, closing(Live(rig.log, recovery.plan, None, settings)) as live:
+            rig.commit(writer, 2, [(b"a", b"2")])
+            if what == "ledger":
+                rig.log.kafka.delete_records(rig.log.ledger_topic, {0: rig.end()})
+            with pytest.raises(OffsetGone) as caught:
+                for commit in live.commits():
+                    partition = rig.partition(b"a")
+                    rig.log.kafka.delete_records(rig.log.data_topic, {partition: rig.log.data_offsets()[partition].end})
+                    with closing(SpilledTail(fold_bytes=1, frame_bytes=1, open_queue=settings.disk_queue)) as tail:
+                        list(live.changes(commit, tail, lambda: None))
+    assert "empty target" in caught.value.hint
+    assert list_leases(rig.log.store) == []

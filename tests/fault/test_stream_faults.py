@@ -1,0 +1,306 @@
+"""Streams against damage, full disks and readers that go away: the state, a typed error, and nothing left behind."""
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.at import AtPosition
+from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.portion import Portion
+from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import (
+    ClosedError,
+    ConfigError,
+    Corrupt,
+    CorruptRun,
+    IdentityChanged,
+    IncompleteChangeSet,
+    Misuse,
+    StatelogError,
+    StorageFull,
+    StoreUnavailable,
+    UnknownFormat,
+)
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.leases import list_leases
+from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from tests.support.recovery_rig import memory_rig
+from tests.support.stream_reader import Reader
+
+_KEYS = [b"key-%03d" % i for i in range(300)]
+_PATIENCE_S = 60.0
+
+
+class _Twins:
+    """Two snapshots, of one run each that holds every key, and a tail; the log reaches back to the first one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.cluster = MemoryCluster()
+        self.disk = MemoryDisk(lambda: 1000.0)
+        self.rig = memory_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
+        self.log = self.rig.log
+        self.directory = directory
+        self.settings = RecoverySettings(
+            memory_bytes=64 * 1024, fold_bytes=64 * 1024, segment_bytes=50_000, spill_directories=(directory,)
+        )
+        with Writer(self.log, "w") as writer:
+            for number in (1, 2):
+                self.rig.commit(writer, number, [(key, b"%d" % number * 2000) for key in _KEYS])
+                self.rig.snapshot(merge=True)
+            self.rig.commit(writer, 3, [(key, b"tail" * 500) for key in _KEYS[::2]])
+
+    @property
+    def expected(self) -> dict[object, object]:
+        return self.rig.state_at(self.rig.end())
+
+    def recover(self) -> Recovery:
+        return recover(self.log, settings=self.settings)
+
+    def hooked(self, hook: Callable[[str, str], Fault | None]) -> None:
+        """Let the store ask `hook` with every method and path."""
+        self.log.store = MemoryStore(self.disk, "rig", faults=hook)
+        self.log.manifests = ManifestChain(self.log.store)
+
+    def assert_nothing_left(self) -> None:
+        """No lease, no file, no thread, and no file that is open in the spill directory."""
+        assert list_leases(MemoryStore(self.disk, "rig")) == []
+        assert list(self.directory.iterdir()) == []
+        assert [thread for thread in threading.enumerate() if thread.name.startswith("statelog")] == []
+        links = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+        assert [link for link in links if link.is_relative_to(self.directory)] == []
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> _Twins:
+    """Fresh ones, with a spill directory."""
+    directory = tmp_path / "spill"
+    directory.mkdir()
+    return _Twins(directory)
+
+
+# ---- who goes away
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_reader_that_fails_leaves_nothing(twins: _Twins, *, waits: bool) -> None:
+    """An error of the callback is raised as it is, in the middle of the fetch or of the drain."""
+    stream = twins.recover().stream()
+
+    def fail(_: Portion) -> None:
+        assert not waits or stream.wait_fetched(_PATIENCE_S)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stream.apply(fail)
+    twins.assert_nothing_left()
+
+
+def test_ctrl_c_leaves_nothing(twins: _Twins) -> None:
+    """A follower that is interrupted while it waits for a commit ends with KeyboardInterrupt, and is gone."""
+    ctrl_c = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    stream = twins.recover().follow(poll_s=0.01)
+
+    def interrupt(portion: Portion) -> None:
+        if portion.applied.is_complete:
+            ctrl_c.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        stream.apply(interrupt)
+    ctrl_c.join()
+    twins.assert_nothing_left()
+
+
+def test_a_stream_that_is_dropped_leaves_nothing(twins: _Twins) -> None:
+    """A loop that is left half way, and whose stream nobody holds, ends as if the stream had been closed."""
+    recovery = twins.recover()
+    for _ in recovery.stream():
+        break
+    gc.collect()
+    recovery.close()  # Waits for the thread, which is on its way out.
+    twins.assert_nothing_left()
+    assert recovery.to_dict() == twins.expected
+
+
+def test_a_recovery_that_is_left_closes_its_stream(twins: _Twins) -> None:
+    """The context of the recovery is enough, and the closed stream says that it is closed."""
+    with twins.recover() as recovery:
+        stream = recovery.stream()
+        stream.take()
+        with pytest.raises(Misuse):
+            recovery.stream()
+        with pytest.raises(Misuse):
+            recovery.to_dict()
+    twins.assert_nothing_left()
+    with pytest.raises(ClosedError):
+        stream.take()
+    with pytest.raises(ClosedError), stream.pending():
+        pass
+
+
+# ---- what fails
+
+
+def test_a_full_disk_is_told(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spill directory that is full ends the stream with StorageFull, and nothing is left."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageFull) as caught:
+        twins.recover().stream().apply(lambda _: None)
+    assert (caught.value.facts["path"], caught.value.facts["code"]) == (str(twins.directory), "ENOSPC")
+    assert "spill_directories" in caught.value.hint
+    twins.assert_nothing_left()
+
+
+def test_directories_that_cannot_be_used_leave_no_lease(twins: _Twins) -> None:
+    """ConfigError comes before the thread, and takes the lease with it."""
+    twins.settings = replace(twins.settings, spill_directories=())
+    with pytest.raises(ConfigError):
+        twins.recover().stream()
+    twins.assert_nothing_left()
+
+
+def _chunk_lost(twins: _Twins) -> None:
+    record = twins.cluster.records("rig", 1)[-1]
+    twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
+
+
+def _store_gone(twins: _Twins) -> None:
+    twins.hooked(lambda method, path: Fault.BEFORE if method == "open" and path.startswith("runs/") else None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [(_chunk_lost, IncompleteChangeSet), (_store_gone, StoreUnavailable)],
+)
+def test_what_reading_raises_is_raised_to_the_reader(
+    twins: _Twins, damage: Callable[[_Twins], None], kind: type[StatelogError]
+) -> None:
+    """The error of the fetching thread is the stream's, and nothing of the state came out before it."""
+    damage(twins)
+    seen: list[Portion] = []
+    with pytest.raises(kind) as caught:
+        twins.recover().stream().apply(seen.append)
+    assert caught.value.hint
+    assert seen == []
+    twins.assert_nothing_left()
+
+
+def _damage_end(twins: _Twins, snapshot: int) -> None:
+    """Flip a bit in the last row group of a snapshot's run: all others are read before."""
+    run = twins.rig.manifests[snapshot].runs[0]
+    twins.disk.flip_byte(f"rig/{run.path}", run.index.row_groups[-1].offset)
+
+
+def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins) -> None:
+    """Rows that came out before the damage are not repeated: an older snapshot and a longer tail go on behind them."""
+    _damage_end(twins, 1)
+    reader = Reader()
+    with pytest.warns(RecoveryWarning):
+        recovery = twins.recover()
+        end = recovery.stream().apply(reader.apply)
+    assert reader.state == twins.expected
+    assert [row[:3] for row in reader.rows] == sorted({row[:3] for row in reader.rows})
+    assert (end.is_complete, recovery.plan.manifest_number, recovery.statistics().plans) == (True, 1, 2)
+    twins.assert_nothing_left()
+
+
+def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins) -> None:
+    """If nothing replaces a damaged run, its error ends the stream, and the place says that the state is not whole."""
+    _damage_end(twins, 1)
+    twins.rig.drop(twins.rig.manifests[0])
+    twins.rig.truncate(twins.rig.manifests[0])
+    stream, reader = twins.recover().stream(), Reader()
+    with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun), stream:
+        for portion in stream:
+            reader.apply(portion)
+    assert not stream.applied.is_complete
+    assert set(reader.state) < set(twins.expected)
+    twins.assert_nothing_left()
+
+
+def test_a_target_that_moved_on_before_the_first_row(twins: _Twins) -> None:
+    """A log that is truncated between plan and reading costs a new plan, and the newer state comes out."""
+    recovery, reader = twins.recover(), Reader()
+    recovery.close()
+    with Writer(twins.log, "w") as writer:
+        twins.rig.commit(writer, 4, [(b"new", b"4")])
+    twins.rig.snapshot(merge=True)
+    for manifest in twins.rig.manifests[:2]:
+        twins.rig.drop(manifest)
+    twins.rig.truncate(twins.rig.manifests[0])
+    end = recovery.stream().apply(reader.apply)
+    assert reader.state == twins.expected
+    assert end.position == recovery.position == twins.rig.end()
+
+
+# ---- a checkpoint while draining
+
+
+def test_what_is_pending_is_the_rest_and_outlives_the_stream(twins: _Twins) -> None:
+    """What was applied and what is pending add up to the state, at any moment, also after the stream was closed."""
+    reader = Reader()
+    stream = twins.recover().stream()
+    assert stream.wait_fetched(_PATIENCE_S)
+    taken: list[Portion] = []
+    for portion in stream:
+        taken.append(portion)
+        reader.apply(portion)
+        if len(taken) == 5:
+            break
+    with stream.pending() as pending:
+        first = next(pending)
+        assert first.applied == taken[4].applied == reader.applied
+        assert first.changes.equals(taken[4].changes)
+        assert stream.applied == taken[3].applied
+        stream.close()
+        for rest in pending:
+            reader.apply(rest)
+    assert reader.applied.is_complete
+    assert reader.state == twins.expected
+    twins.assert_nothing_left()
+
+
+def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
+    """A resume point of another log, of a newer statelog, or that is none, is told; and it leaves no other choice."""
+    applied = twins.recover().stream().apply(lambda _: None)
+    with pytest.raises(IdentityChanged):
+        recover(memory_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
+    with pytest.raises(UnknownFormat):
+        applied.from_json(applied.to_json().replace('"format": 1', '"format": 2'))
+    for text in ("", "{}", "[1]", applied.to_json().replace("place", "plaice")):
+        with pytest.raises(Corrupt):
+            applied.from_json(text)
+    with pytest.raises(Misuse):
+        recover(twins.log, resume=applied, key_groups=[1])
+    with pytest.raises(Misuse):
+        recover(twins.log, resume=applied, at=AtPosition(1))
+    with pytest.raises(Misuse), recover(twins.log, resume=applied) as resumed:
+        resumed.to_dict()
+
+
+def test_progress_and_numbers_of_a_stream(twins: _Twins) -> None:
+    """Reports come in the reader's thread and end with done; the numbers count what came out."""
+    seen: list[tuple[Progress, threading.Thread]] = []
+    settings = replace(twins.settings, progress_interval_s=0)
+    recovery = recover(
+        twins.log, settings=settings, progress=lambda report: seen.append((report, threading.current_thread()))
+    )
+    recovery.stream().apply(lambda _: None)
+    assert {thread for _, thread in seen} == {threading.main_thread()}
+    assert (seen[-1][0].phase, seen[-1][0].fraction) == (Phase.DONE, 1.0)
+    numbers = recovery.statistics()
+    assert (numbers.rows, numbers.run_rows, numbers.tail_changes) == (300, 300, 150)
