@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 __all__ = ["PlainTopic", "plain_topic"]
 
 PARTITIONS = 8
+_QUIET = {"log_level": 3}
+"""A coordinator that loads, or a client that closes, says so on stderr otherwise, among the figures."""
 
 
 class PlainTopic:
@@ -50,6 +52,7 @@ class PlainTopic:
                 "auto.offset.reset": "earliest",
                 "check.crcs": True,
                 "fetch.message.max.bytes": 8 << 20,
+                **_QUIET,
             }
         )
         consumer.assign([TopicPartition(self.name, p, 0) for p in range(PARTITIONS)])
@@ -100,6 +103,7 @@ class PlainTopic:
                 "queue.buffering.max.messages": 2_000_000,
                 "queue.buffering.max.kbytes": 512 << 10,
                 "enable.metrics.push": False,
+                **_QUIET,
                 **extra,
             }
         )
@@ -108,7 +112,7 @@ class PlainTopic:
 @contextlib.contextmanager
 def plain_topic(bootstrap: str) -> Generator[PlainTopic]:
     """A new topic, deleted at the end."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
     name = f"bench-plain-{uuid.uuid4().hex[:12]}"
     admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
     _await_leaders(bootstrap, name)
@@ -120,7 +124,7 @@ def plain_topic(bootstrap: str) -> Generator[PlainTopic]:
 
 def _await_leaders(bootstrap: str, name: str) -> None:
     """Wait until every partition takes a record, so that no clock runs meanwhile."""
-    probe = Producer({"bootstrap.servers": bootstrap})
+    probe = Producer({"bootstrap.servers": bootstrap, **_QUIET})
     for partition in range(PARTITIONS):
         probe.produce(name, b"", b"", partition=partition)
     assert probe.flush(30) == 0

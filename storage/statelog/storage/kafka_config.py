@@ -78,7 +78,12 @@ _OWNED = {
 }  # fmt: skip
 _CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
 
-_BOTH = {"enable.metrics.push": "false", "socket.nagle.disable": "true", "client.id": "statelog"}
+_BOTH = {
+    "enable.metrics.push": "false",
+    "socket.nagle.disable": "true",
+    "client.id": "statelog",
+    "log_level": "5",  # What a client says while it is closed goes to stderr, past any logger, and is of level 6.
+}
 _PRODUCER = {
     "enable.idempotence": "true",
     "acks": "all",
