@@ -52,7 +52,7 @@ class _Entry:
 
     run: RunFile
     file: Path
-    ready: "Future[None]" = field(default_factory=Future)
+    ready: "Future[None]" = field(default_factory=Future[None])
     readers: int = 0
     idle_until_s: float = math.inf
 

@@ -119,9 +119,10 @@ class CacheDirectory:
         except OSError as error:
             warnings.warn(f"a cache stays until the next one is made: {error}", CacheWarning, stacklevel=2)
         finally:
-            self._let_go()
+            self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Give up this process's hold on the lock, once: after `remove`, and in a child that inherited it."""
         _held.discard(self)
         os.close(self._lock)
 
@@ -208,8 +209,7 @@ def _local(action: str, path: Path) -> AbstractContextManager[None]:
 def _forget_parent() -> None:
     """In a forked child: an inherited lock would make a dead parent's files look alive for as long as we live."""
     for directory in list(_held):
-        os.close(directory._lock)
-    _held.clear()
+        directory.let_go()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -64,6 +64,7 @@ class CachedOpener:
         self._key = _Key(log.descriptor.identity, log.name, log.store.url)
         self._settings = settings
         self._joined: RunCache | None = None
+        self._copied: set[str] = set()
 
     def hold(self) -> None:
         """Join the log's cache. Idempotent. Raises ConfigError, StoreUnavailable; a full disk only warns."""
@@ -75,15 +76,23 @@ class CachedOpener:
     def open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
         """A reader of the local copy. Raises NotFound, StoreUnavailable, and as `hold`."""
         try:
-            return self._cache().open(self._store, run)
+            copy = self._cache().open(self._store, run)
         except (StorageFull, CorruptRun) as error:
             _warn(error)
+            self._copied.discard(run.path)
             return self._store.open(run.path)
+        self._copied.add(run.path)
+        return copy
 
-    def distrust(self, run: RunFile) -> None:
-        """Hand the present copy out no more."""
+    def distrust(self, run: RunFile) -> bool:
+        """Hand the present copy out no more, with a CacheWarning. False if the store's own file was read."""
+        if run.path not in self._copied:
+            return False
+        self._copied.discard(run.path)
         if self._joined is not None:
             self._joined.distrust(run)
+        warnings.warn(f"the local copy of {run.path} is damaged: fetching it anew", CacheWarning, stacklevel=2)
+        return True
 
     def statistics(self) -> CacheStatistics:
         """Numbers of the shared cache. Raises Misuse while it is not held."""

@@ -132,7 +132,7 @@ class HeldPlan:
         )
 
     def _drop_snapshot(self, failed: SnapshotFailed) -> None:
-        """A snapshot whose manifest is gone was cleaned up since: plan again. One that stands there is damaged."""
+        """After a bad copy, or a clean-up that took the manifest too, plan again. Else the snapshot is damaged."""
         number = self.plan.manifest_number
-        if number in self._log.manifests.numbers():
+        if not failed.is_copy and number in self._log.manifests.numbers():
             self._planner.pass_over(number, failed.error)

@@ -29,8 +29,8 @@ class RunOpener(Protocol):
         """A seekable reader. Raises NotFound, StoreUnavailable, and what `hold` raises."""
         ...
 
-    def distrust(self, run: RunFile) -> None:
-        """Never hand out again what was handed out of this run so far: it did not verify."""
+    def distrust(self, run: RunFile) -> bool:
+        """What was handed out of this run did not verify. Tells whether it was a copy; it is handed out no more."""
         ...
 
     def close(self) -> None:
@@ -78,8 +78,9 @@ class DirectOpener:
         """A reader of ranges of the file in the store. Raises NotFound, StoreUnavailable."""
         return self._store.open(run.path)
 
-    def distrust(self, run: RunFile) -> None:
-        """Nothing was kept of it."""
+    def distrust(self, run: RunFile) -> bool:  # noqa: ARG002 - whatever the run, it was read where it lies
+        """It was the store's own file."""
+        return False
 
     def close(self) -> None:
         """Nothing is held."""
@@ -87,8 +88,10 @@ class DirectOpener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,9 +138,8 @@ class Reading:
         source = OneRun(part.run.file, self._open)
         try:
             yield from run_tables(self.log, source, self.plan, part, self._converter, self.runs_read)
-        except SnapshotFailed:
-            # It may be the copy that is damaged: nobody shall meet it again.
-            self._opener.distrust(part.run.file)
+        except SnapshotFailed as failed:
+            failed.is_copy = self._opener.distrust(part.run.file)
             raise
 
     def _open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:

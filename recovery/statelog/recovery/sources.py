@@ -34,11 +34,15 @@ TailChanges = tuple[int, pa.RecordBatch]
 
 
 class SnapshotFailed(Exception):
-    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it."""
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
+
+    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
+    """
 
     def __init__(self, error: CorruptRun | NotFound) -> None:
         super().__init__(str(error))
         self.error = error
+        self.is_copy = False
 
 
 class Counter:

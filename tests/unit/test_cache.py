@@ -1,0 +1,235 @@
+"""The recovery cache: one download a file, counts that never lie, idle clean-up by the clock, nothing left."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from statelog.recovery.cache import RunCache
+from statelog.recovery.cache_directory import CacheDirectory
+from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull
+from tests.support.cache_rig import CacheRig, Gate, janitors, run_of, until
+
+READERS = 8
+
+
+def test_many_readers_cost_one_download(tmp_path: Path) -> None:
+    """Readers of the same two runs at the same time read the right bytes, and each file is fetched once."""
+    rig = CacheRig(tmp_path)
+    runs = {rig.put("a", b"a" * 1000): b"a" * 1000, rig.put("b", b"b" * 10): b"b" * 10}
+    start = Barrier(READERS)
+
+    def read(number: int) -> None:
+        start.wait()
+        for run, data in list(runs.items())[:: 1 if number % 2 else -1]:
+            assert rig.read(run) == data
+
+    with rig.cache, ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(read, range(READERS)))
+        assert rig.downloads == {run.path: 1 for run in runs}
+        counts = rig.cache.statistics()
+        assert (counts.opened, counts.downloads, counts.readers) == (2 * READERS, 2, 0)
+        assert (counts.files, counts.size_bytes, counts.downloaded_bytes) == (2, 1010, 1010)
+
+
+def test_a_download_blocks_only_those_who_need_it(tmp_path: Path) -> None:
+    """While one run is on its way, its readers wait, and another run can be opened, read and closed."""
+    rig = CacheRig(tmp_path)
+    slow, quick = rig.put("slow", b"slow"), rig.put("quick", b"quick")
+    gate = Gate()
+    rig.on_download = lambda path: gate.wait() if path == slow.path else None
+    with rig.cache, ThreadPoolExecutor(READERS) as pool:
+        reading = [pool.submit(rig.read, slow) for _ in range(READERS)]
+        gate.await_reached()
+        assert rig.read(quick) == b"quick"
+        assert not any(future.done() for future in reading)
+        gate.open()
+        assert [future.result() for future in reading] == [b"slow"] * READERS
+        assert rig.downloads[slow.path] == 1
+
+
+def test_a_failed_download_fails_its_waiters_and_is_tried_again(tmp_path: Path) -> None:
+    """All who waited get the typed error, each an object of its own; the next one to ask gets the file."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    gate = Gate()
+    rig.on_download = lambda _: gate.wait()
+    rig.disk.remove(f"rig/{run.path}")
+    with rig.cache, ThreadPoolExecutor(READERS) as pool:
+        reading = [pool.submit(rig.read, run) for _ in range(READERS)]
+        until(lambda: rig.cache.statistics().readers == READERS)
+        gate.open()
+        errors = [future.exception() for future in reading]
+        assert {type(error) for error in errors} == {NotFound}
+        assert len({id(error) for error in errors}) == READERS
+        assert rig.downloads[run.path] == 1
+        assert (rig.files(), rig.cache.statistics().files, rig.cache.statistics().failed) == ([], 0, 1)
+        rig.disk.write(f"rig/{run.path}", b"data", absent=True)
+        assert rig.read(run) == b"data"
+        assert rig.downloads[run.path] == 2
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short"])
+def test_a_damaged_download_is_never_cached(tmp_path: Path, damage: str) -> None:
+    """A copy of other bytes or of another length is CorruptRun and leaves no file; the whole one is fetched later."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    path = f"rig/{run.path}"
+    rig.disk.flip_byte(path, 1) if damage == "flipped" else rig.disk.truncate(path, 3)
+    with rig.cache:
+        with pytest.raises(CorruptRun) as caught:
+            rig.read(run)
+        assert caught.value.facts["path"] == run.path
+        assert (rig.files(), rig.cache.statistics().files) == ([], 0)
+        rig.disk.write(path, b"data", absent=False)
+        assert rig.read(run) == b"data"
+
+
+def test_closing_a_reader_twice_counts_once(tmp_path: Path) -> None:
+    """A reader closed twice does not count another reader out: that one's file stays, and can be opened again."""
+    rig = CacheRig(tmp_path, idle_s=0)
+    run = rig.put("a", b"data")
+    with rig.cache:
+        first, second = rig.cache.open(rig.store, run), rig.cache.open(rig.store, run)
+        first.close()
+        first.close()
+        assert rig.cache.statistics().readers == 1
+        assert rig.files() == [4]
+        with rig.cache.open(rig.store, run) as third, second as file:
+            assert (third.read(), file.read()) == (b"data", b"data")
+        assert (rig.files(), rig.downloads[run.path]) == ([], 1)
+        assert rig.read(run) == b"data"
+        assert rig.downloads[run.path] == 2
+
+
+def test_idle_runs_go_when_their_time_is_over(tmp_path: Path) -> None:
+    """A run goes `idle_s` after its last reader: not before, not while it is read, and anew after each reader."""
+    rig = CacheRig(tmp_path, idle_s=60.0)
+    run = rig.put("a", b"data")
+    with rig.cache:
+        rig.read(run)
+        rig.now_s += 59.0
+        rig.cache.sweep()
+        with rig.cache.open(rig.store, run):
+            rig.now_s += 1000.0
+            rig.cache.sweep()
+            assert rig.files() == [4]
+        rig.now_s += 59.0
+        rig.cache.sweep()
+        assert (rig.files(), rig.downloads[run.path]) == ([4], 1)
+        rig.now_s += 1.0
+        rig.cache.sweep()
+        assert (rig.files(), rig.cache.statistics().removed) == ([], 1)
+        rig.read(run)
+        assert rig.downloads[run.path] == 2
+
+
+def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
+    """One thread for all runs removes them in time, without a call; it is gone when the cache is closed."""
+    rig = CacheRig(tmp_path)
+    runs = [rig.put(name, b"data") for name in "abc"]
+    cache = RunCache(CacheDirectory.create(tmp_path / "real"), idle_s=0.05)
+    before = len(janitors())
+    for run in runs:
+        cache.open(rig.store, run).close()
+    assert len(janitors()) == before + 1
+    until(lambda: cache.statistics().removed == len(runs))
+    assert cache.statistics().files == 0
+    cache.close()
+    assert len(janitors()) == before
+    rig.cache.close()
+
+
+def test_a_bound_removes_what_was_idle_longest(tmp_path: Path) -> None:
+    """Within `max_bytes`, idle runs make room for new ones, those idle longest first; what is read is never removed."""
+    rig = CacheRig(tmp_path, max_bytes=20)
+    a, b, c = (rig.put(name, name.encode() * 8) for name in "abc")
+    with rig.cache:
+        rig.read(a)
+        rig.now_s += 1
+        rig.read(b)
+        rig.now_s += 1
+        rig.read(a)
+        rig.read(c)
+        rig.read(a)
+        assert rig.downloads == {a.path: 1, b.path: 1, c.path: 1}
+        with rig.cache.open(rig.store, a), rig.cache.open(rig.store, b):
+            assert rig.downloads[b.path] == 2
+            with pytest.raises(StorageFull) as caught:
+                rig.cache.open(rig.store, c)
+            assert (caught.value.facts["max_bytes"], caught.value.facts["size_bytes"]) == (20, 8)
+            assert rig.files() == [8, 8]
+        with pytest.raises(StorageFull):
+            rig.read(rig.put("large", b"x" * 21))
+        assert rig.files() == [8, 8]
+
+
+def test_a_distrusted_copy_is_fetched_anew(tmp_path: Path) -> None:
+    """A copy found damaged is handed out no more; those who have it open keep it, and it goes with the last of them."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    with rig.cache:
+        with rig.cache.open(rig.store, run) as old:
+            rig.cache.distrust(run)
+            assert rig.read(run) == old.read()
+            assert (rig.downloads[run.path], rig.files()) == (2, [4, 4])
+        assert rig.files() == [4]
+        rig.cache.distrust(run)
+        rig.cache.distrust(run)
+        assert rig.files() == []
+
+
+def test_close_leaves_nothing(tmp_path: Path) -> None:
+    """After close there is no file, directory or thread, whatever is still open; closing again changes nothing."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    before = len(janitors())
+    rig.read(run)
+    assert len(janitors()) == before + 1
+    reader = rig.cache.open(rig.store, run)
+    rig.cache.close()
+    rig.cache.close()
+    assert list(tmp_path.iterdir()) == []
+    assert len(janitors()) == before
+    with reader as file:
+        assert file.read() == b"data"
+    reader.close()
+    with pytest.raises(ClosedError):
+        rig.cache.open(rig.store, run)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_close_waits_for_a_download(tmp_path: Path) -> None:
+    """A close in the middle of a download ends after it, with nothing left; the reader gets ClosedError."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    gate = Gate()
+    rig.on_download = lambda path: gate.wait() if path == run.path else None
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(rig.read, run)
+        gate.await_reached()
+        closing = pool.submit(rig.cache.close)
+        until(lambda: _is_closed(rig))
+        assert not closing.done()
+        gate.open()
+        assert isinstance(reading.exception(), ClosedError)
+        closing.result()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _is_closed(rig: CacheRig) -> bool:
+    try:
+        rig.cache.open(rig.store, run_of("missing", b"")).close()
+    except (ClosedError, NotFound) as error:
+        return isinstance(error, ClosedError)
+    return False
+
+
+def test_limits_without_sense_are_refused(tmp_path: Path) -> None:
+    """Negative or endless idle times, and negative bounds, are ConfigError."""
+    directory = CacheDirectory.create(tmp_path)
+    for idle_s, max_bytes in ((-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, -1)):
+        with pytest.raises(ConfigError):
+            RunCache(directory, idle_s=idle_s, max_bytes=max_bytes)
+    directory.remove()

@@ -1,0 +1,309 @@
+"""Recoveries through the cache that a log's users share in one process, on twins and on the local file system."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover, recover_dict
+from statelog.recovery.cache_directory import CacheWarning
+from statelog.schemas.errors import ConfigError, Misuse
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.leases import list_leases
+from statelog.storage.log import Log
+from statelog.storage.store import Store
+from statelog.storage.store_local import LocalStore
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.cache_rig import janitors, until
+from tests.support.forks import in_fork
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+
+RECOVERIES = 4
+_UNSAFE = ["replication", "min-insync"]
+
+
+class _Reads:
+    """What was read of which file, by any handle on the store: downloads of the whole, and opened readers."""
+
+    def __init__(self) -> None:
+        self.downloads: Counter[str] = Counter()
+        self.opens: Counter[str] = Counter()
+        self.before_download: Callable[[Path], None] = lambda _: None
+        self.after_download: Callable[[Path], None] = lambda _: None
+        self._lock = threading.Lock()
+
+    def count(self, counter: Counter[str], path: str) -> None:
+        """Count one of many threads."""
+        with self._lock:
+            counter[path] += 1
+
+
+class _CountedMemory(MemoryStore):
+    reads: _Reads
+
+    def download(self, path: str, local: Path) -> None:
+        """Count."""
+        self.reads.count(self.reads.downloads, path)
+        self.reads.before_download(local)
+        super().download(path, local)
+        self.reads.after_download(local)
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Count."""
+        self.reads.count(self.reads.opens, path)
+        return super().open(path)
+
+
+class _CountedLocal(LocalStore):
+    reads: _Reads
+
+    def download(self, path: str, local: Path) -> None:
+        """Count."""
+        self.reads.count(self.reads.downloads, path)
+        super().download(path, local)
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Count."""
+        self.reads.count(self.reads.opens, path)
+        return super().open(path)
+
+
+class _World:
+    """A log with two snapshots of several runs and a tail, opened as often as a test likes."""
+
+    def __init__(self, base: Path, kind: str = "memory") -> None:
+        self.base = base / "cache"
+        self.base.mkdir()
+        self.cluster = MemoryCluster()
+        self.disk = MemoryDisk(lambda: 1000.0)
+        self.kind, self.root = kind, base / "root"
+        self.reads = _Reads()
+        self.settings = RecoverySettings(cache=CacheSettings(directory=self.base))
+        self.rig: RecoveryRig = memory_rig(kafka=MemoryKafka(cluster=self.cluster), store=self.store())
+        with Writer(self.rig.log, "w") as writer:
+            for stretch in range(1, 4):
+                self.rig.commit(writer, stretch, [(b"%d" % i, b"%d-%d" % (stretch, i)) for i in range(stretch, 60)])
+                self.rig.snapshot()
+            self.rig.commit(writer, 4, [(b"tail", b"1")])
+        self.reads.opens.clear()
+
+    @property
+    def expected(self) -> dict[object, object]:
+        """The newest state."""
+        return self.rig.state_at(self.rig.end())
+
+    @property
+    def once(self) -> dict[str, int]:
+        """Each run of the newest snapshot, once."""
+        return {run.path: 1 for run in self.rig.manifests[-1].runs}
+
+    def store(self) -> Store:
+        """Another handle on the store."""
+        store = _CountedMemory(self.disk, "rig") if self.kind == "memory" else _CountedLocal(self.root, "rig")
+        store.reads = self.reads
+        return store
+
+    def open(self) -> Log:
+        """The log with clients of its own."""
+        return Log.open("rig", kafka=MemoryKafka(cluster=self.cluster), root=self.store(), allow_unsafe=_UNSAFE)
+
+    def left(self) -> list[Path]:
+        """What lies in the cache's base."""
+        return list(self.base.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -> None:
+    """Four recoveries at once, each with clients of its own and other key groups, download every run exactly once."""
+    world = _World(tmp_path, kind)
+    assert len(world.once) == 3
+    wanted = [None, range(4), range(4, 8), None]
+    logs = [world.open() for _ in range(RECOVERIES)]
+    held = [recover(log, key_groups=w, settings=world.settings) for log, w in zip(logs, wanted, strict=True)]
+    start = threading.Barrier(RECOVERIES)
+
+    def read(number: int) -> dict[object, object]:
+        start.wait()
+        return held[number].to_dict()
+
+    with ThreadPoolExecutor(RECOVERIES) as pool:
+        states = list(pool.map(read, range(RECOVERIES)))
+    assert states == [world.rig.state_at(world.rig.end(), groups) for groups in wanted]
+    assert (world.reads.downloads, world.reads.opens) == (world.once, {})
+    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+
+
+def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
+    """Recoveries one after the other share the files while somebody holds the cache, and fetch them anew if not."""
+    world = _World(tmp_path)
+    with world.settings.cache.opener(world.rig.log):
+        for _ in range(3):
+            assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        assert world.reads.downloads == world.once
+    assert world.left() == []
+    assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+    assert world.reads.downloads == dict.fromkeys(world.once, 2)
+    assert (world.left(), janitors()) == ([], [])
+
+
+def test_a_recovery_can_be_filled_again(tmp_path: Path) -> None:
+    """Every target of one recovery is right, ordered ones too, and each leaves nothing behind."""
+    world = _World(tmp_path)
+    recovery = recover(world.rig.log, settings=world.settings)
+    assert recovery.to_dict() == world.expected
+    assert world.left() == []
+    assert recovery.to_arrow(ordered=True).num_rows == len(world.expected)
+    recovery.close()
+    recovery.close()
+    assert world.left() == []
+
+
+def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
+    """The direct opener reads ranges of the store's files, and neither holds nor keeps anything."""
+    world = _World(tmp_path)
+    with NoCache().opener(world.rig.log) as opener:
+        opener.hold()
+        assert recover_dict(world.rig.log) == world.expected
+        assert not opener.distrust(world.rig.manifests[-1].runs[0].file)
+    assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
+
+
+def test_one_cache_for_one_log(tmp_path: Path) -> None:
+    """Users of one log share one cache; another log has another; the last user to leave closes, once."""
+    world = _World(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = _World(tmp_path / "other", "local")
+    settings = CacheSettings(directory=world.base)
+    first, second = settings.opener(world.rig.log), settings.opener(world.open())
+    third = settings.opener(other.rig.log)
+    for opener in (first, first, second, third):
+        opener.hold()
+    assert len(world.left()) == 2
+    run = world.rig.manifests[-1].runs[0].file
+    first.open(run).__exit__(None, None, None)
+    assert (second.statistics().files, third.statistics().files) == (1, 0)
+    first.close()
+    first.close()
+    third.close()
+    assert len(world.left()) == 1
+    second.close()
+    assert world.left() == []
+    with pytest.raises(Misuse):
+        second.statistics()
+
+
+def test_other_settings_for_a_cache_in_use_are_refused(tmp_path: Path) -> None:
+    """Two idle times for one cache are ConfigError with both; the recovery that asked leaves no lease."""
+    world = _World(tmp_path)
+    with CacheSettings(directory=world.base, idle_s=1.0).opener(world.rig.log):
+        with pytest.raises(ConfigError) as caught:
+            recover(world.rig.log, settings=world.settings)
+        assert "idle_s=1.0" in str(caught.value.facts["in_use"])
+        assert list_leases(world.rig.log.store) == []
+    with pytest.raises(ConfigError):
+        CacheSettings(directory=world.base, idle_s=-1.0)
+
+
+def test_a_full_cache_is_gone_around(tmp_path: Path) -> None:
+    """Runs that do not fit are read from the store, with a warning; the state is the same."""
+    world = _World(tmp_path)
+    cache = CacheSettings(directory=world.base, max_bytes=1)
+    with pytest.warns(CacheWarning, match="max_bytes=1"):
+        assert recover_dict(world.rig.log, settings=RecoverySettings(cache=cache)) == world.expected
+    assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
+
+
+def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -> None:
+    """If only the download is damaged, the store's file is read instead, with a warning, and no older snapshot."""
+    world = _World(tmp_path)
+    world.reads.after_download = _flip
+    with pytest.warns(CacheWarning, match="sha256"):
+        recovery = recover(world.rig.log, settings=world.settings)
+        assert recovery.to_dict() == world.expected
+    assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
+    assert (world.reads.opens, world.left()) == (world.once, [])
+
+
+def test_a_copy_that_decays_is_fetched_anew(tmp_path: Path) -> None:
+    """A copy damaged on the local disk after it was verified costs a warning and a download, and no older snapshot."""
+    world = _World(tmp_path)
+    with world.settings.cache.opener(world.rig.log):
+        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        for file in world.base.rglob("*.run"):
+            _flip(file)
+        recovery = recover(world.rig.log, settings=world.settings)
+        with pytest.warns(CacheWarning, match="fetching it anew"):
+            assert recovery.to_dict() == world.expected
+        assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
+        assert recovery.statistics().plans == 1 + len(world.once)
+    assert world.reads.downloads == dict.fromkeys(world.once, 2)
+
+
+def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
+    """Whatever ends a recovery in the middle of its runs, it leaves the cache, and the cache its directory."""
+    world = _World(tmp_path)
+
+    def fail(_: object) -> None:
+        if world.reads.downloads:
+            raise RuntimeError("the caller's own")
+
+    settings = RecoverySettings(cache=CacheSettings(directory=world.base), progress_interval_s=0.0)
+    recovery = recover(world.rig.log, settings=settings, progress=fail)
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        recovery.to_dict()
+    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+
+
+def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
+    """A download that takes longer than the lease's time does not cost the lease."""
+    world = _World(tmp_path)
+    now_s = [0.0]
+    store, wrote = world.rig.log.store, Counter[str]()
+    put = store.put
+
+    def counted_put(path: str, data: bytes) -> None:
+        wrote[path.split("/")[0]] += 1
+        put(path, data)
+
+    def slowly(_: Path) -> None:
+        before = wrote["leases"]
+        now_s[0] += 100.0
+        until(lambda: wrote["leases"] > before)
+
+    world.reads.before_download = slowly
+    world.rig.log.store.put = counted_put  # type: ignore[method-assign]  # counts what the twin is asked
+    recovery = recover(world.rig.log, settings=world.settings, clock=lambda: now_s[0])
+    assert recovery.to_dict() == world.expected
+    assert wrote["leases"] == 1 + len(world.once)
+
+
+def test_a_fork_starts_with_a_cache_of_its_own(tmp_path: Path) -> None:
+    """A child shares nothing with its parent's cache, and closing there leaves the parent's files."""
+    world = _World(tmp_path)
+    run = world.rig.manifests[-1].runs[0].file
+    opener = world.settings.cache.opener(world.rig.log)
+    opener.hold()
+
+    def child() -> None:
+        opener.open(run).__exit__(None, None, None)
+        assert len(world.left()) == 2
+        opener.close()
+        assert len(world.left()) == 1
+
+    assert in_fork(child) == 0
+    assert len(world.left()) == 1
+    opener.close()
+    assert world.left() == []
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
