@@ -142,6 +142,10 @@ def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str
 
     done = shell.json("append", log_name, source, *options)
     assert (done["writer"], done["rows"], done["commits"]) == ("planes", 5, 3)
+    lag = shell.json("describe", log_name)
+    assert (lag["lag_changes"], lag["lag_commits"]) == (5, 3)
+    assert lag["lag_bytes"] > 0
+    assert 0 <= lag["lag_age_s"] < 300
     assert shell.json("materialize", log_name, "--once")["outcome"] == "completed"
     assert shell.json("materialize", log_name, "--once")["outcome"] == "skipped"
     summary = shell.json("recover", log_name, "--to-parquet", tmp_path / "state.parquet")
@@ -150,6 +154,7 @@ def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str
     assert duckdb.connect().execute(query).fetchall() == [("N1", 2, None), ("N2", 5, None)]
     found = shell.json("describe", log_name)
     assert (found["log"], found["newest_manifest"], found["lag_data_records"]) == (log_name, 1, 0)
+    assert (found["lag_changes"], found["lag_bytes"], found["lag_age_s"]) == (0, 0, 0)
     assert found["writers"][0]["metadata"]["input.rows"] == "5"
     earlier = shell.json("recover", log_name, "--at-writer", "planes", "--at-checkpoint", 3)
     assert earlier["rows"] == 2

@@ -22,7 +22,7 @@ from statelog.materializer.schedule import Cause
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.signals import install_signal_handlers
 from statelog.materializer.statistics import MaterializerStatistics
-from statelog.materializer.tail import Tail
+from statelog.materializer.tail import Tail, tail_now
 
 __all__ = [
     "CRASH_POINTS",
@@ -52,4 +52,5 @@ __all__ = [
     "Tail",
     "install_signal_handlers",
     "run_round",
+    "tail_now",
 ]

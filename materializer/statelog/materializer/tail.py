@@ -16,7 +16,7 @@ from statelog.materializer.restore_time import RestoreWork
 from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.log import Log
 
-__all__ = ["Tail", "TailGauge"]
+__all__ = ["Tail", "TailGauge", "tail_now"]
 
 _LOOK_RECORDS = 16_384
 
@@ -100,6 +100,18 @@ class TailGauge:
             looked_s=self._clock(),
         )
         return self._ledger
+
+
+def tail_now(log: Log, *, clock: Callable[[], float]) -> Tail:
+    """The whole tail up to the ledger's end at this moment. Raises as a look does."""
+    end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
+    gauge = TailGauge(log, clock=clock)
+    try:
+        while (tail := gauge.look()).position < end_position:
+            pass
+        return tail
+    finally:
+        gauge.close()
 
 
 def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: float) -> Tail:

@@ -1,11 +1,13 @@
 """`statelog describe`: what a log is, and how it stands at this moment."""
 
 import datetime
+import time
 
 import click
 
 from statelog.cli.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
+from statelog.materializer import Tail, tail_now
 from statelog.storage.log import LogDescription
 
 __all__ = ["command", "describe"]
@@ -17,14 +19,14 @@ __all__ = ["command", "describe"]
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        session.output.report(describe(log.describe()))
+        session.output.report(describe(log.describe(), tail_now(log, clock=time.time)))
 
 
-def describe(found: LogDescription) -> Report:
-    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet, in records."""
+def describe(found: LogDescription, tail: Tail) -> Report:
+    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet."""
     return Report(
         found.descriptor.name,
-        (*_what_it_is(found), *_how_it_stands(found)),
+        (*_what_it_is(found), *_how_it_stands(found), *_lag(tail)),
         (_partitions(found), _writers(found), _value_schemas(found), _runs(found)),
     )
 
@@ -63,6 +65,15 @@ def _how_it_stands(found: LogDescription) -> tuple[Fact, ...]:
         Fact("lag_ledger_records", found.state.position - (manifest.position if manifest else 0), Unit.COUNT),
         Fact("lag_data_records", behind, Unit.COUNT),
         Fact("accepted_losses", len(found.state.accepted), Unit.COUNT),
+    )
+
+
+def _lag(tail: Tail) -> tuple[Fact, ...]:
+    return (
+        Fact("lag_commits", tail.commits, Unit.COUNT),
+        Fact("lag_changes", tail.changes, Unit.COUNT),
+        Fact("lag_bytes", tail.size_bytes, Unit.BYTES),
+        Fact("lag_age_s", tail.age_s, Unit.SECONDS),
     )
 
 
