@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from statelog.producer.writer import Writer
 from tests.support.broker import Broker
-from tests.support.spark_rig import SparkLog
+from tests.support.spark_rig import AVSC, SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -103,3 +103,16 @@ def test_opaque_values(spark: SparkSession, broker: Broker, log_name: str, tmp_p
     assert rig.state() == {b"b": b"", b"c": b"3"}
     found = spark.read.format("statelog").options(**rig.options).load().collect()
     assert {(bytes(row.key), bytes(row.value)) for row in found} == {(b"b", b""), (b"c", b"3")}
+
+
+def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -> None:
+    """One made before keeps its columns while it can read the state; one that is made after has the new ones."""
+    with Writer(rig.log, "w") as writer:
+        writer.put(1, {"n": 10})
+        writer.commit(1)
+    before = spark.read.format("statelog").options(**rig.options).load()
+    rig.log.evolve_value_schema(AVSC.replace('"name": "n", "type": "long"', '"name": "n", "type": "double"'))
+    assert [row.n for row in before.collect()] == [10]
+    after = spark.read.format("statelog").options(**rig.options).load()
+    assert dict(after.dtypes)["n"] == "double"
+    assert [row.n for row in after.collect()] == [10.0]

@@ -14,6 +14,7 @@ from statelog.recovery.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.errors import ConfigError
+from statelog.schemas.values import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options import ReadOptions, read_options
@@ -47,14 +48,7 @@ class StateReader(DataSourceReader):
         require_spark()
         self._options = read_options(options)
         self._schema = spark_arrow_schema(schema)
-        expected = _columns(self._options)
-        if not same_columns(expected, schema):
-            raise ConfigError(
-                "the schema given is not that of the state",
-                given=schema.simpleString(),
-                expected=expected.simpleString(),
-                hint="Leave .schema() out; select, rename and cast behind the read, or use the option columns",
-            )
+        self._value_schema_id = _value_schema_of(self._options, schema).id
 
     def partitions(self) -> Sequence[InputPartition]:
         """The slices, all at the one position that is taken here. Raises as `recover`."""
@@ -72,7 +66,7 @@ class StateReader(DataSourceReader):
         if not isinstance(partition, StateSlice):
             return  # Spark's stand-in for an empty list of partitions.
         log = cached_log(self._options.where)
-        settings = RecoverySettings(holder="spark-task", threads=1)
+        settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=self._value_schema_id)
         at = AtPosition(partition.position)
         with recover(log, key_groups=partition.key_groups, at=at, settings=settings) as recovery:
             yield from state_batches(recovery.to_arrow(), self._schema)
@@ -89,8 +83,26 @@ def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(key_groups[starts[part] : starts[part + 1]]) for part in range(parts)]
 
 
+def _value_schema_of(options: ReadOptions, schema: StructType) -> ValueSchema:
+    """The newest value schema whose state has these columns: a DataFrame may be older than the last evolution."""
+    known = cached_log(options.where).value_schemas.all()
+    for one in reversed(known):
+        columns = _all_columns(options, one)
+        has_them = set(options.columns or ()) <= set(columns.fieldNames())
+        if has_them and same_columns(chosen(columns, options.columns), schema):
+            return one
+    raise ConfigError(
+        "the schema given is not that of the state",
+        given=schema.simpleString(),
+        expected=_columns(options).simpleString(),
+        hint="Leave .schema() out; select, rename and cast behind the read, or use the option columns",
+    )
+
+
 def _columns(options: ReadOptions) -> StructType:
-    log = cached_log(options.where)
+    return chosen(_all_columns(options, cached_log(options.where).value_schemas.newest()), options.columns)
+
+
+def _all_columns(options: ReadOptions, value_schema: ValueSchema) -> StructType:
     with_group = options.include_key_group or "key_group" in (options.columns or ())
-    columns = state_columns(log.descriptor, log.value_schemas.newest(), include_key_group=with_group)
-    return chosen(columns, options.columns)
+    return state_columns(cached_log(options.where).descriptor, value_schema, include_key_group=with_group)
