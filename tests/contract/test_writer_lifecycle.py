@@ -10,7 +10,9 @@ import pytest
 from statelog.producer.persist import Persist
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CheckpointMismatch, Misuse, SequenceAhead, SequenceTruncated
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
+from statelog.schemas.key_groups import key_group_of
 from statelog.storage.log import Log
 from tests.support.broker import Broker
 from tests.support.writer_rig import WriterRig, real_rig, twin_rig
@@ -288,3 +290,18 @@ def test_statistics_add_up(log: Log) -> None:
     assert (found.failed_chunks, found.in_flight_bytes, found.in_flight_chunks, found.available) == (0, 0, 0, True)
     assert (after.changes, after.buffered_changes, after.available) == (33, 0, False)
     assert (after.persist_s.count, after.confirm_s.count) == (3, 2)
+
+
+@pytest.mark.parametrize("hash_rule", list(HashRule))
+def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: WriterRig, hash_rule: HashRule) -> None:
+    """Named by the caller or hashed, a change for another's partition is a typed refusal, and the writer goes on."""
+    with rig.create(partitions=2, key_groups=4, hash_rule=hash_rule) as log, Writer(log, "w", partitions=[1]) as writer:
+        by_group = {key_group_of(b"%d" % i, log.descriptor.key_type, 4): b"%d" % i for i in range(100)}
+        for key_group in (0, 1, -1, 4):
+            with pytest.raises(KeyGroupMismatch):
+                writer.append(key_group, by_group.get(key_group, b"0"), b"v")
+        for key_group in (2, 3):
+            writer.append(key_group, by_group[key_group], b"v")
+        writer.commit(1)
+
+    assert rig.state() == {by_group[2]: b"v", by_group[3]: b"v"}

@@ -163,6 +163,43 @@ def test_two_checkpoints_in_flight_of_which_the_second_fails(world: World, log: 
         assert first.result() is handle
 
 
+def test_a_report_after_the_time_was_over_changes_nothing(world: World, log: Log) -> None:
+    """What was given up stays so, also when its chunk is acknowledged in the end."""
+    with world.writer(log) as writer:
+        writer.put(b"a", b"1")
+        world.chunks.fates = [Fate.DELAY]
+        persist = writer.persist(1)
+        with pytest.raises(PersistFailed, match="no delivery report"):
+            persist.result()
+        world.cluster.release()
+        for _ in range(2):
+            with pytest.raises(PersistFailed):
+                writer.persist(2)
+        with pytest.raises(PersistFailed):
+            persist.result()
+
+    assert writer.statistics().in_flight_bytes == 0
+
+
+def test_an_interrupted_wait_ends_the_writer(world: World, log: Log) -> None:
+    """Ctrl-C while a result is waited for leaves it open whether a report was lost, so nothing more is committed."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with world.writer(log) as writer:
+        writer.put(b"a", b"1")
+        world.chunks.fates = [Fate.DELAY]
+        persist = writer.persist(1)
+        world.on_look = [interrupt, lambda: None]
+        with pytest.raises(KeyboardInterrupt):
+            persist.result()
+        assert writer.life is Life.FAILED
+        with pytest.raises(ClosedError):
+            writer.put(b"b", b"2")
+    assert world.rig.state() == {}
+
+
 def test_closing_ends_what_is_under_way(world: World, log: Log) -> None:
     """A checkpoint whose chunks are in flight at close fails, its bytes are given back, and late reports do nothing."""
     writer = world.writer(log)

@@ -11,6 +11,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -116,18 +117,21 @@ class Pipeline:
 
     def take_reports(self) -> None:
         """Note what has become durable, and what failed, as far as the delivery reports have come."""
-        while self._landing and self._landing[0].sqn < self.sequence.sent and self._landing[0].all_landed:
+        while self._landing and self._has_landed(self._landing[0]):
             first = self._landing[0]
-            try:
+            with suppress(PersistFailed):  # Which is noted below.
                 first.entries(self._outbox)
-            except PersistFailed:
-                break
-            self._landing.popleft()
-            self.copies.completed(first.sqn)
-            self.sequence = self.sequence.durable_below(first.sqn + 1)
+                self._landing.popleft()
+                self.copies.completed(first.sqn)
+                self.sequence = self.sequence.durable_below(first.sqn + 1)
+        if self._outbox.failure is not None:
+            self.sequence = self.sequence.fails(self._outbox.failure.sqn)
+
+    def _has_landed(self, change_set: ChangeSet) -> bool:
+        """A report that comes after its change set was given up changes nothing any more."""
         failure = self._outbox.failure
-        if failure is not None:
-            self.sequence = self.sequence.fails(max(failure.sqn, self.sequence.durable))
+        given_up = failure is not None and failure.sqn <= change_set.sqn
+        return change_set.sqn < self.sequence.sent and change_set.all_landed and not given_up
 
     def wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait until everything below `end_sqn` is durable; False if the time is over. Raises PersistFailed."""

@@ -138,7 +138,8 @@ class LocalCopyReader:
         try:
             for partition, listed in plan.listed.items():
                 self._places[partition] = sorted(
-                    place for key, entry in listed.items() for place in self._locate(attempts, key, entry)
+                    (place for key, entry in listed.items() for place in self._locate(attempts, key, entry)),
+                    key=lambda place: place.offset,
                 )
         except OSError as error:
             self.close()
