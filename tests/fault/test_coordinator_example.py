@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from demo.processes import alive, resume, wait_until
-from examples.coordinator import LICENSE, LINES_PER_COMMIT, SPAWN, Job, coordinate, count_words, run_to_the_end, words
+from examples import coordinator as example
+from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
 from statelog.schemas.key_groups import KeyType
 from tests.support.broker import Broker
-from tests.support.step_hooks import DieOnce, StopOnce, nothing
+from tests.support.quick_start import quick_start
+from tests.support.step_hooks import DieOnce, StopOnce, coordinate, nothing
 from tests.support.writer_rig import WriterRig, real_rig
 
 BATCHES = 4
@@ -23,6 +25,13 @@ DEATHS = (
     "commit-made",
     "committed",
 )
+
+
+@pytest.fixture(autouse=True)
+def _start_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's processes, forked off a server."""
+    monkeypatch.setattr(example, "SPAWN", quick_start())
+    monkeypatch.setattr(example, "coordinate", coordinate)
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ def test_zombie_worker_of_a_dead_coordinator(
 ) -> None:
     """A worker sleeps while its coordinator is killed and the next one ends the work; what it writes then is void."""
     sleeper = StopOnce(tmp_path / "sleeper", "worker: counted")
-    coordinator = SPAWN.Process(target=coordinate, args=(make_job(sleeper),))
+    coordinator = quick_start().Process(target=coordinate, args=(make_job(sleeper),))
     coordinator.start()
     try:
         wait_until(lambda: sleeper.pid > 0, 60, "no worker came to its step")

@@ -7,7 +7,6 @@ an end, when they are told that somebody took over, or when they are killed.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from statelog.recovery.recover import recover
 from statelog.schemas.errors import Fenced
 from statelog.schemas.ledger_state import LastCommit
 from statelog.schemas.shares import share
+from tests.support.quick_start import quick_start
 from tests.support.rescale_world import count
 from tests.support.writer_rig import WriterRig, real_rig
 
 __all__ = ["Ending", "Place", "WorkerProcess", "furthest", "restore"]
 
 _EVENTS_PER_COMMIT = 5
-_CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["statelog.producer.writer", "statelog.recovery.recover", "statelog.storage.log"])
+_CONTEXT = quick_start()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
