@@ -1,0 +1,53 @@
+"""The tree of errors: what is drawn at the top of the module is what is there, and every error survives a pickle."""
+
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from statelog.schemas import errors
+from statelog.schemas.errors import StatelogError
+
+
+def drawn() -> dict[str, str]:
+    """Each error's parent, as the drawing has it."""
+    parents: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"([ │├└─]{4,})([A-Z]\w+)", line)
+        if found is None:
+            continue
+        depth, name = len(found[1]), found[2]
+        above = [one for one in above if one[0] < depth]
+        if above:
+            parents[name] = above[-1][1]
+        above.append((depth, name))
+    return parents
+
+
+def below(kind: type[StatelogError]) -> Iterator[type[StatelogError]]:
+    """An error and all that are derived from it in its module."""
+    yield kind
+    for one in kind.__subclasses__():
+        if one.__module__ == errors.__name__:
+            yield from below(one)
+
+
+ALL = list(below(StatelogError))
+
+
+def test_the_drawing_is_the_tree() -> None:
+    """Every error is drawn below its parent, nothing else is drawn, and all of them are public."""
+    there = {kind.__name__: kind.__bases__[0].__name__ for kind in ALL if kind is not StatelogError}
+    assert drawn() == there
+    assert {kind.__name__ for kind in ALL} <= set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.__name__))
+def test_an_error_travels_between_processes(kind: type[StatelogError]) -> None:
+    """Pickled, as Spark's workers hand it to the driver, an error keeps kind, message, hint and facts."""
+    error = kind("it broke", hint="mend it", partition=3, topic="t")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.message, again.hint, again.facts, str(again)) == (error.message, "mend it", error.facts, str(error))
