@@ -1,13 +1,14 @@
 """The Kafka port on confluent-kafka: topics, offsets, truncation, and the makers of producers and readers.
 
-Owns one librdkafka admin client, made at first use. It executes and translates, it decides nothing: every error of the
-client becomes one of ours with the brokers, the topic and the partition as facts. Answers are awaited for at most
-`request_timeout_s`, by default what the settings say; only what passes by itself (a leader that is being elected) is
-asked again within that time.
+Owns one librdkafka admin client, made at first use, which threads may share. It executes and translates, it decides
+nothing: every error of the client becomes one of ours with the brokers, the topic and the partition as facts. Answers
+are awaited for at most `request_timeout_s`, by default what the settings say; only what passes by itself (a leader that
+is being elected) is asked again within that time.
 """
 
 import concurrent.futures
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -63,6 +64,7 @@ class ConfluentKafka:
         self._clock = clock
         self._sleep = sleep
         self._guard = ProcessGuard("Kafka client")
+        self._making = threading.Lock()
         self._native: admin.AdminClient | None = None
 
     def __repr__(self) -> str:
@@ -183,16 +185,22 @@ class ConfluentKafka:
         self._native = None
 
     def _client(self) -> admin.AdminClient:
-        self._guard.check()
-        if self._native is None:
-            try:
-                self._native = admin.AdminClient(admin_properties(self._config), logger=_LOG)
-            except confluent_kafka.KafkaException as refused:
-                name, text = kafka_error(refused, self._config)
-                raise client_error(name, text, "making a client", self._config.bootstrap_servers) from None
-            self._guard.hold(self._native)
-        self._native.poll(0)  # Hands the client's log lines on; they would pile up otherwise.
-        return self._native
+        self._guard.check()  # Before the lock: a fork may have copied it while another thread had it.
+        with self._making:
+            if self._native is None:
+                self._native = self._make_client()
+            native = self._native
+        native.poll(0)  # Hands the client's log lines on; they would pile up otherwise.
+        return native
+
+    def _make_client(self) -> admin.AdminClient:
+        try:
+            native = admin.AdminClient(admin_properties(self._config), logger=_LOG)
+        except confluent_kafka.KafkaException as refused:
+            name, text = kafka_error(refused, self._config)
+            raise client_error(name, text, "making a client", self._config.bootstrap_servers) from None
+        self._guard.hold(native)
+        return native
 
     def _ask(self, doing: str, call: Callable[[admin.AdminClient], "concurrent.futures.Future[T]"]) -> T:
         try:
@@ -264,6 +272,7 @@ class ConfluentKafka:
         if self._clock() >= deadline:
             raise BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
         # The client remembers "no such topic" for longer than we wait; only a new one asks the broker again.
-        self._guard.drop()  # Else each try would leave a client, its threads and its connections behind.
-        self._native = None
+        with self._making:
+            self._guard.drop()  # Else each try would leave a client, its threads and its connections behind.
+            self._native = None
         self._sleep(_RETRY_S)
