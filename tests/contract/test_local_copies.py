@@ -19,8 +19,9 @@ from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
 from statelog.storage.local_copy import LocalCopyReader
 from statelog.storage.log import Log
+from tests.support.broker import Broker
 from tests.support.mutation import mutations
-from tests.support.writer_rig import UNSAFE, WriterRig, twin_rig
+from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
 
 
 class LedgerOnly(MemoryKafka):
@@ -269,3 +270,21 @@ def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:
     assert world.files() == ["9.partial"]
     with world.rig.open() as again, world.writer(again):
         assert world.files() == []
+
+
+@pytest.mark.broker
+def test_copies_on_a_real_broker(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """With real offsets and gaps between change sets the copies hold the whole tail: there is no warning."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, local_copies=tmp_path / "c")
+    rig.create().close()
+    for life in range(2):
+        with rig.open() as log, Writer(log, "w", settings=settings) as writer:
+            fill(writer, life, 50)
+            writer.commit(life * 2 + 1)
+            fill(writer, life + 50, 50)
+            writer.persist(life * 2 + 2).result()
+    with rig.open() as log:
+        state = recover(log, settings=RecoverySettings(local_copies=tmp_path / "c")).to_dict()
+
+    assert state == rig.state() != {}

@@ -11,8 +11,9 @@ from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import ClosedError, PersistFailed, Unavailable
 from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.log import Log
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.writer_rig import UNSAFE, WriterRig, twin_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
 ROOMY = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=512, in_flight_bytes_max=1500)
@@ -286,6 +287,25 @@ def test_a_failure_ends_the_wait_for_room(world: World, log: Log) -> None:
                 writer.put(b"%d" % i, bytes(100))
         assert world.now_s < 20
         assert writer.life is Life.FAILED
+
+
+def test_a_full_client_queue_is_waited_for(world: World) -> None:
+    """The client takes no more than two records at a time; the rest waits here, and each is sent once."""
+    kafka = MemoryKafka(cluster=world.cluster, queue_limit=2)
+    world.chunks.others = Fate.DELAY
+    with Log.open("p", kafka=kafka, root=world.rig.store(), allow_unsafe=UNSAFE) as log, world.writer(log) as writer:
+        for i in range(4):
+            writer.put(b"%d" % i, b"v")
+            writer.next_sequence_number()
+        world.on_look = [lambda: world.cluster.release(1)]
+        persist = writer.persist(1)
+        world.cluster.release()
+        writer.confirm(persist.result())
+        assert writer.statistics().blocked_s.count >= 1
+        assert writer.statistics().chunk_bytes.count == 4
+
+    assert len(world.cluster.records("p", 0)) == 4
+    assert len(world.rig.state()) == 4
 
 
 def test_a_settled_commit_goes_on_with_rolled_over_changes(world: World, log: Log) -> None:
