@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.recovery.at import AtCheckpoint, AtPosition
-from statelog.schemas.errors import ConfigError, InvalidName
+from statelog.schemas.errors import ConfigError, InvalidName, NotFound
+from statelog.spark.batch_sink import BatchWriter
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options import log_options, read_options, storage_text, write_options
+from statelog.spark.sink import StreamWriter
 from statelog.spark.source import slices
 from statelog.spark.writing import require_spark
 
@@ -128,6 +131,18 @@ def test_the_cache_closes_what_it_lets_go() -> None:
     cache.clear()
     assert all(client.closed for client in clients)
     assert cache.get(8) is None
+
+
+@pytest.mark.parametrize("sink", [StreamWriter, BatchWriter])
+def test_making_a_writer_does_no_io(tmp_path: Path, sink: type[StreamWriter | BatchWriter]) -> None:
+    """Spark makes a writer in two processes for every batch: only pickling it, which planning alone does, looks for
+    the log.
+    """
+    options = {**WHERE, "root": str(tmp_path), "kafka.bootstrap.servers": "127.0.0.1:1", "writerId": "job"}
+    columns = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+    writer = sink(options, columns, overwrite=False)
+    with pytest.raises(NotFound, match="no log flights"):
+        pickle.dumps(writer)
 
 
 def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
