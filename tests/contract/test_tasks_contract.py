@@ -1,6 +1,5 @@
 """What a coordinator and its tasks promise, on the in-memory twins and on a real broker alike."""
 
-import multiprocessing
 import pickle
 import threading
 import warnings
@@ -32,6 +31,7 @@ from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
 from tests.support.broker import Broker
+from tests.support.quick_start import quick_start
 from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
@@ -329,6 +329,20 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: WriterRig, log:
     assert rig.state() == even | odd
 
 
+def test_the_last_commits_of_all_writers(rig: WriterRig, log: Log) -> None:
+    """Any process reads them from the log: of writers that are fenced, too, but not of one that ended for good."""
+    assert log.commits() == {}
+    for name, partition, final in (("a", 0, False), ("b", 1, True), ("c", 0, False)):
+        with Writer(log, name, partitions=[partition]) as writer:
+            writer.commit(1, {"of": name}, final=final)
+
+    with rig.open() as other:
+        assert {name: commit.metadata for name, commit in other.commits().items()} == {
+            "a": {"of": "a"},
+            "c": {"of": "c"},
+        }
+
+
 def test_a_grant_that_is_over_is_not_resumed(rig: WriterRig, log: Log) -> None:
     """Fenced by another writer, or ended by a final commit: resuming is refused, not discovered at the commit."""
     with Coordinator(log, "c") as coordinator:
@@ -356,12 +370,12 @@ def work(bootstrap: str, task_bytes: bytes, slot: int, changes: dict[bytes, byte
 
 @pytest.mark.broker
 def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Grants and handles travel pickled; two spawned processes write, the coordinator commits both."""
+    """Grants and handles travel pickled; two other processes write, the coordinator commits both."""
     rig = real_rig(log_name, broker.bootstrap, tmp_path)
     with (
         rig.create() as log,
         Coordinator(log, "c") as coordinator,
-        multiprocessing.get_context("spawn").Pool(2) as pool,
+        quick_start().Pool(2) as pool,
     ):
         parts = split_keys(log)
         for checkpoint_id in (1, 2):

@@ -105,3 +105,23 @@ def test_takeover_under_load(place: Place, log: Log) -> None:
     for worker in new:
         worker.kill()
     check(place, log)
+
+
+def test_a_writer_that_slept_through_the_takeover(place: Place, log: Log) -> None:
+    """A writer that is stopped at its work and runs on after another has committed is told, and nothing of it is seen."""
+    (old,) = start(place, 1)
+    old.began_at()
+    wait_for(log, 20)
+    old.stop()
+    try:
+        (new,) = start(place, 1)
+        began = new.began_at()
+        wait_for(log, max(began.values()) + 20)
+    finally:
+        old.resume()
+    ending = old.ending()
+
+    assert ending.fenced
+    assert ending.told == began
+    new.kill()
+    check(place, log)

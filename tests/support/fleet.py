@@ -4,6 +4,8 @@ Workers follow docs/key-groups.md and count the events of tests.support.rescale_
 an end, when they are told that somebody took over, or when they are killed.
 """
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +65,8 @@ class WorkerProcess:
         self._process = _CONTEXT.Process(target=_work, args=(place, worker, workers, end, theirs), daemon=True)
         self._process.start()
         theirs.close()
+        assert self._process.pid is not None
+        self._pid = self._process.pid
 
     def began_at(self) -> dict[int, int]:
         """Its partitions and the positions where it begins, once it is open."""
@@ -74,6 +78,14 @@ class WorkerProcess:
         ending: Ending = self._pipe.recv()
         self._process.join()
         return ending
+
+    def stop(self) -> None:
+        """SIGSTOP: it stands still where it is."""
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self._pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL; returns when it is dead."""

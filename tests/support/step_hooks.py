@@ -17,7 +17,7 @@ __all__ = ["DieOnce", "StopOnce", "coordinate", "nothing"]
 
 def coordinate(job: coordinator.Job) -> None:
     """The coordinator's process."""
-    vars(coordinator)["SPAWN"] = quick_start()  # Of another type, with the same methods.
+    coordinator.__dict__["SPAWN"] = quick_start()  # Of another type, with the same methods.
     coordinator.coordinate(job)
 
 
