@@ -1,0 +1,68 @@
+"""The worked example of a changelog with checkpoints and materializations that overlap, step by step on the twins."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.materializer.tail import tail_now
+from statelog.schemas.errors import StoreUnavailable
+from tests.support.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
+
+
+def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path) -> None:
+    """What is committed while a round runs is neither in its snapshot nor lost, and truncation waits for a second one.
+
+    a, checkpoint 1; b, checkpoint 2; a round takes its target; c, checkpoint 3; the round ends; d, checkpoint 4.
+    """
+    twin = TwinLog(partitions=1)
+    settings = settings_for(tmp_path)
+    log = twin.open()
+    twin.write({b"a": b"1"})
+    twin.write({b"b": b"1"})
+    at_target = dict(twin.model)
+
+    def meanwhile(point: str) -> None:
+        if point == "after-fold":
+            twin.write({b"c": b"1"})
+
+    first = run_round(log, settings, clock=twin.clock, crash=meanwhile)
+    assert isinstance(first, Completed)
+    assert (first.commits, first.changes) == (2, 2)
+    newest = log.manifests.newest()
+    assert newest is not None
+    assert state_of_snapshot(log, newest.manifest) == at_target
+    twin.write({b"d": b"1"})
+
+    # Replay goes on right behind the target: c and d, and b is not among them.
+    assert tail_now(log, clock=twin.clock).changes == 2
+    assert state_of(log) == twin.model
+    assert log.data_offsets()[0].start == 0
+
+    second = run_round(log, settings, clock=twin.clock)
+    assert isinstance(second, Completed)
+    assert (second.commits, second.changes) == (2, 2)
+    assert log.data_offsets()[0].start == newest.manifest.next_offsets[0]
+    assert state_of(log) == twin.model
+    assert state_of(log, min) == twin.model
+
+
+def test_recovery_has_the_log_alone_until_the_first_round_and_snapshots_across_failures_after(tmp_path: Path) -> None:
+    """With no snapshot the log is the state; with some, and failed rounds between them, it is still the same."""
+    twin = TwinLog()
+    for turn in range(6):
+        twin.write({f"k{i}".encode(): f"{turn}".encode() if (i + turn) % 4 else None for i in range(20)})
+        assert state_of(twin.open()) == twin.model
+        if turn % 2:
+            run_round(twin.open(), settings_for(tmp_path, fanout=2), clock=twin.clock)
+        else:
+            with pytest.raises(StoreUnavailable):
+                run_round(twin.open(), settings_for(tmp_path, fanout=2), clock=twin.clock, crash=_fail_after_upload)
+        assert state_of(twin.open()) == twin.model
+    assert twin.open().manifests.numbers() == [2, 3]
+
+
+def _fail_after_upload(point: str) -> None:
+    if point == "after-upload":
+        raise StoreUnavailable("the store went away")
