@@ -140,6 +140,21 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert _names(tmp_path) == []
 
 
+def test_what_comes_in_between_stays(tmp_path: Path) -> None:
+    """A directory that somebody fills under the name while the database is made is AlreadyExists, and untouched."""
+
+    def fill(_: Progress) -> None:
+        (tmp_path / "db").mkdir(exist_ok=True)
+        (tmp_path / "db" / "mine").touch()
+
+    settings = RecoverySettings(progress_interval_s=0)
+    recovery = recover(_filled().log, progress=fill, settings=settings)
+    assert not (tmp_path / "db").exists()
+    with pytest.raises(AlreadyExists):
+        recovery.to_rocksdb(tmp_path / "db")
+    assert (_names(tmp_path), _names(tmp_path / "db")) == (["db"], ["mine"])
+
+
 def test_an_unwritable_place_is_told(tmp_path: Path) -> None:
     """A directory that cannot be made is StoreUnavailable with the path."""
     (tmp_path / "file").touch()

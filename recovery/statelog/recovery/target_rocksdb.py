@@ -178,11 +178,11 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _local_disk(path: Path) -> Generator[None]:
-    """Failures of the local disk in our own terms. RocksDB's are plain exceptions with a text."""
+    """Failures of the local disk in our own terms. RocksDB's are plain `Exception` with a text."""
     try:
         yield
-    except AlreadyExists:
-        raise
     except Exception as error:
+        if type(error) is not Exception and not isinstance(error, OSError):
+            raise
         kind = StorageFull if any(text in str(error) for text in _FULL) else StoreUnavailable
         raise kind(f"the local disk failed: {error}", path=str(path)) from error
