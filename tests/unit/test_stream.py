@@ -1,0 +1,82 @@
+"""Streams on the twins: whose key groups they hold, value schemas that are added meanwhile, and the cache of runs."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from statelog.producer.writer import Writer
+from statelog.recovery.cache_shared import CacheSettings
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.storage.leases import list_leases
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.recovery_rig import memory_rig
+from tests.support.stream_reader import Reader
+
+_V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
+_V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
+       {"name":"s","type":["null","string"],"default":null}]}"""
+
+
+def test_an_empty_log_is_one_empty_portion() -> None:
+    """A stream of nothing says that nothing is the whole state, with the columns of the log."""
+    rig = memory_rig()
+    with recover(rig.log).stream() as stream:
+        (portion,) = stream
+        assert (portion.changes.num_rows, portion.changes.schema.names) == (0, ["key_group", "op", "key", "value"])
+        assert (stream.applied, stream.has_ended, stream.is_fetched) == (portion.applied, True, True)
+        assert stream.take() is None
+
+
+def test_a_follower_of_some_key_groups_gets_only_those() -> None:
+    """State and live changes are of the wanted key groups; commits that change others only move the position."""
+    rig, reader, wanted = memory_rig(), Reader(), frozenset({0, 3})
+    keys = [b"key-%d" % i for i in range(60)]
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(key, b"1") for key in keys[:40]])
+        with recover(rig.log, key_groups=wanted).stream() as stream:
+            for portion in stream:
+                reader.apply(portion)
+        rig.commit(writer, 2, [(key, None) for key in keys[20:30]])
+        rig.commit(writer, 3, [(key, b"3") for key in keys if rig.key_group(key) == 1])
+        rig.commit(writer, 4, [(key, b"4") for key in keys[30:]])
+    with recover(rig.log, resume=reader.applied).follow(poll_s=0) as stream:
+        while reader.applied.position < rig.end():
+            reader.apply(next(stream))
+    assert reader.state == rig.state_at(rig.end(), wanted)
+    assert {row[0] for row in reader.rows} == wanted
+    assert reader.applied.key_groups == wanted
+
+
+def test_a_follower_goes_on_with_a_new_value_schema() -> None:
+    """A value schema that is added while a follower runs gives later portions the new columns."""
+    rig, reader = memory_rig(value_schema=_V1), Reader()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", {"n": 1})])
+    with recover(rig.log).follow(poll_s=0) as stream:
+        while not reader.state or not reader.applied.is_complete:
+            reader.apply(next(stream))
+        rig.log.value_schemas.add(_V2)
+        with Writer(rig.log, "w") as writer:
+            rig.commit(writer, 2, [(b"b", {"n": 2, "s": "x"})])
+        portion = next(stream)
+        reader.apply(portion)
+    assert reader.state == {b"a": {"n": 1}, b"b": {"n": 2, "s": "x"}}
+    assert pa.types.is_struct(portion.changes.schema.field("value").type)
+
+
+def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
+    """Runs come from local copies, as for any target, and the cache is given back when the state was fetched."""
+    asked: list[str] = []
+    store = MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=lambda method, _: asked.append(method))
+    rig, reader = memory_rig(store=store), Reader()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
+        rig.snapshot()
+    asked.clear()
+    settings = RecoverySettings(cache=CacheSettings(directory=tmp_path, idle_s=0))
+    recover(rig.log, settings=settings).stream().apply(reader.apply)
+    assert reader.state == rig.state_at(rig.end())
+    assert list_leases(store) == []
+    assert ("download" in asked, "open" in asked) == (True, False)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 0] == []
