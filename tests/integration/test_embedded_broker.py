@@ -1,7 +1,6 @@
 """The embedded broker: the one that the development command starts, and the tests where Docker does not answer."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -13,12 +12,17 @@ pytestmark = pytest.mark.broker
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """One embedded broker for this file, alive."""
+def _embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(tmp_path_factory.mktemp("embedded"))
-    broker.start()
     yield broker
     broker.stop()
+
+
+@pytest.fixture
+def embedded(_embedded: EmbeddedBroker) -> EmbeddedBroker:
+    """One embedded broker for this file, alive at the start of every test."""
+    _embedded.start()
+    return _embedded
 
 
 def _produce(bootstrap: str, topic: str, value: bytes) -> None:
@@ -58,12 +62,10 @@ def test_starting_twice_is_starting_once(embedded: EmbeddedBroker) -> None:
     assert embedded.process == before
 
 
-def test_stop_leaves_no_process(tmp_path: Path) -> None:
+def test_stop_leaves_no_process(embedded: EmbeddedBroker) -> None:
     """After stop no process is left, even if the broker was paused; and stop can be called again."""
-    broker = EmbeddedBroker(tmp_path)
-    broker.start()
-    broker.pause()
-    assert broker.alive
-    broker.stop()
-    assert not broker.alive
-    broker.stop()
+    embedded.pause()
+    assert embedded.alive
+    embedded.stop()
+    assert not embedded.alive
+    embedded.stop()
