@@ -1,11 +1,13 @@
 """Streams on the twins: whose key groups they hold, value schemas that are added meanwhile, and the cache of runs."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 
 from statelog.producer.writer import Writer
 from statelog.recovery.cache_shared import CacheSettings
+from statelog.recovery.live import Live
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.leases import list_leases
@@ -80,3 +82,28 @@ def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
     assert list_leases(store) == []
     assert ("download" in asked, "open" in asked) == (True, False)
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 0] == []
+
+
+def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
+    """Leases are capped by their age: one that is up to date, or moves on, is made anew; one that is stuck is not."""
+    rig, now = memory_rig(), [0.0]
+    with (
+        recover(rig.log) as recovery,
+        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), clock=lambda: now[0])) as live,
+    ):
+        recovery.close()
+        (first,) = list_leases(rig.log.store)
+        with Writer(rig.log, "w") as writer:
+            rig.commit(writer, 1, [(b"a", b"1")])
+        (commit,) = live.commits()
+        now[0] = 3600.0
+        live.renew()
+        assert [held.lease.id for held in list_leases(rig.log.store)] == [first.lease.id]
+        live.passed(commit)
+        (second,) = list_leases(rig.log.store)
+        assert (second.lease.id != first.lease.id, second.lease.position) == (True, rig.end())
+        now[0] = 7200.0
+        assert live.commits() == []
+        (third,) = list_leases(rig.log.store)
+        assert third.lease.id not in (first.lease.id, second.lease.id)
+    assert list_leases(rig.log.store) == []

@@ -78,7 +78,7 @@ class Live:
         with _saying_what_to_do():
             found = self._ledger.read_end()
         if not found:
-            self._position = self._ledger.fold.position
+            self._move_on(self._ledger.fold.position)
         accepted = self._ledger.fold.accepted
         if found and self._settings.value_schema_id is None:
             # A schema is stored before the first chunk that uses it, so it is there for all of these commits.
@@ -102,13 +102,9 @@ class Live:
 
     def passed(self, commit: LiveCommit) -> None:
         """The commit was handed over: the log is not needed up to here any more."""
-        self._position = commit.end_position
         for partition, entries in commit.replay.listed.items():
             self._next_offsets[partition] = max(entry.end_offset for entry in entries.values())
-        if self._clock() - self._claimed_s >= _LEASE_AGE_S:
-            older, self._claimed_s = self._lease, self._clock()
-            self._lease = self._claim()
-            older.release()
+        self._move_on(commit.end_position)
 
     def renew(self) -> None:
         """Write the lease again if it is time to."""
@@ -118,6 +114,14 @@ class Live:
         """Remove the lease and release the ledger's reader. Idempotent."""
         self._lease.release()
         self._ledger.close()
+
+    def _move_on(self, position: int) -> None:
+        """Nothing below is needed any more. Whoever says so is not stuck, and may have a new lease."""
+        self._position = position
+        if self._clock() - self._claimed_s >= _LEASE_AGE_S:
+            older, self._claimed_s = self._lease, self._clock()
+            self._lease = self._claim()
+            older.release()
 
     def _claim(self) -> LeaseHolder:
         return LeaseHolder.claim(

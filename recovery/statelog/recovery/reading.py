@@ -8,9 +8,9 @@ Invariants:
   thread, stops the other one and is raised.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from threading import Event
 from typing import BinaryIO, TypeVar
@@ -105,9 +105,12 @@ class Reading:
 
     def _merge(self, tail: Sequence[Iterator[pa.Table]], *, drop_deletes: bool) -> Iterator[pa.Table]:
         streams = [self._one_run(number) for number in range(len(self.plan.runs))]
-        for table in merge_streams([*streams, *tail], drop_deletes=drop_deletes):
-            yield table
-            self.beat(Phase.READ)
+        with ExitStack() as closing:
+            for stream in streams:
+                closing.callback(stream.close)  # Whoever keeps an error keeps what it passed, open files included.
+            for table in merge_streams([*streams, *tail], drop_deletes=drop_deletes):
+                yield table
+                self.beat(Phase.READ)
 
     # ---- runs and tail
 
@@ -133,7 +136,7 @@ class Reading:
                     tail.result()  # Raises at once what the other thread met.
         return tables
 
-    def _one_run(self, number: int) -> Iterator[pa.Table]:
+    def _one_run(self, number: int) -> Generator[pa.Table]:
         part = self.plan.runs[number]
         source = OneRun(part.run.file, self._open)
         try:
