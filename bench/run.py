@@ -6,6 +6,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from bench.cache import cache
 from bench.figures import Figure, percentile, rate, timed
 from bench.logs import bench_log, bulk_append
 from bench.plain import plain_topic
@@ -152,4 +153,11 @@ def snapshot(setting: Setting) -> list[Figure]:
     ]
 
 
-BENCHMARKS = {"append": append, "latency": latency, "replay": replay, "snapshot": snapshot, "rocksdb": rocksdb}
+BENCHMARKS = {
+    "append": append,
+    "latency": latency,
+    "replay": replay,
+    "snapshot": snapshot,
+    "rocksdb": rocksdb,
+    "cache": cache,
+}

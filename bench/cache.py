@@ -1,0 +1,157 @@
+"""Four recoveries of one state at once, with and without the recovery cache.
+
+On a local store, and on one whose network is simulated: 20 ms a request and 100 MB/s for the whole process. The clock
+covers the recoveries with their planning, and with the cache also the making and removing of its files.
+"""
+
+import io
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from bench.figures import Figure, timed
+from bench.logs import bench_log, bulk_append
+from bench.setting import Setting
+from bench.workload import batches, every_key
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.recovery import CacheSettings, Recovery, RecoverySettings, recover
+from statelog.storage import Log
+from statelog.storage.store_local import LocalStore
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["cache"]
+
+RECOVERIES = 4
+_REQUEST_S = 0.02
+_BYTES_S = 100e6
+_REQUEST_BYTES = 8 << 20
+
+
+class _Link:
+    """What all readers of a process share. `size_bytes` counts what came over it."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._lock = threading.Lock()
+
+    def transfer(self, size_bytes: int) -> None:
+        """Wait as long as a request for so many bytes takes."""
+        time.sleep(_REQUEST_S)
+        with self._lock:
+            self.size_bytes += size_bytes
+            time.sleep(size_bytes / _BYTES_S)
+
+
+class _SlowFile(io.RawIOBase):
+    """A file whose every read is a request."""
+
+    def __init__(self, file: BinaryIO, link: _Link) -> None:
+        super().__init__()
+        self._file = file
+        self._link = link
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        with memoryview(buffer).cast("B") as view:
+            data = self._file.read(len(view))
+            view[: len(data)] = data
+        self._link.transfer(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _RemoteStore(LocalStore):
+    """A local store behind a link."""
+
+    def __init__(self, root: Path, log: str, link: _Link) -> None:
+        super().__init__(root, log)
+        self._link = link
+
+    def download(self, path: str, local: Path) -> None:
+        """Requests of 8 MiB, as object stores' clients make them."""
+        super().download(path, local)
+        size_bytes = local.stat().st_size
+        for start in range(0, size_bytes, _REQUEST_BYTES):
+            self._link.transfer(min(_REQUEST_BYTES, size_bytes - start))
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A reader of ranges."""
+        with super().open(path):
+            pass
+        return io.BufferedReader(_SlowFile((self._directory / path).open("rb", buffering=0), self._link))
+
+
+def cache(setting: Setting) -> list[Figure]:
+    """Seconds for four recoveries at once, and the bytes that they fetch from the store behind the link."""
+    found: dict[str, list[float]] = {name: [] for name in ("local", "local+", "remote", "remote+", "mb", "mb+")}
+    with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
+        _fill(log, setting, Path(scratch))
+        cached = RecoverySettings(cache=CacheSettings(directory=Path(scratch) / "cache"))
+        for _ in range(setting.rounds):
+            log.store = LocalStore(setting.root, log.name)
+            found["local"].append(timed(partial(_recover_all, log, RecoverySettings())))
+            found["local+"].append(timed(partial(_recover_all, log, cached)))
+            for mark, settings in (("", RecoverySettings()), ("+", cached)):
+                link = _Link()
+                log.store = _RemoteStore(setting.root, log.name, link)
+                found["remote" + mark].append(timed(partial(_recover_all, log, settings)))
+                found["mb" + mark].append(link.size_bytes / 1e6)
+    return [
+        _figure("4 recoveries at once, cached, local store", "s", found["local+"], found["local"]),
+        _figure("4 recoveries at once, cached, 100 MB/s store", "s", found["remote+"], found["remote"]),
+        _figure("bytes of 4 recoveries at once, cached", "MB", found["mb+"], found["mb"]),
+    ]
+
+
+def _fill(log: Log, setting: Setting, scratch: Path) -> None:
+    """A quarter of the keys in three runs, and a short tail."""
+    keys = setting.keys // 4
+    rounds = MaterializerSettings(scratch=scratch)
+    bulk_append(log, every_key(keys), commits=2)
+    run_round(log, rounds)
+    for seed in (1, 2):
+        bulk_append(log, batches(keys // 10, keys, seed=seed), commits=1)
+        run_round(log, rounds)
+    bulk_append(log, batches(keys // 100, keys, seed=3), commits=1)
+
+
+def _recover_all(log: Log, settings: RecoverySettings) -> None:
+    held = [recover(log, settings=settings) for _ in range(RECOVERIES)]
+    with ThreadPoolExecutor(RECOVERIES) as pool:
+        rows = {table.num_rows for table in pool.map(Recovery.to_arrow, held)}
+    assert len(rows) == 1
+
+
+def _figure(name: str, unit: str, values: list[float], baseline: list[float]) -> Figure:
+    return Figure(
+        name=name,
+        unit=unit,
+        value=sorted(values)[len(values) // 2],
+        lowest=min(values),
+        highest=max(values),
+        baseline_name="without the cache",
+        baseline=sorted(baseline)[len(baseline) // 2],
+        higher_is_better=False,
+    )
