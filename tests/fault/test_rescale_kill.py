@@ -108,7 +108,7 @@ def test_takeover_under_load(place: Place, log: Log) -> None:
 
 
 def test_a_writer_that_slept_through_the_takeover(place: Place, log: Log) -> None:
-    """A writer that is stopped at its work and runs on after another has committed is told, and what it wrote is void."""
+    """A writer that is stopped at its work, and runs on after another has committed, is told; what it wrote is void."""
     (old,) = start(place, 1)
     old.began_at()
     wait_for(log, 20)
