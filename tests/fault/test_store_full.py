@@ -1,7 +1,9 @@
 """A disk that fills up under a real local store: a small file system in memory, mounted for the test."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import randbytes
 
@@ -9,7 +11,9 @@ import pytest
 
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
+from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.errors import NotFound, StorageFull
+from statelog.storage.leases import list_leases
 from statelog.storage.store_local import LocalStore
 from tests.support.recovery_rig import memory_rig
 
@@ -96,3 +100,22 @@ def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
         recover(rig.log).to_rocksdb(small_disk / "db", sst_bytes=1)
     assert caught.value.facts["path"] == str(small_disk / "db")
     assert list(small_disk.iterdir()) == []
+
+
+def test_a_stream_that_fills_its_spill_directory_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
+    """StorageFull with the directory, all of its space back, no lease; with a second directory the state comes out."""
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 16)) for number in range(48)])
+    bounds = RecoverySettings(memory_bytes=SIZE_BYTES // 16, fold_bytes=1, spill_directories=(small_disk,))
+    free_bytes = shutil.disk_usage(small_disk).free
+    with pytest.raises(StorageFull) as caught:
+        recover(rig.log, settings=bounds).stream().apply(lambda _: None)
+    assert (caught.value.facts["path"], caught.value.facts["code"]) == (str(small_disk), "ENOSPC")
+    assert shutil.disk_usage(small_disk).free == free_bytes
+    assert list_leases(rig.log.store) == []
+    both = replace(bounds, spill_directories=(small_disk, tmp_path))
+    with recover(rig.log, settings=both).stream() as stream:
+        assert stream.wait_fetched(60.0)
+        assert sum(portion.changes.num_rows for portion in stream) == 48
+    assert shutil.disk_usage(small_disk).free == free_bytes

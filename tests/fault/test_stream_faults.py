@@ -275,7 +275,7 @@ def test_what_is_pending_is_the_rest_and_outlives_the_stream(twins: _Twins) -> N
 
 
 def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
-    """A resume point of another log, of a newer statelog, or that is none, is told; and it leaves no other choice."""
+    """A place in another log, of a newer statelog, or in no format of ours, is told; and it leaves no other choice."""
     applied = twins.recover().stream().apply(lambda _: None)
     with pytest.raises(IdentityChanged):
         recover(memory_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)

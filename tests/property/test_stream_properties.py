@@ -41,7 +41,7 @@ def _history(seed: int) -> RecoveryRig:
     return rig
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     stops=st.lists(st.integers(0, 12), max_size=4),
@@ -78,7 +78,7 @@ def test_an_interrupted_restore_goes_on_where_it_was(
     assert list_leases(rig.log.store) == []
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 2**32), stops=st.lists(st.integers(1, 8), max_size=3), fold_bytes=st.sampled_from([1, 1 << 20])
 )
@@ -116,7 +116,7 @@ def _take(rig: RecoveryRig, portion: Any, reader: Reader) -> None:
     groups=st.one_of(st.none(), st.frozensets(st.integers(0, 65535))),
 )
 def test_what_was_applied_survives_as_text(position: int, group: int, rows: int, groups: frozenset[int] | None) -> None:
-    """A resume point comes back from its text as it was."""
+    """A place comes back from its text as it was."""
     identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
     applied = Applied(identity=identity, place=Place(position, group, rows), key_groups=groups)
     assert Applied.from_json(applied.to_json()) == applied

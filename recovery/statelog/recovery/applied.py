@@ -131,14 +131,14 @@ class Applied:
         try:
             fields = cast("dict[str, Any]", json.loads(text))
             if fields["format"] > _FORMAT:
-                raise UnknownFormat("a resume point has a newer format", found=fields["format"], known=_FORMAT)
+                raise UnknownFormat("what was applied is kept in a newer format", found=fields["format"], known=_FORMAT)
             position, next_key_group, rows = (int(number) for number in fields["place"])
             ranges = fields["key_groups"]
             groups = None if ranges is None else frozenset(g for start, end in ranges for g in range(start, end))
             identity = LogIdentity.from_datum(fields)
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(
-                f"this is no resume point: {error!r}", hint="Give back what Applied.to_json returned"
+                f"this does not say what was applied: {error!r}", hint="Give back what Applied.to_json returned"
             ) from error
         return cls(identity=identity, place=Place(position, next_key_group, rows), key_groups=groups)
 
