@@ -89,7 +89,7 @@ def test_zombie_worker_of_a_dead_coordinator(
     coordinator = quick_start().Process(target=coordinate, args=(make_job(sleeper),))
     coordinator.start()
     try:
-        wait_until(lambda: sleeper.pid > 0, 60, "no worker came to its step")
+        wait_until(lambda: sleeper.pid > 0, 120, "no worker came to its step")
         coordinator.kill()
         coordinator.join()
         assert coordinator.exitcode == -signal.SIGKILL
@@ -100,7 +100,7 @@ def test_zombie_worker_of_a_dead_coordinator(
         assert alive([sleeper.pid])
     finally:
         resume([sleeper.pid])
-    wait_until(lambda: not alive([sleeper.pid]), 60, "the zombie does not end")
+    wait_until(lambda: not alive([sleeper.pid]), 120, "the zombie does not end")
 
     with rig.open() as log:
         assert log.data_offsets() != ends, "the zombie wrote nothing"
