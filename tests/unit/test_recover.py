@@ -120,6 +120,14 @@ def test_statistics_count_what_was_read() -> None:
     assert done.bytes_per_s > 0
 
 
+def test_recovering_writes_nothing_to_the_log() -> None:
+    """Data and ledger end where they ended before, and the store holds the files that it held."""
+    rig = _filled()
+    before = rig.log.data_offsets(), rig.end(), sorted(rig.log.store.list())
+    assert recover_dict(rig.log) == recover_dict(rig.log) == rig.state_at(rig.end())
+    assert (rig.log.data_offsets(), rig.end(), sorted(rig.log.store.list())) == before
+
+
 def test_progress_ends_at_the_whole() -> None:
     """The last report is done, with all bytes and all changes, for some key groups as for all."""
     for key_groups in (None, [1, 2]):
