@@ -17,7 +17,7 @@ from statelog.schemas.replay_plan import ReplayPlan, plan_replay
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
-from statelog.storage.local_copy import LocalCopyReader
+from statelog.storage.local_copy import LocalCopy, LocalCopyReader
 from statelog.storage.log import Log
 from tests.support.broker import Broker
 from tests.support.mutation import mutations
@@ -172,6 +172,25 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
             LocalCopyReader(world.directory, "l", plan)
     with pytest.warns(RecoveryWarning, match="from Kafka"):
         assert world.state() == {b"k": b"v", b"l": b"w"}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int) -> None:
+    """Whole and undamaged, but other chunks at these offsets, or these chunks at other offsets: it is not the one."""
+    with world.writer(log) as writer:
+        for i in range(1, 3):
+            writer.put(b"k", b"%d" % i)
+            writer.commit(i)
+    plan = world.plan()
+    attempt = next(world.directory.rglob("*.copy")).parent
+    ((partition, listed),) = plan.listed.items()
+    first, second = (record.value for record in world.cluster.records("l", partition))
+    forged = LocalCopy(attempt, 1)
+    forged.add(partition, first if shift else second)
+    forged.complete({partition: [min(entry.first_offset for entry in listed.values()) + shift]})
+
+    with pytest.raises(Corrupt, match="not the change set"):
+        LocalCopyReader(world.directory, "l", plan)
 
 
 def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> None:

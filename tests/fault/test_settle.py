@@ -7,6 +7,7 @@ import pytest
 
 from statelog.producer.lifecycle import Life
 from statelog.producer.opening import random_nonce
+from statelog.producer.settings import WriterSettings
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown
@@ -259,6 +260,24 @@ def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
         first = writer.persist(1).result()
         writer.put(b"k", b"w")
         writer.persist(2).result()
+        world.faults.fates = [Fate.LOSE]
+        with pytest.raises(OutcomeUnknown):
+            writer.confirm(first)
+
+    assert world.rig.state() == {}
+
+
+@pytest.mark.parametrize("roll_over", [False, True])
+def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
+    """Chunks that a full buffer sent are out under this epoch as well, whether their change set goes on or not."""
+    settings = WriterSettings(roll_rows=1, list_bytes=1, roll_bytes=1)
+    with world.rig.open() as log, Writer(log, "w", settings=settings, clock=Clock()) as writer:
+        writer.put(b"k", b"v")
+        first = writer.persist(1).result()
+        writer.put(b"k", b"w")
+        if roll_over:
+            writer.next_sequence_number()
+            writer.put(b"l", b"w")
         world.faults.fates = [Fate.LOSE]
         with pytest.raises(OutcomeUnknown):
             writer.confirm(first)
