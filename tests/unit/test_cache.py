@@ -1,12 +1,13 @@
 """The recovery cache: one download a file, counts that never lie, idle clean-up by the clock, nothing left."""
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 
-from statelog.recovery.cache import RunCache
+from statelog.recovery.cache import CachedRun, RunCache
 from statelog.recovery.cache_directory import CacheDirectory
 from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull
 from tests.support.cache_rig import CacheRig, Gate, janitors, run_of, until
@@ -101,6 +102,21 @@ def test_closing_a_reader_twice_counts_once(tmp_path: Path) -> None:
         assert (rig.files(), rig.downloads[run.path]) == ([], 1)
         assert rig.read(run) == b"data"
         assert rig.downloads[run.path] == 2
+
+
+def test_a_file_that_cannot_be_closed_still_counts_its_reader_out() -> None:
+    """The release happens whatever closing the file says, once, and the error comes out once."""
+    released: list[bool] = []
+    reader = CachedRun(_Stuck(), lambda: released.append(True))
+    with pytest.raises(OSError, match="stuck"):
+        reader.close()
+    reader.close()
+    assert released == [True]
+
+
+class _Stuck(io.BytesIO):
+    def close(self) -> None:
+        raise OSError("stuck")
 
 
 def test_idle_runs_go_when_their_time_is_over(tmp_path: Path) -> None:
