@@ -45,7 +45,7 @@ def _history(seed: int) -> RecoveryRig:
 @given(
     seed=st.integers(0, 2**32),
     stops=st.lists(st.integers(0, 12), max_size=4),
-    fold_bytes=st.sampled_from([1, 20_000, 1 << 20]),
+    fold_bytes=st.sampled_from([1, 60_000, 1 << 20]),
     groups=st.one_of(st.none(), st.frozensets(st.integers(0, 7))),
 )
 def test_an_interrupted_restore_goes_on_where_it_was(
