@@ -57,6 +57,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
             with rig.open() as log:
                 assert recover(log).to_dict() == model
     assert reached == set(CRASH_POINTS)
+    assert list((tmp_path / "scratch").iterdir()) == []
 
     with rig.open() as log:
         described = log.describe()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from statelog.materializer.events import RoundEndedLate, RoundFailed
-from statelog.materializer.outcome import Completed
+from statelog.materializer.outcome import Completed, Lost, Skipped
 from statelog.materializer.round import CRASH_POINTS, run_round
+from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.errors import CorruptManifest, RoundGivenUp
 from statelog.schemas.manifest import Manifest
 from tests.support.daemon_bench import DaemonBench
@@ -136,7 +137,17 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
     counts = bench.daemon.statistics()
     assert (counts.failed, counts.completed, counts.late, counts.hanging) == (1, 1, 1, 0)
     assert (counts.failures_in_a_row, counts.number) == (0, 1)
+    assert counts.tail is not None
+    assert (counts.tail.number, counts.tail.commits) == (1, 0)
     assert state_of(bench.log) == bench.twin.model
+
+
+def test_a_late_outcome_takes_no_newer_one_back() -> None:
+    """A round that lost its race long ago is counted, and the newest manifest that is known stays the newest."""
+    known = with_outcome(MaterializerStatistics(), Skipped(number=7, position=70), duration_s=1.0)
+    after = with_outcome(known, Lost(number=3), duration_s=9.0)
+    assert (after.number, after.position, after.lost) == (7, 70, 1)
+    assert with_outcome(known, Skipped(number=3, position=30), duration_s=9.0).position == 70
 
 
 def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None:

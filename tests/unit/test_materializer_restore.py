@@ -19,6 +19,8 @@ from statelog.materializer.restore_time import (
     estimate,
     outlook,
 )
+from statelog.materializer.schedule import Situation, cause_of_round
+from statelog.materializer.settings import MaterializerSettings
 from tests.support.daemon_bench import DaemonBench
 
 SLOW = Rates(
@@ -109,6 +111,25 @@ def test_without_a_budget_the_interval_alone_decides(tmp_path: Path) -> None:
     bench.at(200, lambda: write(bench, 200))
     bench.run(until_s=9_000)
     assert [cause for _, cause in bench.rounds] == ["interval"]
+
+
+@pytest.mark.parametrize(
+    ("now_s", "lasted_s", "expected"),
+    [(104, 0, None), (105, 0, "restore budget"), (119, 20, None), (120, 20, "restore budget")],
+)
+def test_an_early_round_waits_for_as_long_as_the_last_one_took(
+    now_s: float, lasted_s: float, expected: str | None
+) -> None:
+    """Five seconds after the last round, or its own duration if that is longer: half of the time is left for others."""
+    now = Situation(
+        now_s=now_s,
+        due_s=1000.0,
+        is_triggered=False,
+        outlook=RestoreOutlook.ROUND_DUE,
+        ended_s=100.0,
+        lasted_s=lasted_s,
+    )
+    assert cause_of_round(now, MaterializerSettings(restore_budget_s=30.0)) == expected
 
 
 def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:

@@ -167,6 +167,19 @@ def test_no_news_is_no_good_news(tmp_path: Path) -> None:
     assert 400 <= bench.daemon.statistics().age_s <= 430
 
 
+def test_a_look_that_hangs_delays_no_round_and_is_not_taken_in_after_it(tmp_path: Path) -> None:
+    """What a look brings after a newer round is old news: neither the age nor the tail follow from it."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0)
+    bench.at(100, bench.hold)
+    bench.at(150, bench.go_on, bench.daemon.trigger)
+    bench.at(200, bench.release)
+    ages: list[float] = []
+    bench.at(205, lambda: ages.append(bench.daemon.statistics().age_s))
+    bench.run(until_s=210)
+    assert bench.rounds == [(0, "interval"), (150, "trigger")]
+    assert ages[0] <= 30
+
+
 def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> None:
     """Another materializer won meanwhile and truncated: the gauge starts from its manifest, and nothing is raised."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
