@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ import pytest
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover, recover_dict
 from statelog.recovery.cache_directory import CacheWarning
+from statelog.recovery.planner import RecoveryWarning
 from statelog.schemas.errors import ConfigError, Misuse
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_memory import MemoryKafka
@@ -165,6 +167,19 @@ def test_a_recovery_can_be_filled_again(tmp_path: Path) -> None:
     assert world.left() == []
 
 
+@pytest.mark.parametrize("portions", [1, None])
+def test_a_stream_shares_the_cache_and_leaves_it(tmp_path: Path, portions: int | None) -> None:
+    """A stream fetches its runs through the cache, and leaves nothing, read to its end or dropped on the way."""
+    world = _World(tmp_path)
+    rows = 0
+    with recover(world.rig.log, settings=world.settings).stream() as stream:
+        for portion in islice(stream, portions):
+            rows += portion.changes.num_rows
+    assert rows == len(world.expected) or portions == 1
+    assert (world.reads.downloads, world.reads.opens) == (world.once, {})
+    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+
+
 def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
     """The direct opener reads ranges of the store's files, and neither holds nor keeps anything."""
     world = _World(tmp_path)
@@ -259,6 +274,37 @@ def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the caller's own"):
         recovery.to_dict()
     assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+
+
+def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
+    """A recovery that fails while a run is on its way lets go of that run once it is here."""
+    world = _World(tmp_path)
+    failed = threading.Event()
+
+    def fail(_: object) -> None:
+        if world.reads.downloads:
+            failed.set()
+            raise RuntimeError("the caller's own")
+
+    world.reads.before_download = lambda _: until(failed.is_set)
+    cache = CacheSettings(directory=world.base)
+    with cache.opener(world.rig.log) as holder:
+        settings = RecoverySettings(cache=cache, progress_interval_s=0.0)
+        with pytest.raises(RuntimeError, match="the caller's own"):
+            recover(world.rig.log, settings=settings, progress=fail).to_dict()
+        assert (holder.statistics().files, holder.statistics().readers) == (1, 0)
+
+
+def test_a_second_plan_uses_what_the_first_one_fetched(tmp_path: Path) -> None:
+    """When the newest snapshot turns out damaged, the runs that it shares with the one before are not fetched again."""
+    world = _World(tmp_path)
+    *shared, newest = world.once
+    world.disk.flip_byte(f"rig/{newest}", 100)
+    with pytest.warns((CacheWarning, RecoveryWarning)):
+        recovery = recover(world.rig.log, settings=world.settings)
+        assert recovery.to_dict() == world.expected
+    assert recovery.plan.manifest_number == 2
+    assert world.reads.downloads == dict.fromkeys([*shared, newest], 1)
 
 
 def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
