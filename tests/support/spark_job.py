@@ -31,7 +31,7 @@ from tests.support.spark_rig import read_stream, run_stream, scattered
 __all__ = ["JobSettings", "StrikingSource", "StrikingWriter"]
 
 _VARIABLE = "STATELOG_TEST_STRIKE"
-_HOLD_TIMEOUT_S = 280.0
+_HOLD_TIMEOUT_S = 280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(StrikingSource)
     rows = scattered(read_stream(spark, Path(settings.source)))
-    run_stream(rows, "statelog_striking", settings.options, Path(settings.checkpoint))
+    checkpoint = Path(settings.checkpoint)
+    run_stream(rows, "statelog_striking", settings.options, checkpoint, timeout_s=_HOLD_TIMEOUT_S)
     spark.stop()
 
 

@@ -130,13 +130,19 @@ def fold_rows(batches: Iterable[Iterable[Row]]) -> dict[int, int]:
 
 
 def run_stream(
-    df: DataFrame, format_name: str, options: Mapping[str, str], checkpoint: Path, *, mode: str = "append"
+    df: DataFrame,
+    format_name: str,
+    options: Mapping[str, str],
+    checkpoint: Path,
+    *,
+    mode: str = "append",
+    timeout_s: int = 120,
 ) -> None:
     """Run a query over all that is there, and return when it has ended. Raises what the query ended with."""
     writer = df.writeStream.format(format_name).options(**dict(options)).outputMode(mode)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:
-        query.awaitTermination(120)
+        assert query.awaitTermination(timeout_s), f"the query did not end within {timeout_s} s"
     finally:
         query.stop()
 

@@ -35,6 +35,8 @@ _MOVING = frozenset({
     "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_NOENT",
 })  # fmt: skip
 """Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+"""Answers about a group that pass by themselves."""
 
 T = TypeVar("T")
 
@@ -157,14 +159,9 @@ class ConfluentKafka:
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset)])
+        place = TopicPartition(topic, partition, offset)
         facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
-        answers = self._client().alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
-        try:
-            entries = self._result(answers[group]).topic_partitions or []
-        except _Refused as refused:
-            raise self._error(refused, "publishing a group offset", **facts) from None
-        for entry in entries:
+        for entry in self._publish(ConsumerGroupTopicPartitions(group, [place]), facts):
             if entry.error is not None:
                 answer = _Refused(entry.error.name(), self._config.redact(entry.error.str()))
                 raise self._error(answer, "publishing a group offset", **facts)
@@ -201,6 +198,18 @@ class ConfluentKafka:
             raise client_error(name, text, "making a client", self._config.bootstrap_servers) from None
         self._guard.hold(native)
         return native
+
+    def _publish(self, request: ConsumerGroupTopicPartitions, facts: dict[str, Fact]) -> list[TopicPartition]:
+        """The coordinator's answer for each partition. A broker that has just started loads its groups first."""
+        deadline = self._clock() + self._timeout_s
+        while True:
+            answers = self._client().alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
+            try:
+                return self._result(answers[request.group_id]).topic_partitions or []
+            except _Refused as refused:
+                if refused.name not in _LOADING or self._clock() >= deadline:
+                    raise self._error(refused, "publishing a group offset", **facts) from None
+                self._sleep(_RETRY_S)
 
     def _ask(self, doing: str, call: Callable[[admin.AdminClient], "concurrent.futures.Future[T]"]) -> T:
         try:
