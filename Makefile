@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 EXTRAS := test,spark,s3,demo,check
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
+# Processes of `make test`: many tests wait for a broker or for Spark. `make test PROCESSES=0` is one, in order.
+PROCESSES ?= 2
 
 # Spark's workers would otherwise be whatever python3 is on the path.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -28,7 +30,7 @@ demo: venv java
 	$(BIN)/python -m demo $(ARGS)
 
 test: venv java
-	$(BIN)/python -m pytest -m 'not soak' tests $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder -m 'not soak' tests $(ARGS)
 
 soak: venv java
 	$(BIN)/python -m pytest -m soak --timeout=7200 tests $(ARGS)

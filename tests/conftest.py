@@ -20,7 +20,7 @@ from tests.support import broker as brokers
 
 __all__: list[str] = []
 
-pytest_plugins = ["tests.support.spark", "tests.support.lives"]
+pytest_plugins = ["tests.support.sharing", "tests.support.spark", "tests.support.lives"]
 
 
 def pytest_report_header() -> list[str]:
@@ -41,10 +41,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Broker]:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Broker]:
     """The Kafka broker that this run's tests share. Topics are created by the tests, under names of their own."""
     with ExitStack() as stack:
-        yield brokers.open_shared_broker(stack, tmp_path_factory.mktemp("broker"))
+        yield brokers.told_broker(request.config) or brokers.open_shared_broker(
+            stack, tmp_path_factory.mktemp("broker")
+        )
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
     return Job(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path)
 
 
+@pytest.mark.xdist_group("killed driver")
 def test_a_killed_driver_changes_nothing(job: Job) -> None:
     """Killed with a task begun, a task done, before and after the Commit of a batch, and a failing task on top of it:
     the state equals the model.
@@ -102,6 +103,7 @@ def test_a_killed_driver_changes_nothing(job: Job) -> None:
     assert job.rig.last_commit("job") == commits
 
 
+@pytest.mark.xdist_group("two drivers")
 def test_the_older_of_two_drivers_is_fenced(job: Job) -> None:
     """A second driver starts from a copy of the checkpoint while the first is about to commit: the first is told that
     it is fenced and ends with an error, the second finishes, and no change is lost or there twice.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import docker
+import pytest
 from docker.errors import DockerException
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
@@ -24,6 +25,7 @@ from statelog.cli.devbroker.ready import wait_until_ready
 __all__ = [
     "BROKER_VARIABLE",
     "KAFKA_IMAGE",
+    "SHARED_BROKER",
     "Broker",
     "KafkaContainer",
     "OwnBroker",
@@ -31,9 +33,12 @@ __all__ = [
     "docker_reason",
     "open_own_broker",
     "open_shared_broker",
+    "told_broker",
 ]
 
 BROKER_VARIABLE = "STATELOG_TEST_BROKER"
+SHARED_BROKER = "statelog_shared_broker"
+"""Under this name the first process of a run tells the others its shared broker: bootstrap and kind."""
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 _HEAP_MB = 512
 _START_TIMEOUT_S = 90.0
@@ -157,6 +162,12 @@ def open_shared_broker(stack: ExitStack, directory: Path) -> Broker:
         return Broker(bootstrap=named, kind="named")
     own = _open(stack, directory, "shared broker")
     return Broker(bootstrap=own.bootstrap, kind=own.kind)
+
+
+def told_broker(config: pytest.Config) -> Broker | None:
+    """The shared broker that the first process of this run has started, if there are several."""
+    told: tuple[str, str] | None = getattr(config, "workerinput", {}).get(SHARED_BROKER)
+    return Broker(bootstrap=told[0], kind=told[1]) if told else None
 
 
 def open_own_broker(stack: ExitStack, directory: Path) -> OwnBroker:
