@@ -1,4 +1,4 @@
-"""Directories of caches: locks, age, sweeps and forks; nothing of the living is touched, nothing of the dead stays."""
+"""Directories of caches: nothing of the living is touched, a fork has none of its parent's, the dead are swept."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.recovery.cache_directory import ABANDONED_S, CacheDirectory, CacheWarning, sweep_attempts
+from statelog.recovery.cache_directory import CacheDirectory
 from statelog.schemas.errors import ClosedError, StoreUnavailable
 from tests.support.cache_rig import CacheRig
 from tests.support.forks import in_fork
@@ -40,34 +40,6 @@ def test_the_living_are_not_swept(tmp_path: Path) -> None:
     assert (rig.read(run), rig.downloads[run.path]) == (b"data", 1)
     other.remove()
     rig.cache.close()
-
-
-def test_what_has_no_lock_goes_by_age(tmp_path: Path) -> None:
-    """A directory that died on the way in or out is swept when it is old, not before; strangers' files stay."""
-    half_made, half_removed = tmp_path / ".new-0", tmp_path / "attempt-0"
-    stranger, file = tmp_path / "theirs", tmp_path / "attempt-file"
-    for path in (half_made, half_removed, stranger):
-        path.mkdir()
-    (half_made / "lock").touch()
-    (half_removed / "0.run").touch()
-    file.touch()
-    (tmp_path / "attempt-link").symlink_to(stranger)
-    changed_s = max(path.stat().st_mtime for path in (half_made, half_removed))
-    strangers = {"theirs", "attempt-file", "attempt-link"}
-    sweep_attempts(tmp_path, changed_s + ABANDONED_S - 60.0)
-    assert _names(tmp_path) == strangers | {".new-0", "attempt-0"}
-    sweep_attempts(tmp_path, changed_s + ABANDONED_S)
-    assert _names(tmp_path) == strangers
-
-
-def test_what_cannot_be_swept_is_told(tmp_path: Path) -> None:
-    """A dead directory that cannot be deleted costs a warning, and the new one is made."""
-    (tmp_path / "attempt-0" / "directory").mkdir(parents=True)
-    (tmp_path / "attempt-0" / "lock").touch()
-    with pytest.warns(CacheWarning):
-        directory = CacheDirectory.create(tmp_path)
-    directory.remove()
-    assert _names(tmp_path) == {"attempt-0"}
 
 
 def test_a_base_that_is_no_directory_is_refused(tmp_path: Path) -> None:

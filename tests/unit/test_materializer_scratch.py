@@ -1,15 +1,19 @@
 """Scratch directories: gone after the round, swept after a kill, and never taken from a round that lives."""
 
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from statelog.materializer.outcome import Completed
 from statelog.materializer.round import run_round
-from statelog.materializer.scratch import scratch_directory, sweep
+from statelog.materializer.scratch import scratch_directory
 from statelog.schemas.errors import ConfigError
+from statelog.storage.own_directory import LeftoverWarning
 from tests.support.twin_log import TwinLog, settings_for
 
 _DIES = """
@@ -33,11 +37,9 @@ def another_process(parent: Path, fate: str) -> subprocess.Popen[str]:
 
 
 def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
-    """It is there inside, whatever is swept meanwhile, and gone with all that is in it afterwards, errors or not."""
+    """It is there inside, and gone with all that is in it afterwards, errors or not."""
     with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path) as path:
         (path / "run.parquet").write_bytes(b"x")
-        assert sweep(tmp_path) == []
-        assert path.is_dir()
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -67,17 +69,28 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_has_is_not(tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_else_is_swept(tmp_path: Path) -> None:
-    """Files of our name, links of our name, and directories of other names stay, and so does what a link points to."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "precious").write_bytes(b"x")
-    (tmp_path / "statelog-round-file").write_bytes(b"x")
-    (tmp_path / "statelog-round-link").symlink_to(elsewhere)
-    (tmp_path / "statelog-round-dead").mkdir()
-    assert sweep(tmp_path) == [tmp_path / "statelog-round-dead"]
-    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "statelog-round-file", "statelog-round-link"}
-    assert (elsewhere / "precious").exists()
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_round_counts_whatever_becomes_of_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_stuck: bool
+) -> None:
+    """Once the manifest stands, a directory that is gone already is nothing, and one that cannot go is a warning."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    real = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def crash(point: str) -> None:
+        if point == "after-put" and is_stuck:
+            monkeypatch.setattr(shutil, "rmtree", refuse)
+        elif point == "after-put":
+            real(next(tmp_path.iterdir()))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert isinstance(run_round(twin.open(), settings_for(tmp_path), crash=crash), Completed)
+    assert [warning.category for warning in told] == ([LeftoverWarning] if is_stuck else [])
 
 
 def test_a_scratch_directory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,26 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
         recover(_filled().log, progress=fail, settings=settings).to_rocksdb(tmp_path / "db")
     assert len(made[0]) == 1
     assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["to_rocksdb", "to_parquet"])
+def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, target: str) -> None:
+    """What lies beside the name while a target is made is removed if its owner is gone; of other names it is not."""
+    left = tmp_path / f".state.{'0' * 32}.partial"
+
+    def copy(_: Progress) -> None:
+        for partial in set(tmp_path.glob(".state.*.partial")) - {left}:
+            if not left.exists():
+                shutil.copytree(partial, left)
+
+    settings = RecoverySettings(progress_interval_s=0)
+    getattr(recover(_filled().log, progress=copy, settings=settings), target)(tmp_path / "state")
+    assert _names(tmp_path) == [left.name, "state"]
+    getattr(recover(_filled().log), target)(tmp_path / "other")
+    assert left.exists()
+    (tmp_path / "state").rename(tmp_path / "older")
+    getattr(recover(_filled().log), target)(tmp_path / "state")
+    assert _names(tmp_path) == ["older", "other", "state"]
 
 
 def test_what_comes_in_between_stays(tmp_path: Path) -> None:

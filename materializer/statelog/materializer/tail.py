@@ -1,4 +1,4 @@
-"""The tail: what was committed since the newest snapshot. Followed on the ledger between rounds, cheaply.
+"""The tail: what was committed since the newest snapshot. Followed on the ledger beside the rounds, cheaply.
 
 A look asks for the ledger's end and folds what is new; no chunk is read. A gauge starts from the newest manifest, and
 is thrown away when a round has ended: the next one starts from whatever manifest is newest then.

@@ -1,20 +1,19 @@
 """Target: one Parquet file on the local disk, sorted by (key group, key).
 
-Invariant: the file appears under its name whole or not at all, and only after every check has passed.
+Invariant: the file appears under its name whole or not at all, and only after every check has passed. What a kill
+leaves beside it is swept by the next one of that name.
 """
 
-import errno
 import os
-import uuid
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.recovery.target_arrow import STATE_COLUMNS
-from statelog.schemas.errors import StorageFull, StoreUnavailable
+from statelog.storage.own_directory import make_own
+from statelog.storage.run_file import local_disk
 
 __all__ = ["fill_parquet"]
 
@@ -24,18 +23,18 @@ def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> i
 
     Raises StorageFull, StoreUnavailable for the local disk, and whatever reading the tables raises.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     wanted = pa.schema([schema.field(name) for name in STATE_COLUMNS])
-    try:
-        with _local_disk(path):
-            writer = pq.ParquetWriter(str(partial), wanted, compression="lz4", write_page_checksum=True)
+    with local_disk(path):
+        partial = make_own(path.parent, f".{path.name}.", ".partial")
+    with partial:
+        made = partial.path / "state.parquet"
+        with local_disk(path):
+            writer = pq.ParquetWriter(str(made), wanted, compression="lz4", write_page_checksum=True)
         rows = _write(writer, tables, path)
-        with _local_disk(path):
-            _make_durable(partial)
-            partial.replace(path)
+        with local_disk(path):
+            _make_durable(made)
+            made.replace(path)
             _make_durable(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
     return rows
 
 
@@ -43,11 +42,11 @@ def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path) -> 
     rows = 0
     try:
         for table in tables:
-            with _local_disk(path):
+            with local_disk(path):
                 writer.write_table(table.select(list(STATE_COLUMNS)), row_group_size=max(1, table.num_rows))
             rows += table.num_rows
     finally:
-        with _local_disk(path):
+        with local_disk(path):
             writer.close()
     return rows
 
@@ -58,13 +57,3 @@ def _make_durable(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _local_disk(path: Path) -> Generator[None]:
-    """Failures of the local disk in our own terms."""
-    try:
-        yield
-    except OSError as error:
-        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
-        raise kind(f"the local disk failed: {error}", path=str(path)) from error

@@ -5,14 +5,12 @@ write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`; only this 
 
 Invariants:
 - The database appears under its name whole or not at all, and only after every check has passed. One that is there
-  already is never touched.
+  already is never touched. What a kill leaves beside it is swept by the next one of that name.
 - It names the log and the position that it holds, in a column family of its own.
 - Memory holds a few thousand rows beyond what the tables themselves hold.
 """
 
 import os
-import shutil
-import uuid
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from statelog.recovery.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint
 from statelog.schemas.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
 from statelog.schemas.value_avro import avro_values
 from statelog.schemas.values import ValueSchema
+from statelog.storage.own_directory import make_own
 
 __all__ = ["fill_rocksdb", "require_absent"]
 
@@ -52,20 +51,21 @@ def fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
     if sst_bytes < 1:
         raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
     require_absent(path)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
+    with _local_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = make_own(path.parent, f".{path.name}.", ".partial")
+    with partial:
+        sst, made = partial.path / "sst", partial.path / "db"
         with _local_disk(path):
-            (partial / "sst").mkdir(parents=True)
-        files = _SstFiles(partial / "sst", path, reading.value_schema, sst_bytes)
+            sst.mkdir()
+        files = _SstFiles(sst, path, reading.value_schema, sst_bytes)
         for table in in_raw_order(reading.sorted_tables()):
             files.add(table)
         with _local_disk(path):
             files.finish()
-            _make_database(partial / "db", files.paths, _state_of(reading, files.rows))
-            _make_durable(partial / "db")
-            _publish(partial / "db", path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            _make_database(made, files.paths, _state_of(reading, files.rows))
+            _make_durable(made)
+            _publish(made, path)
     return files.rows
 
 
