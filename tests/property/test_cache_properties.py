@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from statelog.recovery.cache import CachedRun
 from statelog.schemas.errors import CorruptRun
 from statelog.schemas.runs import RunFile
-from tests.support.cache_rig import CacheRig
+from tests.support.cache_rig import CacheRig, until
 
 _NAMES = "abc"
 _IDLE_S = 10
@@ -125,7 +125,9 @@ def test_readers_and_clean_up_at_once(tmp_path: Path) -> None:
 
     def read(seed: int) -> None:
         rng = random.Random(seed)
-        for _ in range(150):
+        for turn in range(150):
+            if turn == 75:  # All come here, if need be: then nobody reads, and the sweeper cannot be too late.
+                until(lambda: rig.cache.statistics().removed > 0)
             number = rng.randrange(len(runs))
             with rig.cache.open(rig.store, runs[number]) as file:
                 assert file.read() == _NAMES[number].encode() * 50

@@ -196,6 +196,22 @@ def test_a_distrusted_copy_is_fetched_anew(tmp_path: Path) -> None:
         assert rig.files() == []
 
 
+def test_a_copy_that_somebody_deleted_is_fetched_anew(tmp_path: Path) -> None:
+    """One reader is told, others keep what they have open, the next to ask gets a new copy, and counts stay right."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    with rig.cache:
+        with rig.cache.open(rig.store, run) as old:
+            for file in tmp_path.rglob("*.run"):
+                file.unlink()
+            with pytest.raises(CorruptRun, match="cannot be opened"):
+                rig.read(run)
+            assert old.read() == b"data"
+            assert rig.read(run) == b"data"
+        counts = rig.cache.statistics()
+        assert (rig.downloads[run.path], counts.files, counts.readers, rig.files()) == (2, 1, 0, [4])
+
+
 def test_close_leaves_nothing(tmp_path: Path) -> None:
     """After close there is no file, directory or thread, whatever is still open; closing again changes nothing."""
     rig = CacheRig(tmp_path)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -246,19 +247,36 @@ def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -
     assert (world.reads.opens, world.left()) == (world.once, [])
 
 
-def test_a_copy_that_decays_is_fetched_anew(tmp_path: Path) -> None:
-    """A copy damaged on the local disk after it was verified costs a warning and a download, and no older snapshot."""
+def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
+    """However many were damaged on the local disk after they were verified: a warning each, no attempt, no snapshot."""
     world = _World(tmp_path)
     with world.settings.cache.opener(world.rig.log):
         assert recover_dict(world.rig.log, settings=world.settings) == world.expected
         for file in world.base.rglob("*.run"):
             _flip(file)
-        recovery = recover(world.rig.log, settings=world.settings)
-        with pytest.warns(CacheWarning, match="fetching it anew"):
+        recovery = recover(world.rig.log, settings=replace(world.settings, attempts=1))
+        with pytest.warns(CacheWarning, match="is damaged"):
             assert recovery.to_dict() == world.expected
         assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
         assert recovery.statistics().plans == 1 + len(world.once)
+        assert (world.reads.downloads, world.reads.opens.keys()) == (world.once, world.once.keys())
+        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
     assert world.reads.downloads == dict.fromkeys(world.once, 2)
+
+
+def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
+    """A cleaner of temporary files costs a warning and a reading of the store's file, and blames no snapshot."""
+    world = _World(tmp_path)
+    with world.settings.cache.opener(world.rig.log):
+        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        for file in world.base.rglob("*.run"):
+            file.unlink()
+        recovery = recover(world.rig.log, settings=world.settings)
+        with pytest.warns(CacheWarning, match="cannot be opened"):
+            assert recovery.to_dict() == world.expected
+        assert (recovery.plan.manifest_number, recovery.warnings, recovery.statistics().plans) == (3, (), 1)
+        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+    assert (world.reads.opens, world.reads.downloads) == (world.once, dict.fromkeys(world.once, 2))
 
 
 def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:

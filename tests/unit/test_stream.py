@@ -4,14 +4,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from statelog.producer.writer import Writer
 from statelog.recovery.cache_shared import CacheSettings
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.live import Live
+from statelog.recovery.plan import RecoveryPlan
+from statelog.recovery.planner import Planner
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.sources import SnapshotFailed
+from statelog.schemas.errors import NotFound, StoreUnavailable
 from statelog.storage.leases import list_leases
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
 from tests.support.recovery_rig import memory_rig
 from tests.support.stream_reader import Reader
 
@@ -107,3 +113,44 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
         (third,) = list_leases(rig.log.store)
         assert third.lease.id not in (first.lease.id, second.lease.id)
     assert list_leases(rig.log.store) == []
+
+
+def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
+    """While its lease stands, neither a renewal nor a new lease has to succeed at once; it is tried again."""
+    now, is_away = [1000.0], [False]
+    store = MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=lambda _m, _p: Fault.BEFORE if is_away[0] else None)
+    rig = memory_rig(store=store)
+    with (
+        recover(rig.log) as recovery,
+        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), clock=lambda: now[0])) as live,
+    ):
+        recovery.close()
+        for now[0] in [1000.0 + 100.0 * i for i in range(1, 36)]:
+            assert live.commits() == []
+        (first,) = list_leases(store)
+        now[0], is_away[0] = 4600.0, True
+        assert live.commits() == []
+        now[0], is_away[0] = 4610.0, False
+        assert list_leases(store) == [first]
+        assert live.commits() == []
+        (second,) = list_leases(store)
+        assert second.lease.id != first.lease.id
+    assert list_leases(store) == []
+
+
+def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
+    """A store that goes away between a damaged run and the question whether its manifest stands is that error."""
+    is_away = [False]
+    disk = MemoryDisk(lambda: 1000.0)
+    store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
+    log = memory_rig(store=store).log
+    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), lambda: 0.0)
+
+    def fail(_: RecoveryPlan) -> None:
+        is_away[0] = True
+        raise SnapshotFailed(NotFound("a run is gone"))
+
+    with pytest.raises(StoreUnavailable):
+        held.use(fail)
+    is_away[0] = False
+    assert list_leases(store) == []

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.errors import ClosedError, ConfigError, StorageFull, StoreUnavailable
+from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.runs import RunFile
 from statelog.storage.store import Store
 
@@ -123,7 +123,8 @@ class RunCache:
     def open(self, store: Store, run: RunFile) -> CachedRun:
         """A reader of a run, which is downloaded from the store if it is not here; close it, or use `with`.
 
-        Raises NotFound, CorruptRun, StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
+        Raises NotFound, CorruptRun (also if the copy that was here cannot be opened; the next one to ask downloads
+        anew), StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
         """
         self._directory.check_owner()
         entry, is_first = self._retain(run)
@@ -143,7 +144,7 @@ class RunCache:
         with self._changed:
             entry = self._entries.get(run.path)
             if entry is not None and entry.ready.done():
-                self._forget(entry)
+                self._drop(entry)
 
     def _retain(self, run: RunFile) -> tuple[_Entry, bool]:
         """The run's entry with one more reader, and whether it was made for this reader, who has to download."""
@@ -180,7 +181,11 @@ class RunCache:
     def _open_file(self, entry: _Entry) -> BinaryIO:
         with self._changed:
             self._check_open()
-            return self._directory.open(entry.file)
+            try:
+                return self._directory.open(entry.file)
+            except StoreUnavailable as error:
+                self._drop(entry)
+                raise CorruptRun(f"the copy of a run cannot be opened: {error}", path=entry.run.path) from error
 
     def _release(self, entry: _Entry) -> None:
         if self.is_foreign:
@@ -241,7 +246,10 @@ class RunCache:
         self._directory.delete(entry.file)
         self._count(removed=1)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _drop(self, entry: _Entry) -> None:
+        """Hand this copy out no more, if it still is; with readers it goes with the last of them."""
+        if self._entries.get(entry.run.path) is not entry:
+            return
         if entry.readers:
             del self._entries[entry.run.path]
         else:

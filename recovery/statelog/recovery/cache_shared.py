@@ -56,7 +56,8 @@ class CachedOpener:
     """One user of a log's shared cache. Not for several owners at once: each recovery has its own.
 
     A full disk, a full cache and a copy that does not verify cost a CacheWarning, and the run is read from the store
-    itself: whether the file there is damaged, only its own reader can say.
+    itself: whether the file there is damaged, only its own reader can say. A run whose copy turned out damaged later is
+    read from the store from then on, so that no run can fail twice because of its copies.
     """
 
     def __init__(self, log: Log, settings: CacheSettings) -> None:
@@ -65,6 +66,7 @@ class CachedOpener:
         self._settings = settings
         self._joined: RunCache | None = None
         self._copied: set[str] = set()
+        self._distrusted: set[str] = set()
 
     def hold(self) -> None:
         """Join the log's cache. Idempotent. Raises ConfigError, StoreUnavailable; a full disk only warns."""
@@ -75,6 +77,8 @@ class CachedOpener:
 
     def open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
         """A reader of the local copy. Raises NotFound, StoreUnavailable, and as `hold`."""
+        if run.path in self._distrusted:
+            return self._store.open(run.path)
         try:
             copy = self._cache().open(self._store, run)
         except (StorageFull, CorruptRun) as error:
@@ -89,9 +93,12 @@ class CachedOpener:
         if run.path not in self._copied:
             return False
         self._copied.discard(run.path)
+        self._distrusted.add(run.path)
         if self._joined is not None:
             self._joined.distrust(run)
-        warnings.warn(f"the local copy of {run.path} is damaged: fetching it anew", CacheWarning, stacklevel=2)
+        warnings.warn(
+            f"the local copy of {run.path} is damaged: reading the run from the store", CacheWarning, stacklevel=2
+        )
         return True
 
     def statistics(self) -> CacheStatistics:

@@ -5,7 +5,7 @@ Owns the retries of a recovery. Never reads a run or a chunk; what is read with 
 Invariants:
 - The plan is used only after its lease was written and the checks passed with the lease in place.
 - Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
-  longer replay, if the log reaches back; else it is the error.
+  longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no attempt.
 - Whatever ends a use with an error removes the lease and lets the opener go.
 - Belongs to one thread at a time; whoever hands it over does not touch it before it is handed back.
 """
@@ -68,8 +68,17 @@ class HeldPlan:
 
         Raises what `use` and planning raise.
         """
+        try:
+            return self._try(use)
+        except BaseException:
+            self.release()
+            raise
+
+    def _try(self, use: Callable[[RecoveryPlan], T]) -> T:
         trouble: Exception | None = None
-        for _ in range(self._settings.attempts):
+        attempts = self._settings.attempts
+        while attempts:
+            attempts -= 1
             try:
                 return use(self._ready())
             except OffsetGone as error:
@@ -77,12 +86,10 @@ class HeldPlan:
             except SnapshotFailed as failed:
                 trouble = failed.error
                 self._drop_snapshot(failed)
-            except BaseException:
-                self.release()
-                raise
+                if failed.is_copy:
+                    attempts += 1  # No run fails twice because of its copies, so this ends.
             self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
             self._plan = None
-        self.release()
         assert trouble is not None, "settings allow at least one attempt"
         raise trouble
 

@@ -6,6 +6,7 @@ verified, folded and sorted as the tail of a state is.
 Invariants:
 - A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
 - A lease is capped by its age, so that a stuck reader cannot hold the log for ever; one that moves on makes a new one.
+  A store that is away for a moment ends no follower whose lease still stands.
 """
 
 import time
@@ -21,7 +22,7 @@ from statelog.recovery.reading import Reading
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.sources import Converter
 from statelog.recovery.spilled_tail import SpilledTail
-from statelog.schemas.errors import OffsetGone
+from statelog.schemas.errors import OffsetGone, Unavailable
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.ledger_client import LedgerClient
@@ -63,9 +64,13 @@ class Live:
         self._position = plan.position
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
-        self._claimed_s = clock()
-        self._lease = self._claim()
         self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state)
+        self._claimed_s = clock()
+        try:
+            self._lease = self._claim()
+        except BaseException:
+            self._ledger.close()
+            raise
 
     @property
     def schema(self) -> pa.Schema:
@@ -118,10 +123,16 @@ class Live:
     def _move_on(self, position: int) -> None:
         """Nothing below is needed any more. Whoever says so is not stuck, and may have a new lease."""
         self._position = position
-        if self._clock() - self._claimed_s >= _LEASE_AGE_S:
-            older, self._claimed_s = self._lease, self._clock()
+        now_s = self._clock()
+        if now_s - self._claimed_s < _LEASE_AGE_S:
+            return
+        older = self._lease
+        try:
             self._lease = self._claim()
-            older.release()
+        except Unavailable:
+            return  # The older lease stands, and whether it can be renewed decides; the next commit tries again.
+        self._claimed_s = now_s
+        older.release()
 
     def _claim(self) -> LeaseHolder:
         return LeaseHolder.claim(
