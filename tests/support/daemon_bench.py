@@ -30,10 +30,11 @@ class DaemonBench:
         self.now_s = 0.0
         self.events: list[Event] = []
         self.broken = False
+        self.broken_method = ""
         self.is_holding = False
         self.start: Start = self._start
         self.control = Control()
-        self.log = self.twin.open(faults=lambda _method, _path: Fault.BEFORE if self.broken else None)
+        self.log = self.twin.open(faults=self._fault)
         self._script: list[tuple[float, Callable[[], object]]] = []
         self._held: list[Callable[[], None]] = []
         defaults: dict[str, Any] = {"interval_s": INTERVAL_S, "jitter": 0.0}
@@ -81,6 +82,9 @@ class DaemonBench:
     def kinds(self) -> list[str]:
         """The names of the events, but for the starts of rounds."""
         return [type(event).__name__ for event in self.events if not isinstance(event, RoundStarted)]
+
+    def _fault(self, method: str, _path: str) -> Fault | None:
+        return Fault.BEFORE if self.broken or method == self.broken_method else None
 
     def _begin(self, work: Callable[[], None]) -> None:
         self.start(work)

@@ -19,7 +19,7 @@ from statelog.materializer.restore_time import (
     estimate,
     outlook,
 )
-from statelog.materializer.schedule import Situation, cause_of_round
+from statelog.materializer.schedule import Situation, cause_of_round, look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from tests.support.daemon_bench import DaemonBench
 
@@ -114,13 +114,20 @@ def test_without_a_budget_the_interval_alone_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("now_s", "lasted_s", "expected"),
-    [(104, 0, None), (105, 0, "restore budget"), (119, 20, None), (120, 20, "restore budget")],
+    ("now_s", "lasted_s", "has_failed", "expected"),
+    [
+        (104, 0, False, None),
+        (105, 0, False, "restore budget"),
+        (119, 20, False, None),
+        (120, 20, False, "restore budget"),
+        (999, 0, True, None),
+        (1000, 0, True, "interval"),
+    ],
 )
 def test_an_early_round_waits_for_as_long_as_the_last_one_took(
-    now_s: float, lasted_s: float, expected: str | None
+    now_s: float, lasted_s: float, has_failed: bool, expected: str | None
 ) -> None:
-    """Five seconds after the last round, or its own duration if that is longer: half of the time is left for others."""
+    """Five seconds after the last round, or its own duration if that is longer, or for the interval if it failed."""
     now = Situation(
         now_s=now_s,
         due_s=1000.0,
@@ -128,6 +135,7 @@ def test_an_early_round_waits_for_as_long_as_the_last_one_took(
         outlook=RestoreOutlook.ROUND_DUE,
         ended_s=100.0,
         lasted_s=lasted_s,
+        has_failed=has_failed,
     )
     assert cause_of_round(now, MaterializerSettings(restore_budget_s=30.0)) == expected
 
@@ -141,6 +149,21 @@ def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:
     early = [time_s for time_s, cause in bench.rounds if cause == "restore budget"]
     assert len(early) >= 3
     assert min(after - before for before, after in pairwise(early)) >= 15.0
+
+
+def test_early_rounds_do_not_use_up_the_failures_that_are_tolerated(tmp_path: Path) -> None:
+    """While rounds fail and the ledger can be looked at, the budget does not turn a short trouble into the end."""
+    bench = slow_bench(tmp_path)
+    bench.at(100, lambda: write(bench, 200), lambda: setattr(bench, "broken_method", "upload"))
+    bench.run(until_s=9_000)
+    assert [cause for _, cause in bench.rounds] == ["interval", "restore budget"]
+    assert bench.daemon.statistics().failures_in_a_row == 1
+
+
+def test_looks_are_never_so_frequent_that_they_are_all_that_is_done() -> None:
+    """Often enough for the budget, the alarm and people; never more than twenty a second, whatever is asked for."""
+    every = [look_every_s(MaterializerSettings(restore_budget_s=budget_s)) for budget_s in (None, 60.0, 20.0, 1e-6)]
+    assert every == [30.0, 3.0, 1.0, 0.05]
 
 
 def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path: Path) -> None:

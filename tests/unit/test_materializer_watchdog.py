@@ -1,6 +1,7 @@
 """The age of the log: what stands in no snapshot, since when, and the alarm that follows from it."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,57 @@ def test_a_look_that_hangs_delays_no_round_and_is_not_taken_in_after_it(tmp_path
     bench.at(205, lambda: ages.append(bench.daemon.statistics().age_s))
     bench.run(until_s=210)
     assert bench.rounds == [(0, "interval"), (150, "trigger")]
+    assert ages[0] <= 30
+
+
+class _HangingStart:
+    """Begins rounds and looks; those of one kind hang until they are released."""
+
+    def __init__(self, bench: DaemonBench, *, looks: bool) -> None:
+        self.hanging: list[Callable[[], None]] = []
+        self.most = 0
+        self._bench = bench
+        self._looks = looks
+        self._rounds = 0
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """A round is told before it begins, a look is not."""
+        is_look, self._rounds = len(self._bench.rounds) == self._rounds, len(self._bench.rounds)
+        if is_look != self._looks:
+            work()
+            return
+        self.hanging.append(work)
+        self.most = max(self.most, len(self.hanging))
+
+    def release(self) -> None:
+        """What hangs goes on, to its end."""
+        while self.hanging:
+            self.hanging.pop()()
+
+
+def test_looks_that_hang_do_not_pile_up(tmp_path: Path) -> None:
+    """However many rounds come and go meanwhile, no more looks hang than failures are tolerated and one; then on."""
+    bench = DaemonBench(tmp_path, failures_tolerated=2)
+    bench.start = start = _HangingStart(bench, looks=True)
+    ages: list[float] = []
+    for time_s in range(2000, 2100, 5):
+        bench.at(time_s, start.release)
+    bench.at(1990, lambda: ages.append(bench.daemon.statistics().age_s))
+    bench.at(2095, lambda: ages.append(bench.daemon.statistics().age_s))
+    bench.run(until_s=2100)
+    assert (len(bench.rounds), start.most) == (21, 3)
+    assert ages[0] == 1990
+    assert ages[1] <= 40
+
+
+def test_a_long_round_on_an_idle_log_does_not_age_it(tmp_path: Path) -> None:
+    """There are looks while a round is in flight, too: what it takes its time for need not be on the log."""
+    bench = DaemonBench(tmp_path, interval_s=1000.0)
+    bench.start = start = _HangingStart(bench, looks=False)
+    ages: list[float] = []
+    bench.at(5000, lambda: ages.append(bench.daemon.statistics().age_s), start.release)
+    bench.run(until_s=5010)
+    assert bench.rounds == [(0, "interval")]
     assert ages[0] <= 30
 
 

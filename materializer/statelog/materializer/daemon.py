@@ -1,6 +1,6 @@
 """The materializer as a daemon: one round after the other, until told to stop or beyond help.
 
-When a round begins is decided in `schedule`. Rounds, and looks at the tail between them, run on threads of their own;
+When a round begins is decided in `schedule`. Rounds, and looks at the tail beside them, run on threads of their own;
 this one only waits, for at most as long as a round may take.
 
     failure       tolerated while the world is in the way, up to a number in a row; anything else ends the daemon
@@ -9,12 +9,14 @@ this one only waits, for at most as long as a round may take.
     stop          between rounds: a round in flight is finished, or given up
 
 Invariants:
-- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated.
+- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated, and no more
+  looks either: then there is none until one comes back, and the age of the log grows.
 - All that is known is one frozen value, replaced whole, by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -105,6 +107,7 @@ class Materializer:
         self._looked: deque[Flight[Tail]] = deque()
         self._round: Flight[RoundOutcome] | None = None
         self._look: Flight[Tail] | None = None
+        self._looks_out = 0
         self._gauge: TailGauge | None = None
         self._due_s = self._look_due_s = clock()
         self._ended_s: float | None = None
@@ -183,18 +186,18 @@ class Materializer:
     def _turn(self) -> None:
         """Take in what ended, begin what is due, and wait for the next of either."""
         self._take_in()
-        if self._round is None and not self._control.is_stopped:
-            self._begin_what_is_due()
-        elif self._round is not None and self._clock() >= self._over_s(self._round):
+        if self._round is not None and self._clock() >= self._over_s(self._round):
             self._give_up(self._round)
+        elif not self._control.is_stopped:
+            self._begin_what_is_due()
         if not (self._ended or self._looked or (self._round is None and self._control.is_stopped)):
             self._wait(max(0.0, self._wake_s() - self._clock()))
 
     def _begin_what_is_due(self) -> None:
-        if self._look is None and self._clock() >= self._look_due_s:
+        if self._clock() >= self._next_look_s():
             self._begin_look()
             self._take_in()
-        cause = cause_of_round(self._situation(), self._settings)
+        cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
         if cause is not None:
             self._begin_round(cause)
 
@@ -206,6 +209,7 @@ class Materializer:
     def _begin_look(self) -> None:
         gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
         self._look = Flight(gauge.look, started_s=self._clock(), on_end=self._look_over)
+        self._looks_out += 1
         self._start(self._look.fly)
 
     def _situation(self) -> Situation:
@@ -216,16 +220,21 @@ class Materializer:
             outlook=self._outlook,
             ended_s=self._ended_s,
             lasted_s=self._statistics.last_duration_s or 0.0,
+            has_failed=self._statistics.failures_in_a_row > 0,
         )
 
     def _over_s(self, flight: Flight[RoundOutcome]) -> float:
         return flight.started_s + self._settings.round_timeout_s
 
+    def _next_look_s(self) -> float:
+        """When the next look is due; never while one is under way, too many hang, or the daemon is to end."""
+        has_room = self._look is None and self._looks_out <= self._settings.failures_tolerated
+        return self._look_due_s if has_room and not self._control.is_stopped else math.inf
+
     def _wake_s(self) -> float:
         """When there is something to do even if nothing rings."""
-        if self._round is not None:
-            return self._over_s(self._round)
-        return min(self._due_s, self._due_s if self._look is not None else self._look_due_s)
+        next_round_s = self._due_s if self._round is None else self._over_s(self._round)
+        return min(next_round_s, self._next_look_s())
 
     # ---- what came back; the first two run on other threads
 
@@ -246,6 +255,7 @@ class Materializer:
                 self._take_round(flight)
         while self._looked:
             look = self._looked.popleft()
+            self._looks_out -= 1
             if look is self._look:
                 self._take_look(look)
 

@@ -2,7 +2,8 @@
 
 first round   after a delay that a hash of the log's name spreads over the interval
 next round    a fixed delay after the last one ended, whatever its outcome; at once if its budget cut it short
-in between    at once when somebody triggers one; early when a restore would take too long by now
+in between    at once when somebody triggers one; early when a restore would take too long by now, unless the last
+              one failed: failures are tolerated by their number, and so they come an interval apart
 """
 
 import zlib
@@ -15,6 +16,7 @@ from statelog.materializer.settings import MaterializerSettings
 
 __all__ = ["Cause", "Situation", "cause_of_round", "delay_after", "first_delay_s", "look_every_s"]
 
+_LOOK_AT_LEAST_S = 0.05
 _LOOK_AT_MOST_S = 30.0
 _LOOKS_PER_ALARM = 10
 _LOOKS_PER_BUDGET = 20
@@ -32,7 +34,8 @@ class Cause(StrEnum):
 class Situation:
     """Between two rounds. Times are on the daemon's clock; `due_s` is when the interval is over.
 
-    `ended_s` is when the last round ended, None before the first, and `lasted_s` how long that took.
+    `ended_s` is when the last round ended, None before the first; `lasted_s` is how long the last one that ended well
+    took, and `has_failed` says that there was a failure since.
     """
 
     now_s: float
@@ -41,6 +44,7 @@ class Situation:
     outlook: RestoreOutlook
     ended_s: float | None
     lasted_s: float
+    has_failed: bool
 
 
 def cause_of_round(now: Situation, settings: MaterializerSettings) -> Cause | None:
@@ -49,7 +53,7 @@ def cause_of_round(now: Situation, settings: MaterializerSettings) -> Cause | No
         return Cause.TRIGGER
     if now.now_s >= now.due_s:
         return Cause.INTERVAL
-    if now.outlook is RestoreOutlook.ROUND_DUE and _is_spaced(now, settings):
+    if now.outlook is RestoreOutlook.ROUND_DUE and not now.has_failed and _is_spaced(now, settings):
         return Cause.RESTORE_BUDGET
     return None
 
@@ -71,8 +75,8 @@ def first_delay_s(log: str, settings: MaterializerSettings) -> float:
 
 
 def look_every_s(settings: MaterializerSettings) -> float:
-    """How often to look at the tail: several times before an alarm, and before a budget is used up."""
+    """How often to look at the tail: several times before an alarm, and before a budget is used up; within bounds."""
     often_s = min(_LOOK_AT_MOST_S, settings.alarm_age_s / _LOOKS_PER_ALARM)
-    if settings.restore_budget_s is None:
-        return often_s
-    return min(often_s, settings.restore_budget_s / _LOOKS_PER_BUDGET)
+    if settings.restore_budget_s is not None:
+        often_s = min(often_s, settings.restore_budget_s / _LOOKS_PER_BUDGET)
+    return max(_LOOK_AT_LEAST_S, often_s)

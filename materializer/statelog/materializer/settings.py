@@ -28,7 +28,7 @@ class MaterializerSettings:
     because the next round begins that merge anew.
     `restore_budget_s`: a round is started early when the estimate for a restore (download the snapshot, replay the
     tail) nears this; None: the interval alone decides. `restore_spacing_s`: but not sooner than this after the last
-    round, nor sooner than that round took.
+    round, nor sooner than that round took, nor after one that failed.
     """
 
     interval_s: float = 600.0
