@@ -9,7 +9,7 @@ import pytest
 from statelog.materializer.outcome import Completed, Skipped
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import AnchorMismatch, BeyondEnd
+from statelog.schemas.errors import AnchorMismatch, BeyondEnd, Damaged
 from statelog.schemas.ledger import LossRange
 from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.log import Log
@@ -76,6 +76,27 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
     outcome = run_round(log, settings, clock=twin.clock)
     assert isinstance(outcome, Completed)
     assert state_of(log) == {b"a": b"1"}
+
+
+def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path: Path) -> None:
+    """What was lost may lie far below its acceptance: that round takes all in between; without one, it is the loss."""
+    twin = TwinLog(partitions=1)
+    log = twin.open()
+    settings = settings_for(tmp_path, budget_commits=1)
+    for number in range(4):
+        twin.write({b"key-%d" % number: b"1"})
+    lost = twin.cluster.records(log.data_topic, 0)[1].offset
+    twin.cluster.overwrite(log.data_topic, 0, lost, b"a stranger's")
+    assert isinstance(run_round(log, settings, clock=twin.clock), Completed)
+    with pytest.raises(Damaged):
+        run_round(log, settings, clock=twin.clock)
+
+    log.accept_loss([LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
+    twin.write({b"key-4": b"1"})
+    outcome = run_round(log, settings, clock=twin.clock)
+    assert isinstance(outcome, Completed)
+    assert (outcome.commits, outcome.behind) == (4, False)
+    assert state_of_snapshot(log, log.manifests.read(2).manifest) == {b"key-%d" % n: b"1" for n in (0, 2, 3, 4)}
 
 
 @pytest.mark.parametrize("topic", ["log", "log.ledger"])

@@ -8,13 +8,15 @@ Invariants:
 - Whatever a manifest names was uploaded and read back before its put.
 - A loser deletes nothing, and nothing that it uploaded is ever used.
 - What is missing is believed only while the manifest that needs it is still the newest; else the round is Lost.
+- The budget never ends a round between a loss and the ledger record with which a person accepted it.
 - A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
 
+import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +30,7 @@ from statelog.materializer.scratch import scratch_directory
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import Target, choose_target
 from statelog.materializer.verified import VerifiedRuns
-from statelog.schemas.errors import DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
+from statelog.schemas.errors import Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
 from statelog.schemas.manifest import Manifest, next_manifest
 from statelog.schemas.replay_plan import plan_replay
 from statelog.storage.anchors import take_anchors
@@ -109,9 +111,19 @@ def run_round(
         steps.passed("after-fold")
         if not _has_news(newest, target):
             return Skipped(number=number, position=newest.manifest.position if newest else 0)
-        with scratch_directory(settings.scratch) as scratch:
-            work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
-            return work.run(started_s, verified or VerifiedRuns())
+
+        def roll_up(target: Target) -> RoundOutcome:
+            with scratch_directory(settings.scratch) as scratch:
+                work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
+                return work.run(started_s, verified or VerifiedRuns())
+
+        try:
+            return roll_up(target)
+        except Damaged:
+            farther = _past_acceptances(log, newest, target, settings)
+            if farther is None:
+                raise
+        return roll_up(farther)
     except (OffsetGone, NotFound) as error:
         now = log.manifests.newest()
         if now is not None and now.manifest.number > number:
@@ -126,6 +138,21 @@ def newest_number(log: Log) -> int:
 
 def _has_news(newest: StoredManifest | None, target: Target) -> bool:
     return bool(target.commits) or target.position - (newest.manifest.position if newest else 0) >= QUIET_RECORDS
+
+
+def _past_acceptances(
+    log: Log, newest: StoredManifest | None, target: Target, settings: MaterializerSettings
+) -> Target | None:
+    """The target without a budget, if a person accepted losses between the target and the ledger's end.
+
+    A snapshot knows of losses that were accepted below its position only. So one that the budget ends between a lost
+    change set and its acceptance can never be made.
+    """
+    if not target.behind:
+        return None
+    everything = replace(settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
+    farther = choose_target(log, newest.manifest if newest else None, everything)
+    return None if farther.state.accepted == target.state.accepted else farther
 
 
 def _loss(error: StatelogError, number: int) -> StatelogError:
