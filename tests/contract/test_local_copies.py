@@ -135,6 +135,11 @@ def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
             writer.commit(life * 10 + 2)
 
     assert world.local_state() == world.rig.state() != {}
+    settings = RecoverySettings(local_copies=world.directory)
+    for chosen, expected in ((settings, True), (RecoverySettings(), False)):
+        recovery = recover(log, settings=chosen)
+        recovery.to_arrow()
+        assert recovery.statistics().tail_is_local is expected
     assert not [name for name in world.files() if name.endswith(".partial")]
 
 

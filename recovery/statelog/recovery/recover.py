@@ -338,6 +338,7 @@ class Recovery:
             run_bytes=reading.runs_read.size_bytes,
             tail_changes=reading.tail_read.changes,
             tail_bytes=reading.tail_read.size_bytes,
+            tail_is_local=reading.tail_read.is_local,
             plan_s=self._held.take_plan_s(),
             total_s=self._clock() - started_s,
             plans=self._held.plans,

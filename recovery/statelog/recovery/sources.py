@@ -46,13 +46,14 @@ class SnapshotFailed(Exception):
 
 
 class Counter:
-    """What one thread has read so far. Others may look at it at any time."""
+    """What one thread has read so far, and whether from local copies of change sets. Others may look at any time."""
 
-    __slots__ = ("changes", "size_bytes")
+    __slots__ = ("changes", "is_local", "size_bytes")
 
     def __init__(self) -> None:
         self.changes = 0
         self.size_bytes = 0
+        self.is_local = False
 
     def add(self, changes: int, size_bytes: int) -> None:
         """Count what was read."""
@@ -129,6 +130,7 @@ def tail_changes(
 ) -> Generator[TailChanges]:
     """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`."""
     reader = _tail_reader(log, plan, settings.local_copies)
+    counter.is_local = isinstance(reader, LocalCopyReader)
     timeout_s = settings.stall_timeout_s
     try:
         for chunk in replay(reader, log.data_topic, plan.replay, log.change_schema, stall_timeout_s=timeout_s):

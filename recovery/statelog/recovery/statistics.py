@@ -9,7 +9,8 @@ __all__ = ["RecoveryStatistics"]
 class RecoveryStatistics:
     """One target that was filled. Times are in seconds; `plan_s` includes the ledger fold, the lease and the checks.
 
-    `rows` is what came out, `run_rows` and `tail_changes` what was read. `plans` counts how often it was planned.
+    `rows` is what came out, `run_rows` and `tail_changes` what was read; `tail_is_local` says that the tail was read
+    from local copies of change sets, not from Kafka. `plans` counts how often it was planned.
     """
 
     position: int
@@ -19,6 +20,7 @@ class RecoveryStatistics:
     run_bytes: int
     tail_changes: int
     tail_bytes: int
+    tail_is_local: bool
     plan_s: float
     total_s: float
     plans: int
