@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,10 @@ from statelog.producer.writer import Writer
 from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
+from statelog.schemas.errors import ConfigError, Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.schemas.ledger import CommitBody
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay
+from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
@@ -123,6 +126,16 @@ def fill(writer: Writer, first: int, count: int) -> None:
         writer.delete(key) if i % 5 == 4 else writer.put(key, b"value %d" % i)
 
 
+def no_kafka() -> Reader:
+    """For who must not need it."""
+    raise AssertionError("the tail was read from Kafka")
+
+
+def open_files() -> int:
+    """How many this process has open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
 def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
     """Over several lives, checkpoints and change sets the copies give the very state that Kafka gives."""
     for life in range(3):
@@ -170,11 +183,11 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
     plan = world.plan()
     (path,) = world.directory.rglob("*.copy")
     whole = path.read_bytes()
-    LocalCopyReader(world.directory, "l", plan).close()
+    LocalCopyReader(world.directory, "l", plan, no_kafka).close()
     for damaged in mutations(whole):
         path.write_bytes(damaged)
         with pytest.raises((Corrupt, UnknownFormat, NotFound)):
-            LocalCopyReader(world.directory, "l", plan)
+            LocalCopyReader(world.directory, "l", plan, no_kafka)
     with pytest.warns(RecoveryWarning, match="from Kafka"):
         assert world.state() == {b"k": b"v", b"l": b"w"}
 
@@ -195,7 +208,7 @@ def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int
     forged.complete({partition: [min(entry.first_offset for entry in listed.values()) + shift]})
 
     with pytest.raises(Corrupt, match="not the change set"):
-        LocalCopyReader(world.directory, "l", plan)
+        LocalCopyReader(world.directory, "l", plan, no_kafka)
 
 
 def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> None:
@@ -269,16 +282,79 @@ def test_copies_have_a_bound(world: World, log: Log) -> None:
         fill(other, 0, 10)
         other.commit(1)
     for life in range(3):
-        with world.writer(log, bytes_max=4_000) as writer:
+        with world.writer(log, bytes_max=20_000) as writer:
             for i in range(10):
                 fill(writer, i, 4)
                 writer.commit(life * 100 + i + 1)
         mine = list((world.directory / "l" / "w").rglob("*.copy"))
-        assert 0 < sum(path.stat().st_size for path in mine) <= 4_000
+        assert len(mine) == 4  # Each counts a block of 4 KiB.
         newest = max((world.directory / "l" / "w").iterdir(), key=lambda path: path.name)
         assert (newest / f"{10:020d}.copy").exists()
 
     assert len(list((world.directory / "l" / "other").rglob("*.copy"))) == 1
+    assert len(list((world.directory / "l" / "w").iterdir())) == 1, "an epoch's directory goes with its last copy"
+
+
+def test_many_change_sets_hold_few_files(world: World, log: Log) -> None:
+    """However many are on their way, or are read: a process may have but so many files open."""
+    before = open_files()
+    with world.writer(log) as writer:
+        world.faults.fates = [Fate.DELAY] * 100
+        for i in range(100):
+            writer.put(b"%d" % i, b"v")
+            writer.persist(i + 1)
+        assert open_files() - before < 10
+        world.cluster.release()
+        writer.commit(101)
+    with closing(LocalCopyReader(world.directory, "l", world.plan(), no_kafka)) as reader:
+        assert open_files() - before < 10
+        ranges = {partition: OffsetRange(0, 1_000) for partition in range(2)}
+        assert sum(1 for _ in reader.read(ranges, stall_timeout_s=1)) == 100
+        assert open_files() - before < 10
+
+    assert open_files() <= before
+
+
+def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
+    """Dropped or cut while it is read, by a writer that needs the room: the rest comes from Kafka, each chunk once."""
+    with world.writer(log) as writer:
+        for i in range(20):
+            writer.put(b"%d" % i, b"v")
+            writer.commit(i + 1)
+    plan = world.plan()
+    ranges = {partition: OffsetRange(*plan.ranges[partition][0]) for partition in plan.ranges}
+    with (
+        closing(LocalCopyReader(world.directory, "l", plan, lambda: MemoryReader(world.cluster, "l"))) as reader,
+        closing(MemoryReader(world.cluster, "l")) as kafka,
+    ):
+        found: list[Record] = []
+        for record in reader.read(ranges, stall_timeout_s=1):
+            found.append(record)
+            if len(found) == 3:
+                for i, path in enumerate(world.directory.rglob("*.copy")):
+                    path.unlink() if i % 2 else path.write_bytes(b"")
+        assert sorted(found) == sorted(kafka.read(ranges, stall_timeout_s=1))
+
+
+def test_a_partial_copy_that_vanished_is_not_begun_anew(tmp_path: Path) -> None:
+    """A newer life on this machine removes what was not whole; what comes later is no copy without what came before."""
+    copy = LocalCopy(tmp_path, 1)
+    copy.add(0, b"first")
+    copy.pause()
+    next(tmp_path.iterdir()).unlink()
+    copy.add(0, b"second")
+    copy.complete({0: [1, 2]})
+
+    assert isinstance(copy.error, FileNotFoundError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_a_path(tmp_path: Path) -> None:
+    """Text is refused before anything is opened, by the writer's and by the recovery's settings."""
+    text: Any = str(tmp_path)
+    for settings in (WriterSettings, RecoverySettings):
+        with pytest.raises(ConfigError, match="local_copies"):
+            settings(local_copies=text)
 
 
 def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:

@@ -85,6 +85,8 @@ class ChangeSet:
         if self._held:
             held, self._held = self._held, []
             self._send(outbox, held[0] if len(held) == 1 else pa.concat_batches(held))
+            if self.copy is not None:
+                self.copy.pause()
 
     def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
         """The entries by partition, once everything has landed. Raises PersistFailed."""

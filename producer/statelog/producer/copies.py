@@ -6,7 +6,8 @@ A committed change set stays in the tail that a recovery replays until a snapsho
 - confirm drops nothing.
 - reset drops what the aborted checkpoint and those before it hold and no commit does.
 - truncate drops what is history below its number.
-- Above `local_copies_bytes_max` the oldest go first, those of earlier lives included: snapshots cover them first.
+- Above `local_copies_bytes_max` the oldest go first, those of earlier lives included: snapshots cover them first. One
+  counts a block of the disk at least, so that small ones are bounded in number, too.
 - close drops what no checkpoint holds. A persisted handle may be adopted, so the copy of its change sets stays.
 
 Invariant: whatever the local disk does, nothing here raises OSError.
@@ -22,6 +23,8 @@ from statelog.producer.statistics import Meter
 from statelog.storage.local_copy import LocalCopy, attempt_directory, copies_of_writer
 
 __all__ = ["LocalCopies"]
+
+_BLOCK_BYTES = 4096
 
 
 class LocalCopies:
@@ -54,7 +57,8 @@ class LocalCopies:
         if copy.error is not None:
             self._meter.local_copy_failures += 1
             del self._kept[sqn]
-        self._kept_bytes += copy.size_bytes
+        else:
+            self._kept_bytes += _cost(copy.size_bytes)
         while self._kept_bytes > self._bytes_max and self._drop_oldest():
             pass
 
@@ -66,23 +70,29 @@ class LocalCopies:
     def _find_earlier(self, directory: Path, grant: Grant) -> None:
         try:
             for path in copies_of_writer(directory, grant.descriptor.name, grant.writer):
-                size_bytes = path.stat().st_size
-                self._earlier.append((path, size_bytes))
-                self._kept_bytes += size_bytes
+                cost = _cost(path.stat().st_size)
+                self._earlier.append((path, cost))
+                self._kept_bytes += cost
         except OSError:
             self._meter.local_copy_failures += 1
 
     def _drop_oldest(self) -> bool:
         if self._earlier:
-            path, size_bytes = self._earlier.popleft()
+            path, cost = self._earlier.popleft()
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-            self._kept_bytes -= size_bytes
+                path.parent.rmdir()  # An epoch's directory goes with its last copy; until then this is refused.
+            self._kept_bytes -= cost
         elif self._kept:
             self._drop(next(iter(self._kept)))
         return bool(self._earlier or self._kept)
 
     def _drop(self, sqn: int) -> None:
         copy = self._kept.pop(sqn)
-        self._kept_bytes -= copy.size_bytes
+        self._kept_bytes -= _cost(copy.size_bytes)
         copy.discard()
+
+
+def _cost(size_bytes: int) -> int:
+    """What a copy counts for; nothing before it is whole."""
+    return max(size_bytes, _BLOCK_BYTES) if size_bytes else 0

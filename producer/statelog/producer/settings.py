@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.schemas.errors import ConfigError
+from statelog.storage.local_copy import check_directory
 
 __all__ = ["WriterSettings"]
 
@@ -19,7 +20,7 @@ class WriterSettings:
     partition and sent, before any checkpoint asks for them, so that it finds little left to send.
     `chunk_bytes`: the size that a chunk aims at. `in_flight_bytes_max`: above it, appending blocks.
     `local_copies`: a local directory for a copy of every change set, which `recover` can read instead of Kafka. Not for
-    durability. `local_copies_bytes_max`: above it the oldest copies of this writer go.
+    durability. `local_copies_bytes_max`: above it the oldest copies of this writer go; one counts 4 KiB at least.
     """
 
     roll_rows: int = 20_000
@@ -34,6 +35,7 @@ class WriterSettings:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+        check_directory(self.local_copies)
         if self.chunk_bytes > 8 << 20:
             raise ConfigError("chunk_bytes is above 8 MiB", hint="A topic takes records of 16 MiB, framing included")
         if self.in_flight_bytes_max < self.chunk_bytes:

@@ -9,6 +9,7 @@ from tempfile import gettempdir
 from statelog.recovery.opener import NoCache, OpenerSettings
 from statelog.recovery.spill import SpillQueue
 from statelog.schemas.errors import ConfigError
+from statelog.storage.local_copy import check_directory
 
 __all__ = ["RecoverySettings"]
 
@@ -60,6 +61,7 @@ class RecoverySettings:
             value: int = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} is {value} and must be at least {least}")
+        check_directory(self.local_copies)
         for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ConfigError(f"{name} is {seconds} and must be above 0")

@@ -145,7 +145,7 @@ def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None) -> Rea
     """The local copies if they hold all of the tail, verified; else Kafka."""
     if local_copies is not None and plan.replay.listed:
         try:
-            return LocalCopyReader(local_copies, log.name, plan.replay)
+            return LocalCopyReader(local_copies, log.name, plan.replay, lambda: log.kafka.reader(log.data_topic))
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
             text = f"the tail is read from Kafka, because the local copies do not hold all of it: {error}"
             warnings.warn(text, RecoveryWarning, stacklevel=2)
