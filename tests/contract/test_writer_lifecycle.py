@@ -1,5 +1,7 @@
 """The life cycle of a writer's change sets, from append to history, on the in-memory twins and on a real broker."""
 
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,7 +269,7 @@ def test_truncate_and_close_says_nothing_of_what_it_was_told_to_drop(log: Log) -
             other.truncate_and_close(other.next_sequence_number())
 
 
-def test_statistics_add_up(log: Log) -> None:
+def test_statistics_add_up(rig: WriterRig, log: Log) -> None:
     """Counts, sizes and times of a short life: full and incremental bytes are told apart, nothing stays in flight."""
     with Writer(log, "w") as writer:
         fill(writer, 10)
@@ -286,10 +288,45 @@ def test_statistics_add_up(log: Log) -> None:
     assert (found.full_bytes, found.incremental_bytes) == (second.size_bytes, second.size_bytes - first.size_bytes)
     assert (found.persist_s.count, found.confirm_s.count, found.confirm_failures) == (2, 1, 0)
     assert found.chunk_bytes.total == second.size_bytes
+    assert found.chunk_s.count == found.chunk_bytes.count > 0
+    assert found.chunk_s.total > 0 or rig.cluster is not None, "the twin takes no time"
+    assert found.chunk_s.largest <= found.persist_s.largest
     assert 0 < found.persist_s.mean <= found.persist_s.largest
     assert (found.failed_chunks, found.in_flight_bytes, found.in_flight_chunks, found.available) == (0, 0, 0, True)
     assert (after.changes, after.buffered_changes, after.available) == (33, 0, False)
     assert (after.persist_s.count, after.confirm_s.count) == (3, 2)
+    assert (after.commit_attempts.count, after.commit_attempts.largest) == (2, 1)
+
+
+def test_statistics_are_for_any_thread(log: Log) -> None:
+    """Another thread may ask at any time while the writer's own works."""
+    found: list[int] = []
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not is_over.is_set():
+                found.append(writer.statistics().buffered_changes)
+        except RuntimeError as error:
+            failures.append(error)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with Writer(log, "w") as writer:
+            thread = threading.Thread(target=watch)
+            thread.start()
+            for i in range(1_000):
+                writer.put(b"%d" % i, b"v")
+                writer.next_sequence_number()
+            is_over.set()
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+
+    assert not failures
+    assert found
 
 
 @pytest.mark.parametrize("hash_rule", list(HashRule))

@@ -281,7 +281,7 @@ def test_a_failure_ends_the_wait_for_room(world: World, log: Log) -> None:
     """Who is blocked learns of a failed chunk at once, not after the client's own time-out."""
     world.chunks.others = Fate.DELAY
     with world.writer(log, SMALL) as writer:
-        world.on_look = [lambda: None, world.cluster.expire, lambda: None]
+        world.on_look = [lambda: None, world.cluster.expire]
         with pytest.raises(PersistFailed):
             for i in range(100):
                 writer.put(b"%d" % i, bytes(100))

@@ -1,8 +1,10 @@
 """A writer after an error: a refusal leaves it as it was, anything else ends it, and nothing is lost silently."""
 
 import datetime
+import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.errors import (
     CheckpointMismatch,
     ClosedError,
+    IdentityChanged,
     InvalidChange,
     KeyGroupMismatch,
     Misuse,
@@ -23,8 +26,12 @@ from statelog.schemas.errors import (
 )
 from statelog.schemas.key_groups import KeyType
 from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer
 from statelog.storage.log import Log
 from tests.support.writer_rig import WriterRig, twin_rig
+
+TEXTS = """{"type": "record", "name": "Texts", "fields": [
+    {"name": "text", "type": "string"}, {"name": "texts", "type": {"type": "array", "items": "bytes"}}]}"""
 
 
 @pytest.fixture
@@ -78,6 +85,25 @@ def test_an_interrupted_task_ends(log: Log) -> None:
             task.put(b"l", InterruptedValue(b"w"))
         with pytest.raises(ClosedError):
             task.finish()
+
+
+def test_a_forked_child_has_no_task(rig: WriterRig, log: Log) -> None:
+    """Parent and child would send under one number, and a reader could not tell whose chunks are whose."""
+    with Coordinator(log, "c") as coordinator:
+        task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
+        task.put(b"k", b"v")
+        child = os.fork()
+        if child == 0:
+            try:
+                task.finish()
+            except ClosedError:
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        coordinator.commit(1, [task.finish()])
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert rig.state() == {b"k": b"v"}
 
 
 def test_a_refused_change_leaves_no_key_group_behind(rig: WriterRig) -> None:
@@ -201,6 +227,134 @@ def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> Non
         writer.commit(2)
 
     assert rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+def test_a_checkpoint_that_a_later_one_included_is_refused(rig: WriterRig, log: Log) -> None:
+    """Confirmed out of order, the earlier handle has nothing to add, and the writer goes on."""
+    with Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        first = writer.persist(1).result()
+        writer.put(b"k", b"w")
+        writer.confirm(writer.persist(2).result())
+        with pytest.raises(CheckpointMismatch):
+            writer.confirm(first)
+        writer.commit(3)
+
+    assert rig.state() == {b"k": b"w"}
+
+
+def test_a_handle_of_another_log_is_not_a_loss(rig: WriterRig, log: Log) -> None:
+    """It is told for what it is before its chunks are looked for, in vain, in this log."""
+    other = WriterRig("m", rig.kafka, twin_rig("m").store)
+    with other.create() as elsewhere, Writer(elsewhere, "w") as writer:
+        writer.put(b"k", b"v")
+        handle = writer.persist(1).result()
+    with Writer(log, "w") as writer:
+        with pytest.raises(IdentityChanged):
+            writer.adopt(handle)
+        writer.commit(1)
+    with Coordinator(log, "c") as coordinator:
+        with pytest.raises(IdentityChanged):
+            coordinator.commit(1, [handle])
+        coordinator.commit(1, [])
+
+
+def test_a_coordinator_adopts_meta_records(rig: WriterRig, log: Log) -> None:
+    """A handle without changes is not empty if it has meta records."""
+    with Writer(log, "w") as writer:
+        writer.append_meta("state", b"v1")
+        handle = writer.persist(1).result()
+    with rig.open() as again, Coordinator(again, "w") as coordinator:
+        coordinator.commit(1, [handle])
+        rows = again.describe().state.meta
+
+    assert [(row.key, row.value) for row in rows] == [("state", b"v1")]
+
+
+def test_another_thread_does_not_close_a_writer_at_work(rig: WriterRig, log: Log) -> None:
+    """Its owner may be inside the clients that would go. Once that thread has ended anybody may."""
+    made: list[Writer] = []
+    refusals: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            made[0].close()
+        except ClosedError as error:
+            refusals.append(error)
+
+    def in_thread(target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+
+    made.append(Writer(log, "w"))
+    made[0].put(b"k", b"v")
+    in_thread(close)
+    made[0].commit(1)
+    made[0].close()
+    with rig.open() as again:
+        in_thread(lambda: made.append(Writer(again, "x")))
+        made[1].close()
+
+    assert len(refusals) == 1
+    assert [writer.life for writer in made] == [Life.CLOSED, Life.CLOSED]
+
+
+def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: WriterRig, log: Log) -> None:
+    """As a signal's handler does it: the commit fails with its own error, and nothing was written."""
+    writer = Writer(log, "w", crash=lambda point: writer.close() if point == "commit-made" else None)
+    writer.put(b"k", b"v")
+    with pytest.raises(ClosedError, match="producer is closed"):
+        writer.commit(1)
+
+    assert writer.life is Life.CLOSED
+    assert rig.state() == {}
+
+
+def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
+    """Ctrl-C right after the Open: nobody holds the writer, so nobody else could close its clients."""
+    made: list[MemoryProducer] = []
+
+    class Remembering(MemoryKafka):
+        def producer(self) -> MemoryProducer:
+            made.append(super().producer())
+            return made[-1]
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    assert isinstance(log.kafka, MemoryKafka)
+    watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store)
+    with pytest.raises(KeyboardInterrupt):
+        Writer(watched, "w", crash=interrupt)
+
+    assert len(made) == 1
+    with pytest.raises(ClosedError):
+        made[0].poll(0)
+
+
+@pytest.mark.parametrize("value", [{"text": "x" * (16 << 20)}, {"texts": [bytes(1 << 20)] * 16}])
+def test_a_typed_value_that_no_chunk_holds_is_refused_at_append(value: dict[str, Any]) -> None:
+    """Texts and bytes are measured before Arrow sees them, nested ones, too; and the writer goes on."""
+    rig = twin_rig("typed")
+    with rig.create(value_schema=TEXTS) as log, Writer(log, "w") as writer:
+        with pytest.raises(ValueTooLarge):
+            writer.put(b"k", {"text": "", "texts": [], **value})
+        writer.put(b"l", {"text": "a", "texts": [b"b"]})
+        writer.commit(1)
+
+    assert rig.state() == {b"l": {"text": "a", "texts": [b"b"]}}
+
+
+def test_large_typed_values_fill_the_buffer_early() -> None:
+    """What waits is bounded by its size, not by its number alone: values of a megabyte are sent as they come."""
+    rig = twin_rig("typed")
+    settings = WriterSettings(list_bytes=1 << 10, roll_bytes=1 << 10)
+    with rig.create(value_schema=TEXTS) as log, Writer(log, "w", settings=settings) as writer:
+        for i in range(10):
+            writer.put(b"%d" % i, {"text": "x" * 1_000, "texts": []})
+            assert writer.statistics().buffered_changes < 3
+        writer.commit(1)
 
 
 def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: WriterRig, log: Log) -> None:

@@ -267,6 +267,24 @@ def test_a_pipelined_commit_is_left_to_the_next_life(world: World) -> None:
     assert world.rig.state() == {}
 
 
+def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) -> None:
+    """Nothing is under way beyond it, however many checkpoints it holds: settled, and sent a second time."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.put(b"k", b"v")
+        writer.persist(1).result()
+        writer.put(b"l", b"w")
+        second = writer.persist(2).result()
+        world.faults.fates = [Fate.LOSE]
+        writer.confirm(second)
+        writer.put(b"m", b"x")
+        writer.commit(3)
+        found = writer.statistics()
+
+    assert (found.settled_commits, found.confirm_failures) == (1, 0)
+    assert (found.commit_attempts.count, found.commit_attempts.largest, found.commit_attempts.total) == (2, 2, 3)
+    assert world.rig.state() == {b"k": b"v", b"l": b"w", b"m": b"x"}
+
+
 @pytest.mark.parametrize("roll_over", [False, True])
 def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
     """Chunks that a full buffer sent are out under this epoch as well, whether their change set goes on or not."""

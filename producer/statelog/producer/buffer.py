@@ -8,7 +8,8 @@ Invariants:
 - What was refused was not buffered; what was buffered is a valid change.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -36,7 +37,7 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
     KeyType.LONG: ("int", "uint", "null"),
 }
 """How the names of the Arrow types begin that a column of keys may have; a null key is refused by itself."""
-_TYPED_VALUE_BYTES = 256  # What a typed value counts for until Arrow has measured it.
+_TYPED_VALUE_BYTES = 256  # What a typed value counts for besides its texts and bytes, until Arrow has measured it.
 _OP_NAMES = pa.array(["put", "delete"])
 
 
@@ -76,7 +77,7 @@ class ChangeBuffer:
         if not self._opaque:
             if not isinstance(value, Mapping):
                 raise InvalidChange(f"a value of this log is a mapping of its fields, not {type(value).__name__}")
-            return self._push(key, value, _TYPED_VALUE_BYTES)
+            return self._push(key, value, _TYPED_VALUE_BYTES + _text_bytes(value.values()))
         if not isinstance(value, bytes):
             raise InvalidChange(
                 f"a value of this log is bytes, not {type(value).__name__}", hint="To remove a key, delete it"
@@ -97,7 +98,7 @@ class ChangeBuffer:
                 "the log lacks this key group", key_group=key_group, key_groups=self._descriptor.key_groups
             )
         if self._by_caller:
-            self._refuse_foreign(np.array([key_group]))
+            self._check_owned(key_group)
             self._groups.append(key_group)
             try:
                 return self.delete(key) if value is None else self.put(key, value)
@@ -154,7 +155,7 @@ class ChangeBuffer:
         if self._by_caller:
             self._check_named()
         elif self._foreign is not None:
-            self._refuse_foreign(np.array([self.group_of(key)]))
+            self._check_owned(self.group_of(key))
         self._list_bytes += size
         self._keys.append(key)
         self._values.append(value)
@@ -215,14 +216,19 @@ class ChangeBuffer:
         if ops is None:
             ops = values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
         groups = self._batch_groups(batch, keys)
-        self._refuse_foreign(groups)
+        self._check_all_owned(groups)
         changes = changes_batch(self._schema, groups, ops, keys, values)
         chunk_slices(changes, MAX_CHANGE_BYTES)  # Raises for a change that no chunk could hold, before it is buffered.
         return changes
 
-    def _refuse_foreign(self, groups: NDArray[np.integer]) -> None:
-        if self._foreign is not None and self._foreign[groups].any():
-            key_group = int(groups[self._foreign[groups]][0])
+    def _check_all_owned(self, groups: NDArray[np.integer]) -> None:
+        if self._foreign is not None:
+            foreign = groups[self._foreign[groups]]
+            if len(foreign):
+                self._check_owned(int(foreign[0]))
+
+    def _check_owned(self, key_group: int) -> None:
+        if self._foreign is not None and self._foreign[key_group]:
             descriptor = self._descriptor
             raise KeyGroupMismatch(
                 "a change belongs to a partition that this writer does not own",
@@ -276,6 +282,22 @@ class ChangeBuffer:
         if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
             raise KeyGroupMismatch("column key_group differs from the keys' own groups", hint="Leave it out")
         return own
+
+
+def _text_bytes(fields: Iterable[object]) -> int:
+    """About how much text and bytes there are in the fields of a typed value, nested ones included."""
+    size = 0
+    for field in fields:
+        match field:
+            case str() | bytes():
+                size += len(field)
+            case list() | tuple():
+                size += _text_bytes(cast("Iterable[object]", field))
+            case dict():
+                size += _text_bytes(chain.from_iterable(cast("dict[object, object]", field).items()))
+            case _:
+                pass
+    return size
 
 
 def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:

@@ -59,11 +59,6 @@ class ChangeSet:
         return bool(self._parts)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of changes that wait to be sent."""
-        return sum(batch.nbytes for batch in self._held)
-
-    @property
     def held_changes(self) -> int:
         """How many changes wait to be sent."""
         return sum(batch.num_rows for batch in self._held)
@@ -110,6 +105,8 @@ class ChangeSet:
             for piece in chunk_slices(part.batch, outbox.chunk_bytes):
                 self._send_chunk(outbox, part.partition, piece)
         outbox.meter.changes += changes.num_rows
+        outbox.poll()
+        outbox.check()
 
     def _send_chunk(self, outbox: Outbox, partition: int, changes: pa.RecordBatch) -> None:
         grant = outbox.grant

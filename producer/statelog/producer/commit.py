@@ -23,7 +23,7 @@ from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger import Commit
 
-__all__ = ["check_checkpoint_id", "check_metadata", "make_commit", "refuse_overlaps", "refused"]
+__all__ = ["check_checkpoint_id", "check_handle", "check_metadata", "make_commit", "refuse_overlaps", "refused"]
 
 _MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 
@@ -52,7 +52,7 @@ def make_commit(
             hint="Checkpoint ids of a writer grow",
         )
     for handle in handles:
-        _check_handle(grant, handle, checkpoint_id)
+        check_handle(grant, handle, checkpoint_id)
     going_on = [handle.continuing(last) for handle in handles]
     nonces = {handle.nonce for handle in going_on}
     if len(nonces) > 1:
@@ -138,7 +138,11 @@ def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:
     )
 
 
-def _check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:
+def check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:
+    """Raise IdentityChanged, CheckpointMismatch or KeyGroupMismatch if the handle cannot be of this commit at all.
+
+    Whether it continues the log is another question; see `Handle.continuing`.
+    """
     if handle.identity != grant.descriptor.identity:
         raise IdentityChanged("the handle was written to another log", writer=handle.writer)
     if handle.writer != grant.writer or handle.checkpoint.id != checkpoint_id:

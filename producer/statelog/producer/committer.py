@@ -49,6 +49,8 @@ class Committer:
     ) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
+        self.attempts = 0
+        """How many Commits were sent for the newest checkpoint: 1, and 1 more for each that was found lost."""
         self._over = ""
         self._log = log
         self._new_nonce = new_nonce
@@ -88,6 +90,7 @@ class Committer:
         if self._over:
             raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
+        self.attempts = 0
         self._crash("commit-made")
         self._over = "an earlier commit did not end well"
         taken_over = ""
@@ -107,6 +110,7 @@ class Committer:
         self.opened.close()
 
     def _append(self, commit: Commit) -> int:
+        self.attempts += 1
         offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._clock)
         try:
             void = self.opened.ledger.verdict(offset, commit)

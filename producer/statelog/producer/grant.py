@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.values import ValueSchema
 
 __all__ = ["Grant"]
@@ -30,3 +30,14 @@ class Grant:
     partitions: tuple[int, ...]
     base: Checkpoint = NO_CHECKPOINT
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
+        """The handle of checkpoints that were written under it, the first of which continues `base`."""
+        return Handle(
+            identity=self.descriptor.identity,
+            writer=self.writer,
+            epoch=self.epoch,
+            nonce=self.nonce,
+            base=base,
+            steps=steps,
+        )

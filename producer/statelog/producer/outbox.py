@@ -65,6 +65,7 @@ class Outbox:
 
         Raises PersistFailed, also for an earlier record; ValueTooLarge, Unavailable.
         """
+        self.check()
         size = len(value)
         report = self._report(sqn, size, landed)
         if not self._has_room(size):
@@ -74,8 +75,6 @@ class Outbox:
         self.in_flight_chunks += 1
         self.in_flight_bytes += size
         self.meter.chunk_bytes.add(size)
-        self.poll()
-        self.check()
 
     def poll(self) -> None:
         """Take the delivery reports that are due, without waiting."""
@@ -134,6 +133,7 @@ class Outbox:
             self.in_flight_chunks -= 1
             self.in_flight_bytes -= size
             if delivery.status is DeliveryStatus.OK:
+                self.meter.chunk_s.add(delivery.latency_s)
                 landed(delivery.offset)
             else:
                 self.meter.failed_chunks += 1

@@ -52,6 +52,8 @@ class Pipeline:
         self._ahead_bytes = settings.roll_bytes
         self._active = ChangeSet(INITIAL)
         self._rolled: list[ChangeSet] = []
+        self._unsent: list[ChangeSet] = []
+        self._unsent_bytes = 0
         self._landing: deque[ChangeSet] = deque()
 
     @property
@@ -60,19 +62,19 @@ class Pipeline:
         return self._outbox
 
     @property
-    def held_changes(self) -> int:
-        """How many changes wait here to be sent."""
-        return self._active.held_changes + sum(change_set.held_changes for change_set in self._landing)
+    def unsent_changes(self) -> int:
+        """How many changes wait here to be sent. From any thread."""
+        return sum(change_set.held_changes for change_set in self._unsent)
 
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was appended in this life, or all of it is history."""
         return self._active.is_empty and not self._rolled and not self.steps
 
-    @property
-    def is_beyond(self) -> bool:
-        """Whether anything was sent that the oldest unconfirmed checkpoint does not hold."""
-        return self._active.is_begun or self.sequence.sent > self.sequence.held or len(self.steps) > 1
+    def is_beyond(self, checkpoint_id: int) -> bool:
+        """Whether anything was sent, or persisted, that this checkpoint does not hold."""
+        is_ahead = self._active.is_begun or self.sequence.sent > self.sequence.held
+        return is_ahead or any(step.checkpoint_id > checkpoint_id for step in self.steps[-1:])
 
     def reconnect(self, outbox: Outbox) -> None:
         """Go on through another outbox. Only if nothing is on its way, and nothing was sent that is not history."""
@@ -81,18 +83,15 @@ class Pipeline:
     # ---- appended
 
     def roll_over(self, changes: pa.RecordBatch | None) -> None:
-        """End the active change set with these last changes. An empty one stays active: it needs no other number."""
+        """End the active change set with these last changes. An empty one stays active: it needs no other number.
+
+        What waits is sent once it is enough. Raises as `send_ahead`.
+        """
+        self._roll_over(changes)
         if changes is not None:
-            self._active.hold(changes)
-        if self._active.is_empty:
-            return
-        self._rolled.append(self._active)
-        self._landing.append(self._active)
-        self.sequence = self.sequence.rolled_over()
-        self._outbox.meter.change_sets += 1
-        self._active = ChangeSet(self.sequence.next)
-        if sum(change_set.held_bytes for change_set in self._rolled) >= self._ahead_bytes:
-            self.send_ahead(None)
+            self._unsent_bytes += changes.nbytes
+            if self._unsent_bytes >= self._ahead_bytes:
+                self.send_ahead(None)
 
     def send_ahead(self, changes: pa.RecordBatch | None) -> None:
         """Send everything, before a checkpoint asks for it; `changes` come last. Raises PersistFailed, Unavailable."""
@@ -106,8 +105,11 @@ class Pipeline:
 
     # ---- persisted
 
-    def hold(self, checkpoint_id: int, meta: Mapping[str, bytes]) -> PendingStep:
-        """Send what is not sent yet, and make all that no checkpoint holds a checkpoint. Raises as `send_ahead`."""
+    def hold(self, checkpoint_id: int, changes: pa.RecordBatch | None, meta: Mapping[str, bytes]) -> PendingStep:
+        """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
+        checkpoint. Raises as `send_ahead`.
+        """
+        self._roll_over(changes)
         self._send_rolled()
         self.sequence = self.sequence.all_held()
         change_sets, self._rolled = tuple(self._rolled), []
@@ -121,9 +123,9 @@ class Pipeline:
             first = self._landing[0]
             with suppress(PersistFailed):  # Which is noted below.
                 first.entries(self._outbox)
-                self._landing.popleft()
                 self.copies.completed(first.sqn)
                 self.sequence = self.sequence.durable_below(first.sqn + 1)
+                self._landing.popleft()  # Last: after an interrupt the next look begins with it once more.
         if self._outbox.failure is not None:
             self.sequence = self.sequence.fails(self._outbox.failure.sqn)
 
@@ -176,10 +178,22 @@ class Pipeline:
         """Drop the local copies that no handle names."""
         self.copies.discard(min(self.sequence.held, self.sequence.durable), self.sequence.next + 1)
 
+    def _roll_over(self, changes: pa.RecordBatch | None) -> None:
+        if changes is not None:
+            self._active.hold(changes)
+        if self._active.is_empty:
+            return
+        for queue in (self._rolled, self._unsent, self._landing):
+            queue.append(self._active)
+        self.sequence = self.sequence.rolled_over()
+        self._outbox.meter.change_sets += 1
+        self._active = ChangeSet(self.sequence.next)
+
     def _send_rolled(self) -> None:
-        for change_set in self._landing:
-            if change_set.sqn >= self.sequence.sent:
-                self._send(change_set)
+        for change_set in self._unsent:
+            self._send(change_set)
+        self._unsent.clear()
+        self._unsent_bytes = 0
         self.sequence = self.sequence.all_sent()
 
     def _send(self, change_set: ChangeSet) -> None:

@@ -53,6 +53,7 @@ class Meter:
     changes: int = 0
     change_sets: int = 0
     chunk_bytes: Tally = field(default_factory=Tally)
+    chunk_s: Tally = field(default_factory=Tally)
     failed_chunks: int = 0
     ahead: int = 0
     blocked_s: Tally = field(default_factory=Tally)
@@ -60,6 +61,7 @@ class Meter:
     full_bytes: int = 0
     incremental_bytes: int = 0
     confirm_s: Tally = field(default_factory=Tally)
+    commit_attempts: Tally = field(default_factory=Tally)
     confirm_failures: int = 0
     settled_commits: int = 0
     local_copy_failures: int = 0
@@ -79,6 +81,7 @@ class WriterStatistics:
     buffered_changes   of these, the ones that wait
     change_sets        rolled over with at least one change
     chunk_bytes        the chunks that were sent: their number and sizes
+    chunk_s            how long chunks that are durable took, from the send to Kafka's answer
     failed_chunks      chunks whose delivery failed or is unknown
     persists_ahead     times that a full buffer was sent before any checkpoint asked for it
     blocked_s          waits for room in flight
@@ -86,19 +89,22 @@ class WriterStatistics:
     full_bytes         all that the newest durable checkpoint's handle lists, earlier unconfirmed ones included
     incremental_bytes  what that checkpoint added
     confirm_s          commits that the ledger shows valid
+    commit_attempts    how many Commits these took: 1 each, and 1 more for each that an Open had shown to be lost
     confirm_failures   commits that were refused, void, failed or stayed unknown
-    settled_commits    of those, the ones whose outcome was unknown until a new Open settled it
+    settled_commits    of the valid ones, those whose outcome was unknown until a new Open settled it
     in_flight_bytes    chunks that were sent and not reported yet; `in_flight_chunks` is their number
     local_copy_failures  change sets without a local copy because the local disk failed
     available          whether a whole chunk could be sent now without waiting
 
-    The client's own retries are part of `persist_s`: librdkafka does not report them by record.
+    There are no attempts of chunks: each is handed over once. How often the client sends it within its delivery timeout
+    librdkafka tells neither by record nor in sum (its `txretries` counts other requests); it shows in `chunk_s`.
     """
 
     changes: int
     buffered_changes: int
     change_sets: int
     chunk_bytes: Summary
+    chunk_s: Summary
     failed_chunks: int
     persists_ahead: int
     blocked_s: Summary
@@ -106,6 +112,7 @@ class WriterStatistics:
     full_bytes: int
     incremental_bytes: int
     confirm_s: Summary
+    commit_attempts: Summary
     confirm_failures: int
     settled_commits: int
     local_copy_failures: int
@@ -123,6 +130,7 @@ class WriterStatistics:
             buffered_changes=buffered_changes,
             change_sets=meter.change_sets,
             chunk_bytes=meter.chunk_bytes.summary(),
+            chunk_s=meter.chunk_s.summary(),
             failed_chunks=meter.failed_chunks,
             persists_ahead=meter.ahead,
             blocked_s=meter.blocked_s.summary(),
@@ -130,6 +138,7 @@ class WriterStatistics:
             full_bytes=meter.full_bytes,
             incremental_bytes=meter.incremental_bytes,
             confirm_s=meter.confirm_s.summary(),
+            commit_attempts=meter.commit_attempts.summary(),
             confirm_failures=meter.confirm_failures,
             settled_commits=meter.settled_commits,
             local_copy_failures=meter.local_copy_failures,

@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 from types import TracebackType
 from typing import Self
 
@@ -25,14 +24,14 @@ import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
 from statelog.producer.change_set import ChangeSet
-from statelog.producer.commit import refuse_overlaps
+from statelog.producer.commit import check_handle, refuse_overlaps
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
-from statelog.producer.lifecycle import Life
+from statelog.producer.lifecycle import Guard, Life
 from statelog.producer.opening import Opened, open_epoch, random_nonce
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.errors import CheckpointMismatch, ClosedError, ConfigError, Fenced, Misuse
+from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced
 from statelog.schemas.handle import Checkpoint, Handle, Step
 from statelog.schemas.ledger_state import LastCommit
 from statelog.schemas.names import data_topic
@@ -44,6 +43,7 @@ __all__ = ["Coordinator", "TaskGrant", "TaskWriter", "resume_grant"]
 
 _SLOTS = 1 << 31
 _SALT_BITS = 32
+_AGAIN = "Make a new one for every attempt of a task"
 
 
 def _random_salt() -> int:
@@ -83,40 +83,39 @@ class TaskWriter:
         grant = task.grant
         settings = settings or WriterSettings()
         self._task = task
-        self._life = Life.OPEN
-        self._thread = get_ident()
+        self._guard = Guard("task writer", grant.writer, again=_AGAIN, apart="Make one in each, with a slot of its own")
         self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings)
         self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=clock)
         self._change_set = ChangeSet(slot << _SALT_BITS | salt())
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`. Raises as `Writer.put`."""
-        self._check_usable()
+        self._guard.check()
         try:
             if self._buffer.put(key, value):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def delete(self, key: Key) -> None:
         """Remove `key`. Raises as `Writer.delete`."""
-        self._check_usable()
+        self._guard.check()
         try:
             if self._buffer.delete(key):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Many changes at once. Columns and errors as `Writer.append_batch`."""
-        self._check_usable()
+        self._guard.check()
         try:
             if self._buffer.extend(table):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def finish(self) -> Handle:
@@ -124,47 +123,26 @@ class TaskWriter:
 
         After any error this task writer is over: write the task's changes again with a new one.
         """
-        self._check_usable()
-        self._send()
-        self._life = Life.FAILED
-        self._outbox.wait(self._change_set.sqn, self._is_settled)
-        self._outbox.check()
-        entries = self._change_set.entries(self._outbox)
-        self._life = Life.CLOSED
+        self._guard.check()
+        with self._guard:
+            self._send()
+            self._outbox.wait(self._change_set.sqn, self._is_settled)
+            self._outbox.check()
+            entries = self._change_set.entries(self._outbox)
+            self._guard.become(Life.CLOSED)
         task = self._task
-        return Handle(
-            identity=task.grant.descriptor.identity,
-            writer=task.grant.writer,
-            epoch=task.grant.epoch,
-            nonce=task.grant.nonce,
-            base=task.base,
-            steps=(Step(checkpoint_id=task.checkpoint_id, entries=entries),),
-        )
-
-    def _check_usable(self) -> None:
-        if self._life is not Life.OPEN:
-            raise ClosedError(
-                f"the task writer is {self._life.value}", hint="Make a new one for every attempt of a task"
-            )
-        if get_ident() != self._thread:
-            raise ClosedError("a task writer belongs to the thread that made it", hint="Make one in each")
+        return task.grant.handle(task.base, (Step(checkpoint_id=task.checkpoint_id, entries=entries),))
 
     def _send(self) -> None:
         """Hand everything buffered to the producer. Going on after an error would lose a part of it silently."""
-        self._life = Life.FAILED
-        changes = self._buffer.take()
-        if changes is not None:
-            self._change_set.hold(changes)
-            self._change_set.send(self._outbox)
-        self._life = Life.OPEN
+        with self._guard:
+            changes = self._buffer.take()
+            if changes is not None:
+                self._change_set.hold(changes)
+                self._change_set.send(self._outbox)
 
     def _is_settled(self) -> bool:
         return self._change_set.all_landed or self._outbox.failure is not None
-
-    def _fail_unless_refused(self, error: BaseException) -> None:
-        """What is not a clear refusal of one change leaves the buffer in doubt."""
-        if not isinstance(error, Misuse):
-            self._life = Life.FAILED
 
 
 class Coordinator:
@@ -225,9 +203,10 @@ class Coordinator:
         """
         if not unique_keys:
             refuse_overlaps(handles)
-        listed = [handle for handle in handles if handle.entries]
+        listed = [handle for handle in handles if not handle.is_quiet]
         for handle in listed:
             if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
+                check_handle(self.grant, handle, checkpoint_id)
                 verify_handle(self._log, handle.continuing(self.base))
         return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
 

@@ -12,27 +12,26 @@
 Invariants:
 - What was not confirmed is never seen, unless a later checkpoint or a later life of this writer commits it.
 - A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
-- An unknown outcome is settled by a new Open before anything else is sent; nothing is ever sent twice.
+- An unknown outcome is settled by a new Open before anything else is sent, or, if chunks beyond the commit are out
+  already, left to the next life. Nothing is ever sent twice.
 - All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
 """
 
-import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
 from typing import Self
-from weakref import WeakSet
 
 import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
-from statelog.producer.commit import check_checkpoint_id, check_metadata
+from statelog.producer.commit import check_checkpoint_id, check_handle, check_metadata
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
-from statelog.producer.lifecycle import Life
+from statelog.producer.lifecycle import Guard, Life
 from statelog.producer.opening import open_epoch, random_nonce
 from statelog.producer.outbox import Outbox
 from statelog.producer.persist import Persist
@@ -40,7 +39,7 @@ from statelog.producer.pipeline import PendingStep, Pipeline
 from statelog.producer.sequence import INITIAL
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
-from statelog.schemas.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse, PersistFailed
+from statelog.schemas.errors import CheckpointMismatch, InvalidChange, Misuse, PersistFailed
 from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
@@ -48,8 +47,7 @@ from statelog.storage.replay import verify_handle
 
 __all__ = ["Writer"]
 
-_NO_THREAD = -1
-_living: "WeakSet[Writer]" = WeakSet()
+_APART = "Open one in each, on disjoint partitions and under its own name"
 
 
 class Writer:
@@ -80,19 +78,19 @@ class Writer:
         self._settings = settings or WriterSettings()
         self._clock = clock
         self._crash = crash
-        self._thread = get_ident()
-        self._pid = os.getpid()
-        self._life = Life.OPEN
-        self._ready_thread = self._thread  # The one compare that a hot put makes; another value sends it to diagnose.
         self._meter = Meter()
         self._meta: dict[str, bytes] = {}
+        self._guard = Guard("writer", name, again="Open it again", apart=_APART)
         opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
-        self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
-        self._pipeline = Pipeline(self._new_outbox(), self._settings)
-        grant = self.grant
-        self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
-        _living.add(self)
-        self._crash("opened")
+        try:
+            self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
+            self._pipeline = Pipeline(self._new_outbox(), self._settings)
+            grant = opened.grant
+            self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
+            self._crash("opened")
+        except BaseException:
+            opened.close()
+            raise
 
     # ---- what it is
 
@@ -109,7 +107,7 @@ class Writer:
     @property
     def life(self) -> Life:
         """Whether it is open, failed or closed."""
-        return self._life
+        return self._guard.life
 
     @property
     def last_commit(self) -> LastCommit | None:
@@ -125,23 +123,24 @@ class Writer:
     def available(self) -> bool:
         """Whether appending would send a whole chunk without waiting for room in flight."""
         outbox = self._pipeline.outbox
-        if not outbox.available and get_ident() == self._ready_thread:
-            outbox.poll()
-        return self._life is Life.OPEN and outbox.available
+        if not outbox.available and get_ident() == self._guard.user:
+            with self._guard:
+                outbox.poll()
+        return self.life is Life.OPEN and outbox.available
 
     def statistics(self) -> WriterStatistics:
         """Counts, sizes and times of this life so far. From any thread, also after close."""
         outbox = self._pipeline.outbox
         return WriterStatistics.of(
             self._meter,
-            buffered_changes=self._buffer.changes + self._pipeline.held_changes,
+            buffered_changes=self._buffer.changes + self._pipeline.unsent_changes,
             in_flight_bytes=outbox.in_flight_bytes,
             in_flight_chunks=outbox.in_flight_chunks,
-            available=self._life is Life.OPEN and outbox.available,
+            available=self.life is Life.OPEN and outbox.available,
         )
 
     def __repr__(self) -> str:
-        return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self._life.value})"
+        return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self.life.value})"
 
     # ---- append
 
@@ -150,46 +149,46 @@ class Writer:
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
         """
-        if get_ident() != self._ready_thread:
-            self._check_usable()
+        if get_ident() != self._guard.user:
+            self._guard.check()
         try:
             if self._buffer.put(key, value):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def delete(self, key: Key) -> None:
         """Remove `key`; one that is not there is fine. Raises as `put`."""
-        if get_ident() != self._ready_thread:
-            self._check_usable()
+        if get_ident() != self._guard.user:
+            self._guard.check()
         try:
             if self._buffer.delete(key):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
         """A change whose key group the caller names; None deletes. Raises as `put`."""
-        self._check_usable()
+        self._guard.check()
         try:
             if self._buffer.append(key_group, key, value):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
         null value deletes), and `value`, or for typed values the fields themselves. Raises as `put`.
         """
-        self._check_usable()
+        self._guard.check()
         try:
             if self._buffer.extend(table):
                 self._send()
         except BaseException as error:
-            self._fail_unless_refused(error)
+            self._guard.fail_unless_refused(error)
             raise
 
     def append_meta(self, key: str, value: bytes) -> None:
@@ -197,7 +196,7 @@ class Writer:
 
         Raises InvalidChange, ClosedError.
         """
-        self._check_usable()
+        self._guard.check()
         if type(key) is not str or type(value) is not bytes:
             raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
         self._meta[key] = value
@@ -210,8 +209,8 @@ class Writer:
         Ends the active change set if it has a change; asking again without a change in between gives the same number.
         Raises InvalidChange, PersistFailed, ClosedError.
         """
-        self._check_usable()
-        with self._failing():
+        self._guard.check()
+        with self._guard:
             self._pipeline.roll_over(self._buffer.take())
         return self._pipeline.sequence.next
 
@@ -225,11 +224,10 @@ class Writer:
         PersistFailed if a change set has failed: the writer is over, open it again.
         """
         self._check_start(from_sqn)
-        self._check_usable()
+        self._guard.check()
         self._check_later(checkpoint_id)
-        with self._failing():
-            self._pipeline.roll_over(self._buffer.take())
-            step = self._pipeline.hold(checkpoint_id, self._meta)
+        with self._guard:
+            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
             self._meta = {}
             self._crash("sent")
         return self._promise(step)
@@ -242,7 +240,7 @@ class Writer:
         Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled either, Damaged, Unavailable: the writer
         is over. Raises CheckpointMismatch and other misuse before anything is sent: it goes on.
         """
-        self._check_usable()
+        self._guard.check()
         if handle.nonce != self.grant.nonce:
             raise CheckpointMismatch(
                 "the handle was not persisted by this life of the writer",
@@ -250,8 +248,7 @@ class Writer:
                 checkpoint=handle.checkpoint.id,
                 hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
             )
-        handles = [handle] if handle.entries or any(step.meta for step in handle.steps) else []
-        return self._commit(handles, handle.checkpoint, metadata or {}, final)
+        return self._commit([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
 
     def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
         """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
@@ -261,11 +258,13 @@ class Writer:
     def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
         """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
 
-        Raises CheckpointMismatch if it does not continue the log, Misuse if this life has appended already, Damaged.
+        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
+        this life has appended already, Damaged.
         """
-        self._check_usable()
+        self._guard.check()
         if self._buffer.changes or not self._pipeline.is_untouched:
             raise Misuse("a handle is adopted before anything is appended", writer=self.name)
+        check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
         return self._commit([handle], handle.checkpoint, metadata or {}, final=False)
 
@@ -274,7 +273,7 @@ class Writer:
 
         Only local copies go, and only if it is the last checkpoint: a later one needs those of the earlier ones.
         """
-        self._check_usable()
+        self._guard.check()
         self._pipeline.reset(checkpoint_id)
 
     def truncate(self, to_sqn: int) -> None:
@@ -282,7 +281,7 @@ class Writer:
 
         What a checkpoint has yet to confirm stays. Raises SequenceAhead; Misuse if no checkpoint holds what would go.
         """
-        self._check_usable()
+        self._guard.check()
         self._pipeline.truncate(to_sqn)
 
     # ---- end
@@ -294,21 +293,21 @@ class Writer:
     def truncate_and_close(self, from_sqn: int) -> None:
         """Drop what was appended from `from_sqn` on, and end this life.
 
-        Checkpoints under way that end at or below it are waited for, and their results can still be taken. Raises
-        SequenceAhead.
+        Checkpoints under way that end at or below it are waited for: their results stay good. Raises SequenceAhead.
         """
-        self._check_usable()
+        self._guard.check()
         self._pipeline.sequence.check_end(from_sqn)
         with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
             self._pipeline.wait_for_checkpoints(from_sqn)
         self._end(self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
 
     def _end(self, is_loss: bool) -> None:
-        if self._life is Life.CLOSED:
+        if self.life is Life.CLOSED:
             return
-        was_open = self._life is Life.OPEN
-        self._become(Life.CLOSED)
-        if self._pid != os.getpid():
+        self._guard.check_end()
+        was_open = self.life is Life.OPEN
+        self._guard.become(Life.CLOSED)
+        if self._guard.is_inherited:
             return  # The clients belong to the parent; touching them here would hang.
         self._pipeline.close()
         self._committer.close()
@@ -321,8 +320,8 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self._life is Life.OPEN:
-            self._become(Life.FAILED)
+        if kind is not None:
+            self._guard.fail()
         self.close()
 
     # ---- inside
@@ -335,7 +334,7 @@ class Writer:
 
     def _send(self) -> None:
         """Hand everything buffered to the producer, before a checkpoint asks for it."""
-        with self._failing():
+        with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
     def _promise(self, step: PendingStep) -> Persist:
@@ -344,14 +343,7 @@ class Writer:
         started_s = self._clock()
 
         def make() -> Handle:
-            handle = Handle(
-                identity=grant.descriptor.identity,
-                writer=grant.writer,
-                epoch=grant.epoch,
-                nonce=grant.nonce,
-                base=base,
-                steps=tuple(self._pipeline.step(one) for one in steps),
-            )
+            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
             self._meter.persisted(self._clock() - started_s, handle)
             self._crash("persisted")
             return handle
@@ -360,18 +352,18 @@ class Writer:
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Whether everything below `end_sqn` is durable, after waiting. A writer that is over may be asked, too."""
-        self._check_own_thread()
+        self._guard.check_owner()
         if self._pipeline.sequence.durable >= end_sqn:
             return True
-        if self._life is Life.CLOSED:
+        if self.life is Life.CLOSED:
             raise PersistFailed("the writer was closed before its checkpoint was durable", writer=self.name)
-        with self._failing():
+        with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
         epoch, started_s = self.grant.epoch, self._clock()
         # Chunks of a later change set, out under this epoch, could not be committed under a new one.
-        settle = not self._pipeline.is_beyond
+        settle = not self._pipeline.is_beyond(checkpoint.id)
         try:
             last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
             self._pipeline.confirm(last.checkpoint.id)
@@ -381,43 +373,25 @@ class Writer:
         except BaseException as error:
             self._meter.confirm_failures += 1
             if self._committer.is_over or not isinstance(error, Misuse):
-                self._become(Life.FAILED)
+                self._guard.fail()
             raise
         self._meter.confirm_s.add(self._clock() - started_s)
+        self._meter.commit_attempts.add(self._committer.attempts)
         if final:
             self.close()
         elif self._committer.is_over:
-            self._become(Life.FAILED)
+            self._guard.fail()
         return last.offset
-
-    # ---- guards
-
-    def disown(self) -> None:
-        """Make this copy of the writer nobody's: after a fork its clients live on in the parent."""
-        self._ready_thread = _NO_THREAD
-
-    def _check_usable(self) -> None:
-        if self._life is not Life.OPEN and os.getpid() == self._pid:
-            raise ClosedError(f"the writer is {self._life.value}", writer=self.name, hint="Open it again")
-        self._check_own_thread()
-
-    def _check_own_thread(self) -> None:
-        if get_ident() != self._thread or os.getpid() != self._pid:
-            raise ClosedError(
-                "a writer belongs to the thread and process that opened it",
-                writer=self.name,
-                hint="Open one in each, on disjoint partitions and under its own name",
-            )
 
     def _check_start(self, from_sqn: int | None) -> None:
         """Refuse a persist that cannot be. After a failure it says so every time, not only that the writer is over."""
-        self._check_own_thread()
-        if self._life is not Life.CLOSED:
+        self._guard.check_owner()
+        if self.life is not Life.CLOSED:
             self._pipeline.take_reports()
             try:
                 self._pipeline.sequence.check_start(from_sqn)
             except PersistFailed:
-                self._become(Life.FAILED)
+                self._guard.fail()
                 raise
 
     def _check_later(self, checkpoint_id: int) -> None:
@@ -426,31 +400,3 @@ class Writer:
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
         if checkpoint_id <= last_id:
             raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
-
-    def _become(self, life: Life) -> None:
-        assert self._life.may_become(life)
-        self._life = life
-        if life is not Life.OPEN:
-            self._ready_thread = _NO_THREAD
-
-    def _fail_unless_refused(self, error: BaseException) -> None:
-        """What is not a clear refusal of one change, such as Ctrl-C half way, leaves the buffer in doubt."""
-        if not isinstance(error, Misuse):
-            self._become(Life.FAILED)
-
-    @contextmanager
-    def _failing(self) -> Generator[None]:
-        """Whatever leaves this block as an exception, Ctrl-C included, ends the writer: something is half done."""
-        try:
-            yield
-        except BaseException:
-            self._become(Life.FAILED)
-            raise
-
-
-def _disown_in_child() -> None:
-    for writer in list(_living):
-        writer.disown()
-
-
-os.register_at_fork(after_in_child=_disown_in_child)

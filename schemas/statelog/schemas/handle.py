@@ -93,6 +93,11 @@ class Handle:
         return tuple(entry for step in self.steps for entry in step.entries)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether it holds neither changes nor meta records."""
+        return not any(step.entries or step.meta for step in self.steps)
+
+    @property
     def changes(self) -> int:
         """How many changes the handle holds."""
         return sum(entry.changes for entry in self.entries)

@@ -64,11 +64,15 @@ class DeliveryStatus(Enum):
 
 
 class Delivery(NamedTuple):
-    """The report on one record. `offset` is -1 unless the status is OK; `reason` is empty if it is OK."""
+    """The report on one record. `offset` is -1 unless the status is OK; `reason` is empty if it is OK.
+
+    `latency_s` is how long the client had it, from the send to the answer, its own retries included; 0 if unknown.
+    """
 
     status: DeliveryStatus
     offset: int
     reason: str
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

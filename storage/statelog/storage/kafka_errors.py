@@ -36,13 +36,13 @@ ENDING = _REFUSED | _CORRUPT
 """Errors after which waiting is useless: a reader stops at once instead of at its stall timeout."""
 
 
-def classify_delivery(error_name: str | None, error_text: str, offset: int | None) -> Delivery:
+def classify_delivery(error_name: str | None, error_text: str, offset: int | None, latency_s: float = 0.0) -> Delivery:
     """What is known of a record, from its delivery report.
 
     `error_name` is librdkafka's name without its prefix, None for a success; `offset` may be missing or negative.
     """
     if error_name is None and offset is not None and offset >= 0:
-        return Delivery(DeliveryStatus.OK, offset, "")
+        return Delivery(DeliveryStatus.OK, offset, "", latency_s)
     if error_name is None:
         # A broker that has seen the sequence number before answers without an offset. The record is most likely in
         # the log, but a place that nobody can name cannot be listed in a commit.

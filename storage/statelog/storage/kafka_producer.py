@@ -115,14 +115,16 @@ class ConfluentProducer:
         on_delivery = self._pending.pop(token, None)
         if on_delivery is None:
             return  # Reported as UNKNOWN by close already.
-        name = None if error is None else error.name()
-        text = "" if error is None else error.str()
         self._reported += 1
-        on_delivery(self._explained(classify_delivery(name, self._config.redact(text), message.offset())))
+        if error is None:
+            on_delivery(classify_delivery(None, "", message.offset(), message.latency() or 0.0))
+        else:
+            text = self._config.redact(error.str())
+            on_delivery(self._explained(classify_delivery(error.name(), text, message.offset())))
 
     def _explained(self, delivery: Delivery) -> Delivery:
         """A time-out says nothing of its cause; the client's last error does."""
-        if delivery.status is DeliveryStatus.OK or not self._last_error:
+        if not self._last_error:
             return delivery
         return delivery._replace(reason=f"{delivery.reason} (last client error: {self._last_error})")
 
