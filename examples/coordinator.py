@@ -120,7 +120,7 @@ class Worker:
         """What it wrote, or None if it was killed: then another one has taken its place and wants to be asked."""
         try:
             handle: Handle = self._pipe.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # Killed before its answer, or in the middle of it.
             self.close()
             if self._process.exitcode != KILLED:
                 raise SystemExit("a worker failed; what it said is above") from None
