@@ -4,12 +4,13 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import BinaryIO
 
 import pytest
 
 from statelog.recovery.cache import CachedRun, RunCache
 from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull
+from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
 from tests.support.cache_rig import CacheRig, Gate, janitors, run_of, until
 
 READERS = 8
@@ -210,6 +211,27 @@ def test_a_copy_that_somebody_deleted_is_fetched_anew(tmp_path: Path) -> None:
             assert rig.read(run) == b"data"
         counts = rig.cache.statistics()
         assert (rig.downloads[run.path], counts.files, counts.readers, rig.files()) == (2, 1, 0, [4])
+
+
+def test_a_copy_that_nobody_can_open_is_dropped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who waited for it are told so, and each counts out."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+    gate = Gate()
+    rig.on_download = lambda _: gate.wait()
+
+    def refuse(_: Path) -> BinaryIO:
+        raise StoreUnavailable("too many open files")
+
+    with rig.cache, ThreadPoolExecutor(2) as pool, monkeypatch.context() as full:
+        full.setattr(rig.directory, "open", refuse)
+        reading = [pool.submit(rig.read, run) for _ in range(2)]
+        until(lambda: rig.cache.statistics().readers == 2)
+        gate.open()
+        assert [type(future.exception()) for future in reading] == [CorruptRun] * 2
+        full.undo()
+        assert (rig.read(run), rig.downloads[run.path], rig.files()) == (b"data", 2, [4])
+        assert rig.cache.statistics().readers == 0
 
 
 def test_close_leaves_nothing(tmp_path: Path) -> None:

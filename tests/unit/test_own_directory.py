@@ -51,7 +51,14 @@ def test_nothing_else_is_swept(tmp_path: Path) -> None:
     (elsewhere / "precious").write_bytes(b"x")
     (tmp_path / f"own-{'1' * 32}.d").write_bytes(b"x")
     (tmp_path / f"own-{'2' * 32}.d").symlink_to(elsewhere)
-    for name in (_DEAD, "own-mine.d", f"own-{'3' * 32}", f"own-x-{'4' * 32}.d", f"own-{'5' * 33}.d"):
+    for name in (
+        _DEAD,
+        "own-mine.d",
+        f"own-{'3' * 32}",
+        f"own-x-{'4' * 32}.d",
+        f"own-{'5' * 33}.d",
+        f"own-{'6' * 32}.d.mine",
+    ):
         (tmp_path / name).mkdir()
     before = _names(tmp_path)
     assert sweep(tmp_path, "own-", ".d") == [tmp_path / _DEAD]

@@ -17,6 +17,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.sources import SnapshotFailed
 from statelog.schemas.errors import NotFound, StoreUnavailable
 from statelog.storage.leases import list_leases
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
 from tests.support.recovery_rig import memory_rig
 from tests.support.stream_reader import Reader
@@ -135,7 +136,30 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
         assert live.commits() == []
         (second,) = list_leases(store)
         assert second.lease.id != first.lease.id
+        now[0] = 4620.0
+        assert live.commits() == []
+        assert list_leases(store) == [second]
     assert list_leases(store) == []
+
+
+def test_a_follower_that_gets_no_lease_leaves_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that goes away right before the live lease is that error, and the ledger's reader is closed."""
+    is_away = [False]
+    store = MemoryStore(
+        MemoryDisk(lambda: 1000.0), "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "now_s" else None
+    )
+    rig = memory_rig(store=store)
+    closed: list[LedgerClient] = []
+
+    def note(self: LedgerClient) -> None:
+        closed.append(self)
+
+    with recover(rig.log) as recovery:
+        is_away[0] = True
+        monkeypatch.setattr(LedgerClient, "close", note)
+        with pytest.raises(StoreUnavailable):
+            Live(rig.log, recovery.plan, None, RecoverySettings())
+        assert len(closed) == 1
 
 
 def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:

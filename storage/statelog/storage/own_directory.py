@@ -47,8 +47,8 @@ class OwnDirectory:
 
     def remove(self) -> None:
         """Delete it with all that is in it, and give up the lock. Idempotent; void in a fork. Warns of what stays."""
-        if self.is_foreign or self not in _held:
-            return
+        if self not in _held:
+            return  # It was removed before, or we are a fork.
         try:
             _delete(self.path)
         finally:
