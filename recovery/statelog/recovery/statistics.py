@@ -10,7 +10,8 @@ class RecoveryStatistics:
     """One target that was filled. Times are in seconds; `plan_s` includes the ledger fold, the lease and the checks.
 
     `rows` is what came out, `run_rows` and `tail_changes` what was read; `tail_is_local` says that the tail was read
-    from local copies of change sets, not from Kafka. `plans` counts how often it was planned.
+    from local copies of change sets, except for those that went away meanwhile, and not from Kafka. `plans` counts how
+    often it was planned.
     """
 
     position: int
