@@ -148,8 +148,9 @@ def test_bitmaps_round_trip() -> None:
     assert from_bitmap(b"\x05\x01", 16) == {16, 18, 24}
     assert to_bitmap(np.array([], np.uint16), 16) == b""
     assert from_bitmap(b"", 16) == frozenset()
-    with pytest.raises(KeyGroupMismatch):
-        to_bitmap(np.array([15], np.uint16), 16)
+    for count in (1, 1_000):
+        with pytest.raises(KeyGroupMismatch):
+            to_bitmap(np.array([15] * count, np.uint16), 16)
 
 
 def test_bitmaps_as_sets() -> None:
@@ -158,6 +159,7 @@ def test_bitmaps_as_sets() -> None:
     for _ in range(200):
         a, b = ({rng.randrange(100, 140) for _ in range(rng.randrange(4))} for _ in range(2))
         bitmap_a, bitmap_b = (to_bitmap(np.array(sorted(s), np.uint16), 100) for s in (a, b))
+        assert bitmap_a == to_bitmap(np.array(list(a) * 100, np.uint16), 100), "few and many are counted differently"
         assert from_bitmap(merge_bitmaps(bitmap_a, bitmap_b), 100) == a | b
         assert merge_bitmaps(bitmap_a, bitmap_b) == to_bitmap(np.array(sorted(a | b), np.uint16), 100)
         assert bitmaps_overlap(bitmap_a, bitmap_b) == bool(a & b)

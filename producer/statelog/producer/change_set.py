@@ -101,8 +101,9 @@ class ChangeSet:
                     writer=outbox.grant.writer,
                     partition=part.partition,
                 )
+        is_small = changes.nbytes <= outbox.chunk_bytes  # Asked once: it costs more than all else that is done here.
         for part in slices:
-            for piece in chunk_slices(part.batch, outbox.chunk_bytes):
+            for piece in [part.batch] if is_small else chunk_slices(part.batch, outbox.chunk_bytes):
                 self._send_chunk(outbox, part.partition, piece)
         outbox.meter.changes += changes.num_rows
         outbox.poll()
