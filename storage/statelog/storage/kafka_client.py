@@ -161,10 +161,12 @@ class ConfluentKafka:
         """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
         place = TopicPartition(topic, partition, offset)
         facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
-        for entry in self._publish(ConsumerGroupTopicPartitions(group, [place]), facts):
-            if entry.error is not None:
-                answer = _Refused(entry.error.name(), self._config.redact(entry.error.str()))
-                raise self._error(answer, "publishing a group offset", **facts)
+        deadline = self._clock() + self._timeout_s
+        while (refused := self._publish(ConsumerGroupTopicPartitions(group, [place]))) is not None:
+            # A broker that has just started loads its groups first.
+            if refused.name not in _LOADING or self._clock() >= deadline:
+                raise self._error(refused, "publishing a group offset", **facts)
+            self._sleep(_RETRY_S)
 
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
@@ -199,17 +201,15 @@ class ConfluentKafka:
         self._guard.hold(native)
         return native
 
-    def _publish(self, request: ConsumerGroupTopicPartitions, facts: dict[str, Fact]) -> list[TopicPartition]:
-        """The coordinator's answer for each partition. A broker that has just started loads its groups first."""
-        deadline = self._clock() + self._timeout_s
-        while True:
-            answers = self._client().alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
-            try:
-                return self._result(answers[request.group_id]).topic_partitions or []
-            except _Refused as refused:
-                if refused.name not in _LOADING or self._clock() >= deadline:
-                    raise self._error(refused, "publishing a group offset", **facts) from None
-                self._sleep(_RETRY_S)
+    def _publish(self, request: ConsumerGroupTopicPartitions) -> _Refused | None:
+        """Why it was not published, if so: the group as a whole was refused, or one of its partitions."""
+        answers = self._client().alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
+        try:
+            places = self._result(answers[request.group_id]).topic_partitions or []
+        except _Refused as refused:
+            return refused
+        errors = [place.error for place in places if place.error is not None]
+        return _Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
 
     def _ask(self, doing: str, call: Callable[[admin.AdminClient], "concurrent.futures.Future[T]"]) -> T:
         try:
