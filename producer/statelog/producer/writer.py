@@ -226,11 +226,12 @@ class Writer:
         self._check_start(from_sqn)
         self._guard.check()
         self._check_later(checkpoint_id)
+        started_s = self._clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
             self._meta = {}
             self._crash("sent")
-        return self._promise(step)
+        return self._promise(step, started_s)
 
     def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
         """Commit a handle that this life persisted; returns the commit's ledger offset.
@@ -337,10 +338,9 @@ class Writer:
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
-    def _promise(self, step: PendingStep) -> Persist:
+    def _promise(self, step: PendingStep, started_s: float) -> Persist:
         """The future of a handle that holds `step` and every unconfirmed one before it."""
         grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
-        started_s = self._clock()
 
         def make() -> Handle:
             handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
