@@ -65,7 +65,7 @@ class CacheModel(RuleBasedStateMachine):
         """Idle copies go when it is time, and no others."""
         self.rig.now_s += seconds
         self.rig.cache.sweep()
-        for name in [name for name, until in self.idle_until.items() if until <= self.rig.now_s]:
+        for name in [name for name, due in self.idle_until.items() if due <= self.rig.now_s]:
             del self.idle_until[name], self.copies[name]
 
     @rule(name=st.sampled_from(_NAMES))
