@@ -30,7 +30,8 @@ demo: venv java
 	$(BIN)/python -m demo $(ARGS)
 
 test: venv java
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder -m 'not soak' tests $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder \
+	  -m 'not soak' tests $(ARGS)
 
 soak: venv java
 	$(BIN)/python -m pytest -m soak --timeout=7200 tests $(ARGS)

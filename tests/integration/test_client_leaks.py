@@ -35,13 +35,13 @@ class Leaderless(ConfluentKafka):
 @pytest.mark.broker
 def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_name: str) -> None:
     """Each try asks with a new client; the old ones go, with their threads and connections."""
-    kafka = Leaderless(client_config({"bootstrap.servers": broker.bootstrap}), request_timeout_s=1.0)
+    kafka = Leaderless(client_config({"bootstrap.servers": broker.bootstrap}), request_timeout_s=2.0)
     kafka.cluster_id()
     before = threads()
     with pytest.raises(BrokerUnavailable):
         kafka.offsets(topic_name, [0])
 
-    assert kafka.tries > 3
+    assert kafka.tries > 1
     assert threads() <= before + 4
     kafka.close()
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
@@ -86,6 +86,7 @@ class ConfluentKafka:
         resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
         topics = client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)
         configs = client.describe_configs([resource], request_timeout=self._timeout_s)
+        self._await(topics, configs)
         try:
             described, entries = self._result(topics[topic]), self._result(configs[resource])
         except _Refused as refused:
@@ -217,6 +218,12 @@ class ConfluentKafka:
         except _Refused as refused:
             raise self._error(refused, doing) from None
 
+    def _await(self, *answers: "Mapping[Any, concurrent.futures.Future[Any]]") -> None:
+        """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
+        concurrent.futures.wait(
+            [future for mapping in answers for future in mapping.values()], self._timeout_s + _GRACE_S
+        )
+
     def _result(self, future: "concurrent.futures.Future[T]") -> T:
         """The answer, or _Refused. The future must stay in the mapping that the client returned until it is done."""
         try:
@@ -242,6 +249,7 @@ class ConfluentKafka:
         ends = client.list_offsets(
             dict.fromkeys(keys.values(), admin.OffsetSpec.latest()), request_timeout=self._timeout_s
         )
+        self._await(starts, ends)
         return {
             p: OffsetRange(self._result(starts[key]).offset, self._result(ends[key]).offset) for p, key in keys.items()
         }
