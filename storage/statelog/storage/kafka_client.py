@@ -38,6 +38,7 @@ _MOVING = frozenset({
 _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
 """Answers about a group that pass by themselves."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -218,6 +219,11 @@ class ConfluentKafka:
         except _Refused as refused:
             raise self._error(refused, doing) from None
 
+    def _results(self, answers: "Mapping[K, concurrent.futures.Future[T]]") -> dict[K, T]:
+        """All answers, or _Refused once all are there: none may be under way when the client is dropped."""
+        self._await(answers)
+        return {key: self._result(future) for key, future in answers.items()}
+
     def _await(self, *answers: "Mapping[Any, concurrent.futures.Future[Any]]") -> None:
         """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
         concurrent.futures.wait(
@@ -243,16 +249,12 @@ class ConfluentKafka:
         keys = {p: TopicPartition(topic, p) for p in partitions}
         if not keys:
             return {}
-        starts = client.list_offsets(
-            dict.fromkeys(keys.values(), admin.OffsetSpec.earliest()), request_timeout=self._timeout_s
+        # One after the other: a second question in the time of the first one's look for leaders has crashed librdkafka.
+        starts, ends = (
+            self._results(client.list_offsets(dict.fromkeys(keys.values(), spec), request_timeout=self._timeout_s))
+            for spec in (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest())
         )
-        ends = client.list_offsets(
-            dict.fromkeys(keys.values(), admin.OffsetSpec.latest()), request_timeout=self._timeout_s
-        )
-        self._await(starts, ends)
-        return {
-            p: OffsetRange(self._result(starts[key]).offset, self._result(ends[key]).offset) for p, key in keys.items()
-        }
+        return {p: OffsetRange(starts[key].offset, ends[key].offset) for p, key in keys.items()}
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
         deadline = self._clock() + self._timeout_s
