@@ -12,6 +12,7 @@ Invariants:
 
 import io
 import json
+import struct
 from collections.abc import Mapping
 from importlib import resources
 from typing import cast
@@ -42,6 +43,7 @@ _CONTAINER_HEADER = parse_schema(
         ],
     }
 )
+_DECODING_ERRORS = (EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error)
 _LONG = parse_schema({"type": "long"})
 _BYTES = parse_schema({"type": "bytes"})
 
@@ -76,7 +78,7 @@ class RecordCodec:
         source = io.BytesIO(data)
         try:
             record = schemaless_reader(source, self._schema, None)
-        except (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        except _DECODING_ERRORS as error:
             raise Corrupt(f"an Avro datum does not decode: {error}", bytes=len(data)) from error
         return cast("dict[str, object]", record), source.tell()
 
@@ -121,7 +123,7 @@ class FileCodec:
         """The record. Raises this codec's Corrupt class, or UnknownFormat for a newer format version."""
         try:
             return self._decode(data)
-        except (Corrupt, EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        except (Corrupt, *_DECODING_ERRORS) as error:
             raise self._error(f"{path} is damaged: {error}", path=path, size_bytes=len(data)) from error
 
     def _decode(self, data: bytes) -> dict[str, object]:

@@ -29,7 +29,8 @@ def binary_column(column: pa.Array) -> BinaryColumn:
     _, raw_offsets, raw_data = column.buffers()
     if raw_offsets is None or len(column) == 0:
         return BinaryColumn(np.zeros(1, np.int32), np.zeros(0, np.uint8))
-    offsets = np.frombuffer(memoryview(raw_offsets), np.int32)[column.offset : column.offset + len(column) + 1]
+    # Counted, because a buffer that came from elsewhere may end with a part of a number.
+    offsets = np.frombuffer(memoryview(raw_offsets), np.int32, column.offset + len(column) + 1)[column.offset :]
     if raw_data is None:
         return BinaryColumn(offsets, np.zeros(0, np.uint8))
     data = np.frombuffer(memoryview(raw_data), np.uint8)[offsets[0] : offsets[-1]]

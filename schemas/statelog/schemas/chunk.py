@@ -11,12 +11,14 @@
 Avro carries the contract, Arrow the bulk. Compression is the producer's.
 
 Invariants:
-- A record without the magic is a stranger's: void, not an error. One with it must decode or stops the reader.
+- A record without the magic is a stranger's. One with it that somebody lists must decode or stops the reader.
 - Nothing is decoded before the checksum over it is verified. So every changed byte is noticed: it makes the record a
   stranger's (magic), an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
-- The changes are not copied on the way in: a decoded batch points into the record.
+- The changes are not copied on the way in: a decoded batch points into the record, and what does not lie in the record
+  (compressed buffers, offsets past the end) is refused before anything is allocated or followed.
 """
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from statelog.schemas.arrow_bytes import DECODING_ERRORS, is_compressed
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.errors import Corrupt, CorruptChunk, UnknownFormat
 
@@ -45,13 +48,17 @@ _MAGIC = b"SLCK"
 _VERSION = 1
 _PREFIX = struct.Struct("<4sB3xQ")
 _ALIGNMENT = 8
-_HEAD_LIMIT = 10 + 16 + 2 * 10 + 5 * 5  # Avro's header, the nonce, two longs and five ints at their longest.
+_HEAD_LIMIT = 10 + 16 + 8 + 3 * 10 + 5 * 5  # Avro's header, nonce, seal, three longs and five ints at their longest.
 _CHECKSUM = struct.Struct("<Q")
+_SEALED = struct.Struct("<q16sqiq")
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkHead:
-    """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive."""
+    """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive.
+
+    `witness` is the ledger position that its writer had folded. It is believed if the `seal` is that of the log.
+    """
 
     epoch: int
     nonce: bytes
@@ -61,7 +68,13 @@ class ChunkHead:
     last_key_group: int
     changes: int
     value_schema_id: int
+    witness: int
+    seal: bytes
     checksum: int
+
+    def is_sealed(self, key: bytes) -> bool:
+        """Whether somebody who knew the log's descriptor wrote this witness. `key` is the descriptor's nonce."""
+        return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.witness)
 
 
 class EncodedChunk(NamedTuple):
@@ -72,9 +85,17 @@ class EncodedChunk(NamedTuple):
 
 
 def encode_chunk(
-    *, epoch: int, nonce: bytes, sqn: int, index: int, value_schema_id: int, batch: pa.RecordBatch
+    *,
+    epoch: int,
+    nonce: bytes,
+    sqn: int,
+    index: int,
+    value_schema_id: int,
+    witness: int,
+    key: bytes,
+    batch: pa.RecordBatch,
 ) -> EncodedChunk:
-    """A chunk of at least one change. `value_schema_id` 0 says that values are opaque bytes."""
+    """A chunk of at least one change. `value_schema_id` 0: values are opaque bytes. `key` seals the witness."""
     assert batch.num_rows > 0, "an empty chunk says nothing"
     groups = _key_groups(batch)
     head = _HEADS.encode(
@@ -87,6 +108,8 @@ def encode_chunk(
             "last_key_group": int(groups.max()),
             "changes": batch.num_rows,
             "value_schema_id": value_schema_id,
+            "witness": witness,
+            "seal": _seal(key, epoch, nonce, sqn, index, witness),
         }
     )
     head += bytes(-(_PREFIX.size + len(head)) % _ALIGNMENT)
@@ -121,7 +144,9 @@ def _decode_head(value: bytes, checksum: int) -> tuple[ChunkHead, int]:
     except Corrupt as error:
         raise CorruptChunk(f"a chunk's head does not decode: {error.message}", size_bytes=len(value)) from error
     end = _PREFIX.size + size
-    head = ChunkHead(*cast("tuple[int, bytes, int, int, int, int, int, int]", tuple(record.values())), checksum)
+    head = ChunkHead(
+        *cast("tuple[int, bytes, int, int, int, int, int, int, int, bytes]", tuple(record.values())), checksum
+    )
     return head, end + -end % _ALIGNMENT
 
 
@@ -129,19 +154,27 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
     """The changes of a chunk that `decode_head` verified; `head` and `at` are its results.
 
     `schema` is that of the log and of `head.value_schema_id`. Raises CorruptChunk if the record batch has another
-    schema, another number of changes, or key groups other than the head says.
+    schema, compressed buffers, another number of changes, or key groups other than the head says; or if a change is
+    neither a put with a value nor a delete without one.
     """
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(value).slice(at), schema)
-        batch.validate()
-    except (pa.ArrowException, OSError) as error:
+        message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
+        if is_compressed(message):
+            raise _corrupt("a chunk's record batch is compressed, which is the producer's business", head)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)  # Without `full` an offset past the end is followed, and the process dies.
+    except DECODING_ERRORS as error:
         raise _corrupt(f"a chunk's record batch does not decode: {error}", head) from error
     if batch.num_rows != head.changes or batch.num_rows == 0:
         raise _corrupt("a chunk has another number of changes than its head says", head)
-    if any(batch.column(index).null_count for index in range(3)):
+    groups, ops, keys, values = batch.columns
+    if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", head)
-    groups = _key_groups(batch)
-    if int(groups.min()) != head.first_key_group or int(groups.max()) != head.last_key_group:
+    flags = ops.to_numpy()
+    if np.count_nonzero(flags > 1) or np.count_nonzero(flags) != values.null_count:
+        raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
+    numbers = groups.to_numpy()
+    if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
         raise _corrupt("a chunk has other key groups than its head says", head)
     return batch
 
@@ -152,6 +185,11 @@ def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
 
 def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
     return CorruptChunk(message, epoch=head.epoch, sqn=head.sqn, index=head.index, changes=head.changes)
+
+
+def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: int) -> bytes:
+    """Who may only write records must not be able to say that the ledger lost its tail."""
+    return hashlib.blake2b(_SEALED.pack(epoch, nonce, sqn, index, witness), digest_size=8, key=key).digest()
 
 
 # ---- the checksum of a change set

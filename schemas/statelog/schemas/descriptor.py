@@ -5,8 +5,9 @@ Invariants:
 - What is read back passes the same checks as what a caller gives: a file is untrusted input.
 """
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import cast
@@ -33,6 +34,7 @@ class HashRule(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
     """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
+    `nonce` is random, so that no two logs have the same descriptor; it is the key that seals the witnesses of chunks.
 
     Raises InvalidName, ConfigError.
     """
@@ -44,12 +46,18 @@ class Descriptor:
     hash_rule: HashRule
     key_type: KeyType
     value_schema_id: int
+    nonce: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
         check_counts(self.partitions, self.key_groups)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of the file: what the ledger's first record says of its owner."""
+        return hashlib.sha256(self.to_bytes()).digest()
 
     def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
         """The key groups that these partitions hold: what a worker restores that writes them."""
@@ -67,6 +75,7 @@ class Descriptor:
                 "hash_rule": self.hash_rule.value,
                 "key_type": self.key_type.value,
                 "value_schema_id": self.value_schema_id,
+                "nonce": self.nonce,
             }
         )
 
@@ -89,6 +98,7 @@ def _from_datum(datum: Datum) -> Descriptor:
         hash_rule=HashRule(cast("str", datum["hash_rule"])),
         key_type=KeyType(cast("str", datum["key_type"])),
         value_schema_id=cast("int", datum["value_schema_id"]),
+        nonce=cast("bytes", datum["nonce"]),
     )
 
 

@@ -3,6 +3,7 @@
     StatelogError
     ├── Misuse                      the caller asked for something that cannot be
     │   ├── ConfigError             a setting is wrong, unknown or contradicts another
+    │   │   └── StoreRefused        the store says no: a right, a key or the bucket itself is missing
     │   ├── InvalidName             a log, writer or topic name outside the allowed form
     │   ├── InvalidChange           a change that no log of this kind can hold
     │   ├── KeyGroupMismatch        the named key group is not the key's, or not this writer's
@@ -11,6 +12,7 @@
     │   ├── CheckpointMismatch      the log is not at the checkpoint that the caller expects
     │   ├── SequenceTruncated       a sequence number below what its writer was told to forget
     │   ├── SequenceAhead           a sequence number that no change set of its writer has yet
+    │   ├── LogInUse                another job, which may be alive, would be fenced by opening
     │   ├── ClosedError             used after close, from another thread or after a fork
     │   └── OverlappingTasks        two tasks of one commit wrote the same key group
     ├── NotFound                    the log, checkpoint or position asked for does not exist
@@ -39,7 +41,7 @@
             ├── IdentityChanged     another cluster, or a topic that was made anew
             ├── OffsetGone          the log starts above an offset that is needed
             ├── BeyondEnd           the log ends below an offset that was committed
-            ├── AnchorMismatch      a record is not the one that the snapshot was built on
+            ├── AnchorMismatch      a record is not the one that a snapshot or a fold was built on
             └── IncompleteChangeSet a listed change set lacks chunks or changes
 
 Four axes, and they are the caller's: *misuse* is mended in the calling program, *unavailable* is
@@ -77,6 +79,7 @@ __all__ = [
     "InvalidChange",
     "InvalidName",
     "KeyGroupMismatch",
+    "LogInUse",
     "Misuse",
     "NotFound",
     "OffsetGone",
@@ -88,6 +91,7 @@ __all__ = [
     "SequenceTruncated",
     "StatelogError",
     "StorageFull",
+    "StoreRefused",
     "StoreUnavailable",
     "Unavailable",
     "UnknownFormat",
@@ -132,6 +136,12 @@ class ConfigError(Misuse):
     """A setting is wrong, unknown or contradicts another."""
 
 
+class StoreRefused(ConfigError):
+    """The file system refuses: a missing right, wrong credentials, or no such bucket. Never read as an absence."""
+
+    default_hint = "Check the credentials, and what they may do on this path"
+
+
 class InvalidName(Misuse):
     """A name outside `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, or one that is reserved."""
 
@@ -162,6 +172,10 @@ class SequenceTruncated(Misuse):
 
 class SequenceAhead(Misuse):
     """A sequence number above the next one of its writer: no change set has it."""
+
+
+class LogInUse(Misuse):
+    """Opening would fence another job that may be alive, and nobody said that it should."""
 
 
 class ClosedError(Misuse):
@@ -291,7 +305,7 @@ class BeyondEnd(DataLoss):
 
 
 class AnchorMismatch(DataLoss):
-    """A record is not the one that the snapshot was built on."""
+    """A record is not the one that a snapshot, or a fold of the ledger, was built on."""
 
 
 class IncompleteChangeSet(DataLoss):

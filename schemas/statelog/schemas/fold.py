@@ -4,8 +4,11 @@ Rules (DESIGN.md section 2; a property test removes each guard in turn and sees 
 - An Open is valid if its `prior` and `last` are what the fold shows at its offset. It fences, as a whole, every
   earlier epoch that shares a partition or the writer name. A late ghost of an Open is void, so it fences nobody.
 - A Commit is valid if its epoch is live and of the same nonce, it names only partitions of that Open, it continues the
-  writer's last checkpoint with a greater id, and nothing that it lists lies below a partition's committed position.
+  writer's last checkpoint with a greater id, its extents are ranges that a log can have, and nothing that it lists lies
+  below a partition's committed position.
 - A void record changes nothing but the position. A final commit ends the writer's row and its epoch.
+- A Mark folds to nothing. A Restart at or above its position ends every epoch, and no later Open may have seen an older
+  one than it. A fold that began below that position has folded what does not count, and stops.
 
 Invariants:
 - Every reader that folds the same prefix has the same state, whether it starts at 0 or from a `LedgerState`.
@@ -17,9 +20,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from statelog.schemas.errors import OffsetGone
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open, Restart
 from statelog.schemas.ledger_state import (
     NO_EPOCH,
     LastCommit,
@@ -30,7 +34,11 @@ from statelog.schemas.ledger_state import (
     WriterState,
 )
 
-__all__ = ["LedgerFold", "Reason", "Void"]
+__all__ = ["MOST_OFFSETS", "LedgerFold", "Reason", "Void"]
+
+_MOST_PENDING_BYTES = 8 << 20
+MOST_OFFSETS = 1 << 56
+"""No partition gets so far: at a hundred million records a second it takes two decades."""
 
 
 class Reason(StrEnum):
@@ -43,6 +51,7 @@ class Reason(StrEnum):
     NOT_OWNED = "it names a partition that its writer does not own"
     WRONG_BASE = "it does not continue the writer's last checkpoint"
     NOT_LATER = "its checkpoint id is not greater than the last one"
+    IMPOSSIBLE = "it lists offsets that no log has"
     OVERLAP = "it lists change sets below the committed position"
 
 
@@ -83,7 +92,11 @@ class LedgerFold:
         self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
         self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
         self._meta = {(record.writer, record.key): record.value for record in state.meta}
+        self._pending_meta: list[tuple[str, Commit]] = []
+        self._pending_bytes = 0
         self._accepted = state.accepted
+        self._restarted = state.restarted
+        self._start = state.position
 
     # ---- what the fold shows
 
@@ -103,7 +116,7 @@ class LedgerFold:
         """The newest epoch on any of the partitions or of the writer's name: what an Open has to name now."""
         row = self._rows.get(writer)
         mine = row.newest_epoch if row else NO_EPOCH
-        return max([mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
+        return max([self._restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
 
     def live_epoch(self, epoch: int) -> LiveEpoch | None:
         """The Open at that offset, if it is valid and not fenced."""
@@ -125,11 +138,13 @@ class LedgerFold:
 
     @property
     def meta(self) -> dict[tuple[str, str], bytes]:
-        """The committed meta records by (writer, key)."""
+        """The committed meta records by (writer, key). Raises CorruptLedger."""
+        self._settle_meta()
         return dict(self._meta)
 
     def freeze(self) -> LedgerState:
-        """The state as a value."""
+        """The state as a value. Raises CorruptLedger."""
+        self._settle_meta()
         partitions = sorted(self._newest.keys() | self._committed.keys())
         return LedgerState(
             position=self.position,
@@ -143,6 +158,7 @@ class LedgerFold:
             live=tuple(self._live[epoch] for epoch in sorted(self._live)),
             meta=tuple(MetaRecord(*key, value) for key, value in sorted(self._meta.items())),
             accepted=self._accepted,
+            restarted=self._restarted,
         )
 
     # ---- folding
@@ -150,9 +166,11 @@ class LedgerFold:
     def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
         """Fold the record at `offset` (None: a stranger's). Returns None if it is valid, else why it is void.
 
-        Offsets may have gaps, but never go back.
+        Offsets may have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
         """
         assert offset >= self.position, f"ledger offset {offset} lies below position {self.position}"
+        if isinstance(record, Restart):
+            self._restart(offset, record)
         void = self.check(record)
         self.position = offset + 1
         if void is None:
@@ -163,7 +181,7 @@ class LedgerFold:
                     self._commit(offset, record)
                 case AcceptLoss():
                     self._accepted += record.ranges
-                case None:
+                case _:
                     pass
         return void
 
@@ -207,7 +225,9 @@ class LedgerFold:
             return Void(Reason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
         if record.checkpoint.id <= last.id:
             return Void(Reason.NOT_LATER, f"{record.checkpoint.id} after {last.id}")
-        for partition, first_offset, _ in record.extents:
+        for partition, first_offset, end_offset in record.extents:
+            if not 0 <= first_offset < end_offset <= MOST_OFFSETS:
+                return Void(Reason.IMPOSSIBLE, f"partition {partition}: from {first_offset} to {end_offset}")
             committed = self._committed.get(partition, 0)
             if first_offset < committed:
                 return Void(Reason.OVERLAP, f"partition {partition}: offset {first_offset} below {committed}")
@@ -215,7 +235,7 @@ class LedgerFold:
 
     def _not_live(self, record: Commit) -> Void:
         """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
-        newest = [self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents]
+        newest = [self._restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
             return Void(Reason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
@@ -242,7 +262,28 @@ class LedgerFold:
         if record.final:
             del self._rows[writer], self._live[record.epoch]
 
+    def _restart(self, offset: int, record: Restart) -> None:
+        if record.position > self._start:
+            raise OffsetGone(
+                "the ledger lost records that only a snapshot holds",
+                offset=offset,
+                position=record.position,
+                folded_from=self._start,
+                hint="A person accepted that: start from a snapshot at that position or above",
+            )
+        self._live.clear()
+        self._restarted = offset
+
     def _remember_meta(self, writer: str, record: Commit) -> None:
-        for handle in record.read_body().handles:
-            for step in handle.steps:
-                self._meta.update({(writer, key): value for key, value in step.meta.items()})
+        """Keep the body undecoded: most who fold never ask for meta records. What is kept so is bounded."""
+        self._pending_meta.append((writer, record))
+        self._pending_bytes += len(record.body)
+        if self._pending_bytes > _MOST_PENDING_BYTES:
+            self._settle_meta()
+
+    def _settle_meta(self) -> None:
+        for writer, record in self._pending_meta:
+            for handle in record.read_body().handles:
+                for step in handle.steps:
+                    self._meta.update({(writer, key): value for key, value in step.meta.items()})
+        self._pending_meta, self._pending_bytes = [], 0

@@ -12,8 +12,9 @@ Invariants:
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, cast
 
 import xxhash
@@ -22,7 +23,7 @@ from statelog.schemas.avro import Datum, RecordCodec
 from statelog.schemas.errors import CheckpointMismatch, Corrupt, UnknownFormat
 from statelog.schemas.identity import LogIdentity
 
-__all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step"]
+__all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step", "gaps_of"]
 
 NO_NONCE = bytes(16)
 _HANDLES = RecordCodec("handle")
@@ -48,7 +49,9 @@ class Entry(NamedTuple):
     """One change set in one partition.
 
     `key_groups` is a bitmap over the partition's key groups, `checksum` the xxh3-64 over its chunks' checksums in
-    index order, `size_bytes` the sum of its record values.
+    index order, `size_bytes` the sum of its record values. `gaps` says how many offsets of others lie between each
+    chunk and the next one; it is empty if none do. So an entry names the offset of every chunk: the brokers told them
+    to the writer alone, and nobody who writes to the topic can slip in another chunk.
     """
 
     partition: int
@@ -60,6 +63,34 @@ class Entry(NamedTuple):
     end_offset: int
     checksum: int
     key_groups: bytes
+    gaps: tuple[int, ...] = ()
+
+    @property
+    def offsets(self) -> Iterator[int]:
+        """Where its chunks lie, in index order."""
+        if self.gaps:
+            return accumulate(self.gaps, lambda offset, gap: offset + 1 + gap, initial=self.first_offset)
+        return iter(range(self.first_offset, self.first_offset + self.chunks))
+
+    def check(self) -> None:
+        """Raise Corrupt unless its numbers can be those of a change set."""
+        gaps = self.gaps
+        if (
+            self.partition < 0
+            or self.first_offset < 0
+            or not 0 < self.chunks <= self.changes
+            or self.size_bytes < 0
+            or (gaps and (len(gaps) != self.chunks - 1 or min(gaps) < 0))
+            or self.end_offset - self.first_offset != self.chunks + sum(gaps)
+        ):
+            raise Corrupt("an entry has impossible numbers", partition=self.partition, first_offset=self.first_offset)
+
+
+def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
+    """The gaps of an entry whose chunks lie at these offsets."""
+    if offsets[-1] - offsets[0] == len(offsets) - 1:
+        return ()
+    return tuple(after - before - 1 for before, after in pairwise(offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +201,10 @@ def _to_datum(handle: Handle) -> Datum:
 
 
 def _step_to_datum(step: Step) -> Datum:
-    columns: Iterable[tuple[object, ...]] = zip(*step.entries, strict=True) if step.entries else ((),) * 9
-    partitions, sqns, chunks, changes, size_bytes, first_offsets, end_offsets, checksums, key_groups = columns
+    columns: Iterable[tuple[object, ...]] = (
+        zip(*step.entries, strict=True) if step.entries else ((),) * len(Entry._fields)
+    )
+    partitions, sqns, chunks, changes, size_bytes, first_offsets, end_offsets, checksums, key_groups, _ = columns
     return {
         "checkpoint_id": step.checkpoint_id,
         "partitions": partitions,
@@ -183,12 +216,16 @@ def _step_to_datum(step: Step) -> Datum:
         "end_offsets": end_offsets,
         "checksums": struct.pack(f"<{len(checksums)}Q", *checksums),
         "key_groups": key_groups,
+        "gaps": [gap for entry in step.entries for gap in entry.gaps],
         "meta": step.meta,
     }
 
 
 def _from_datum(datum: Datum) -> Handle:
     steps = cast("list[dict[str, object]]", datum["steps"])
+    ids = [cast("int", datum["base_id"]), *(cast("int", step["checkpoint_id"]) for step in steps)]
+    if len(ids) == 1 or any(before >= after for before, after in pairwise(ids)):
+        raise Corrupt("a handle's checkpoints do not ascend", base=ids[0], steps=len(steps))
     return Handle(
         identity=LogIdentity.from_datum(datum["identity"]),
         writer=cast("str", datum["writer"]),
@@ -200,17 +237,27 @@ def _from_datum(datum: Datum) -> Handle:
 
 
 def _step_from_datum(datum: Datum) -> Step:
+    """Raises Corrupt for columns that do not fit together."""
     checksums = cast("bytes", datum["checksums"])
     names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
-    numbers = [cast("list[int]", datum[name]) for name in names]
-    rows = zip(
-        *numbers,
-        struct.unpack(f"<{len(checksums) // 8}Q", checksums),
-        cast("list[bytes]", datum["key_groups"]),
-        strict=True,
-    )
+    columns = [cast("list[int]", datum[name]) for name in names]
+    key_groups = cast("list[bytes]", datum["key_groups"])
+    count = len(key_groups)
+    if len(checksums) != 8 * count or any(len(column) != count for column in columns):
+        raise Corrupt("the columns of a handle's step differ in length", entries=count)
+    rows = zip(*columns, struct.unpack(f"<{count}Q", checksums), key_groups, strict=True)
+    gaps = iter(cast("list[int]", datum["gaps"]))
+    entries = tuple(_with_gaps(Entry(*row), gaps) for row in rows)
+    if next(gaps, None) is not None:
+        raise Corrupt("a handle's step has more gaps than chunks", entries=count)
     return Step(
-        checkpoint_id=cast("int", datum["checkpoint_id"]),
-        entries=tuple(Entry(*row) for row in rows),
-        meta=cast("dict[str, bytes]", datum["meta"]),
+        checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=cast("dict[str, bytes]", datum["meta"])
     )
+
+
+def _with_gaps(entry: Entry, gaps: Iterator[int]) -> Entry:
+    """The entry with its own of the gaps, which have none of entries whose chunks lie side by side. Raises Corrupt."""
+    if entry.end_offset - entry.first_offset != entry.chunks:
+        entry = entry._replace(gaps=tuple(islice(gaps, max(0, entry.chunks - 1))))
+    entry.check()
+    return entry

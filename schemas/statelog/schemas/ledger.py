@@ -1,4 +1,4 @@
-"""Ledger records: Open, Commit and AcceptLoss as values, and their bytes.
+"""Ledger records: Mark, Open, Commit, AcceptLoss and Restart as values, and their bytes.
 
 A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit a fixed head, then Avro.
 The head holds all that validity needs, so that a fold over a million commits decodes no Avro.
@@ -11,8 +11,8 @@ Invariants:
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, cast
 
@@ -22,19 +22,24 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
 from statelog.schemas.handle import Checkpoint, Entry, Handle
 from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.names import check_name
 
 __all__ = [
+    "VOID_VALUE",
     "AcceptLoss",
     "Commit",
     "CommitBody",
     "Extent",
     "LedgerRecord",
     "LossRange",
+    "Mark",
     "Open",
+    "Restart",
     "decode",
     "encode",
     "given_up",
+    "not_given_up",
 ]
 
 _MAGIC = b"SLLG"
@@ -44,15 +49,31 @@ _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, 
 _EXTENT = struct.Struct("<Iqq")
 _FINAL = 1
 _HAS_META = 2
+_MOST_EXTENTS = MAX_KEY_GROUPS  # One for each partition, of which there are no more than key groups.
+_MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
 _OPENS = RecordCodec("open")
 _BODIES = RecordCodec("commit")
 _LOSSES = RecordCodec("accept_loss")
+_MARKS = RecordCodec("mark")
+_RESTARTS = RecordCodec("restart")
+
+VOID_VALUE = b"SLVD"
+"""A record that says nothing: a stranger's to ledger and data topic alike. It takes an offset, and that is its use."""
 
 
 class _Kind(IntEnum):
     OPEN = 1
     COMMIT = 2
     ACCEPT_LOSS = 3
+    MARK = 4
+    RESTART = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The first record of a ledger: whose it is. `digest` is that of the log's descriptor. Folds to nothing."""
+
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +82,7 @@ class Open:
 
     `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
     writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences nobody.
+    `witness` is the ledger position that the opener had folded: above the record's own offset it proves a lost tail.
     Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
     """
 
@@ -70,6 +92,7 @@ class Open:
     prior: int
     last: Checkpoint
     identity: LogIdentity
+    witness: int = 0
 
     def __post_init__(self) -> None:
         check_name("writer", self.writer)
@@ -166,6 +189,20 @@ class AcceptLoss:
     operator: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The only way past a ledger that lost records: a person says what counts now, and every earlier epoch ends.
+
+    What counts is the snapshot at `position` and what the ledger holds from there on; 0: all that the ledger holds. It
+    is written again and again until its offset is at or above `position`, so that nobody folds over what was lost.
+    """
+
+    digest: bytes
+    position: int
+    reason: str
+    operator: str
+
+
 def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
     """Whether people gave up every offset of this range of a partition."""
     for lost in sorted(lost for lost in accepted if lost.partition == partition):
@@ -174,7 +211,12 @@ def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, e
     return start_offset >= end_offset
 
 
-LedgerRecord = Open | Commit | AcceptLoss
+def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
+    """Those of the committed positions, by partition, that end with a record that nobody gave up."""
+    return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
+
+
+LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
 
 
 def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
@@ -202,6 +244,10 @@ def encode(record: LedgerRecord) -> bytes:
             ranges = [lost._asdict() for lost in record.ranges]
             datum = {"ranges": ranges, "reason": record.reason, "operator": record.operator}
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
+        case Mark(digest):
+            return _seal(_Kind.MARK, _MARKS.encode({"digest": digest}))
+        case Restart():
+            return _seal(_Kind.RESTART, _RESTARTS.encode(asdict(record)))
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -238,10 +284,13 @@ def _open_to_datum(record: Open) -> dict[str, object]:
         "last_id": record.last.id,
         "last_nonce": record.last.nonce,
         "identity": record.identity.to_datum(),
+        "witness": record.witness,
     }
 
 
 def _decode_open(payload: bytes) -> Open:
+    if len(payload) > _MOST_OPEN_BYTES:
+        raise Corrupt("an Open names more partitions than a log can have", size_bytes=len(payload))
     datum = _decode_whole(_OPENS, payload)
     return Open(
         writer=cast("str", datum["writer"]),
@@ -250,6 +299,7 @@ def _decode_open(payload: bytes) -> Open:
         prior=cast("int", datum["prior"]),
         last=Checkpoint(cast("int", datum["last_id"]), cast("bytes", datum["last_nonce"])),
         identity=LogIdentity.from_datum(datum["identity"]),
+        witness=cast("int", datum["witness"]),
     )
 
 
@@ -262,6 +312,8 @@ def _head_of(commit: Commit) -> bytes:
 def _decode_commit(payload: bytes) -> Commit:
     epoch, nonce, base_id, base_nonce, checkpoint_id, checkpoint_nonce, flags, count = _HEAD.unpack_from(payload)
     end = _HEAD.size + count * _EXTENT.size
+    if count > _MOST_EXTENTS or end > len(payload):
+        raise Corrupt("a commit's head names more extents than it holds", extents=count)
     return Commit(
         epoch=epoch,
         nonce=nonce,
@@ -276,9 +328,25 @@ def _decode_commit(payload: bytes) -> Commit:
 
 def _decode_loss(payload: bytes) -> AcceptLoss:
     datum = _decode_whole(_LOSSES, payload)
-    ranges = cast("list[dict[str, int]]", datum["ranges"])
+    ranges = tuple(LossRange(**lost) for lost in cast("list[dict[str, int]]", datum["ranges"]))
+    if any(lost.partition < 0 or not 0 <= lost.start_offset <= lost.end_offset for lost in ranges):
+        raise Corrupt("a loss has impossible offsets", ranges=len(ranges))
     return AcceptLoss(
-        ranges=tuple(LossRange(**lost) for lost in ranges),
+        ranges=ranges,
+        reason=cast("str", datum["reason"]),
+        operator=cast("str", datum["operator"]),
+    )
+
+
+def _decode_mark(payload: bytes) -> Mark:
+    return Mark(cast("bytes", _decode_whole(_MARKS, payload)["digest"]))
+
+
+def _decode_restart(payload: bytes) -> Restart:
+    datum = _decode_whole(_RESTARTS, payload)
+    return Restart(
+        digest=cast("bytes", datum["digest"]),
+        position=cast("int", datum["position"]),
         reason=cast("str", datum["reason"]),
         operator=cast("str", datum["operator"]),
     )
@@ -295,4 +363,6 @@ _DECODERS: dict[int, Callable[[bytes], LedgerRecord]] = {
     _Kind.OPEN: _decode_open,
     _Kind.COMMIT: _decode_commit,
     _Kind.ACCEPT_LOSS: _decode_loss,
+    _Kind.MARK: _decode_mark,
+    _Kind.RESTART: _decode_restart,
 }

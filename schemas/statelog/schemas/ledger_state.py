@@ -79,6 +79,8 @@ class LedgerState:
     live: tuple[LiveEpoch, ...] = ()
     meta: tuple[MetaRecord, ...] = ()
     accepted: tuple[LossRange, ...] = ()
+    restarted: int = NO_EPOCH
+    """The offset of the newest Restart, which every epoch has to lie above."""
 
     @property
     def committed_positions(self) -> dict[int, int]:
@@ -107,6 +109,7 @@ class LedgerState:
             "live": [{**row._asdict(), "partitions": sorted(row.partitions)} for row in self.live],
             "meta": [row._asdict() for row in self.meta],
             "accepted": [row._asdict() for row in self.accepted],
+            "restarted": self.restarted,
         }
 
     @classmethod
@@ -120,6 +123,7 @@ class LedgerState:
             live=tuple(_live_from_datum(row) for row in fields["live"]),
             meta=tuple(_meta_from_datum(row) for row in fields["meta"]),
             accepted=tuple(LossRange(**cast("dict[str, int]", row)) for row in fields["accepted"]),
+            restarted=cast("int", fields["restarted"]),
         )
 
 

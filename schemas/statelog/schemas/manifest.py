@@ -187,12 +187,11 @@ def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
     return (*runs[:-1], replace(runs[-1], end_position=position))
 
 
-def check_chain(previous_bytes: bytes, following: Manifest) -> None:
-    """Raise CorruptManifest unless `following` was built on the manifest with these bytes."""
-    previous = Manifest.from_bytes(previous_bytes, "the previous manifest")
+def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest) -> None:
+    """Raise CorruptManifest unless `following` was built on `previous`, whose file has this hash."""
     numbers: dict[str, int] = {"previous": previous.number, "number": following.number}
     _require(following.number == previous.number + 1, "a manifest's number does not follow", **numbers)
-    _require(following.previous_sha256 == sha256(previous_bytes), "a manifest was built on another one", **numbers)
+    _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
     _require(following.identity == previous.identity, "a manifest changes the log's identity", **numbers)
     _require(following.position >= previous.position, "a manifest's position goes back", **numbers)
     for partition, offset in previous.next_offsets.items():

@@ -1,17 +1,17 @@
 """Replay as decisions: which offsets to read, which chunks count, and whether all that was listed came.
 
-The one rule of reading: a chunk counts if and only if a valid commit lists its change set, and a commit's
-list is complete or it is data loss. `storage.replay` executes this for materializer, recovery and Spark.
+The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
+lists is there or it is data loss. `storage.replay` executes this for materializer, recovery and Spark.
 
 Invariants:
-- Chunks of one change set come with index 0, 1, 2 ...; other change sets may lie between them.
-- At the end every listed change set has exactly the chunks, changes and checksum that its commit names,
-  unless a person accepted the loss of offsets that it covers.
+- A record at an offset that no commit lists is void, whatever its bytes: nobody even looks at them.
+- At a listed offset lies the chunk that is listed: of this change set, with this index.
+- At the end every listed change set has exactly the chunks, changes and checksum that its commit names. Of one whose
+  offsets a person gave up in part, all the others are there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead
@@ -90,63 +90,83 @@ def _without(start: int, end: int, lost: Sequence[LossRange]) -> tuple[tuple[int
 
 
 class _Progress:
-    """How far one change set has come."""
+    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last."""
 
-    __slots__ = ("changes", "checksum", "chunks", "entry")
+    __slots__ = ("_places", "changes", "checksum", "chunks", "entry", "id", "is_cut", "next")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, key: ChangeSetId, entry: Entry, lost: Sequence[LossRange]) -> None:
+        self.id = key
         self.entry = entry
         self.chunks = 0
         self.changes = 0
         self.checksum = ChangeSetChecksum()
+        lost = [hole for hole in lost if hole.start_offset < entry.end_offset and entry.first_offset < hole.end_offset]
+        self.is_cut = bool(lost)
+        """Whether a person accepted the loss of offsets that it covers."""
+        places = enumerate(entry.offsets)
+        self._places = places if not lost else (place for place in places if not _is_in(place[1], lost))
+        self.next = next(self._places, None)
+
+    def takes(self, head: ChunkHead) -> bool:
+        """Whether this is the head of its next chunk."""
+        return self.next is not None and (*self.id[:3], self.next[0]) == (head.epoch, head.nonce, head.sqn, head.index)
+
+    def add(self, head: ChunkHead) -> tuple[int, int] | None:
+        """Take its next chunk; returns the place of the one after it."""
+        self.chunks += 1
+        self.changes += head.changes
+        self.checksum.add(head.checksum)
+        self.next = next(self._places, None)
+        return self.next
+
+    @property
+    def is_whole(self) -> bool:
+        if self.next is not None or self.is_cut:
+            return self.next is None
+        found = (self.chunks, self.changes, self.checksum.value)
+        return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
+
+
+def _is_in(offset: int, lost: Iterable[LossRange]) -> bool:
+    return any(hole.start_offset <= offset < hole.end_offset for hole in lost)
 
 
 class PartitionCheck:
-    """Decides, chunk by chunk in offset order, what counts in one partition; then whether all of it came."""
+    """Decides, record by record in offset order, what counts in one partition; then whether all of it came."""
 
     def __init__(self, topic: str, partition: int, plan: ReplayPlan) -> None:
         self._topic = topic
         self._partition = partition
-        self._sets: dict[tuple[int, bytes, int], list[_Progress]] = {}
-        for key, entry in plan.listed[partition].items():
-            self._sets.setdefault(key[:3], []).append(_Progress(entry))
-        self._accepted = [lost for lost in plan.accepted if lost.partition == partition]
+        lost = [hole for hole in plan.accepted if hole.partition == partition]
+        self._sets = [_Progress(key, entry, lost) for key, entry in plan.listed[partition].items()]
+        self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
-    def counts(self, offset: int, head: ChunkHead) -> bool:
-        """Whether the chunk belongs to a listed change set. Raises IncompleteChangeSet if its index skips one."""
-        for progress in self._sets.get((head.epoch, head.nonce, head.sqn), ()):
-            if progress.entry.first_offset <= offset < progress.entry.end_offset:
-                break
-        else:
-            return False
-        if head.index != progress.chunks and not self._gave_up(progress.entry):
-            raise self._incomplete(progress, f"chunk {head.index} follows chunk {progress.chunks - 1}", offset)
-        progress.chunks += 1
-        progress.changes += head.changes
-        progress.checksum.add(head.checksum)
-        return True
+    def lists(self, offset: int) -> bool:
+        """Whether the record at this offset counts. If not it is void."""
+        return offset in self._awaited
+
+    def add(self, offset: int, head: ChunkHead) -> None:
+        """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
+        progress = self._awaited.pop(offset)
+        if not progress.takes(head):
+            raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
+        following = progress.add(head)
+        if following is not None:
+            self._awaited[following[1]] = progress
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        for progress in chain.from_iterable(self._sets.values()):
-            entry = progress.entry
-            found = (progress.chunks, progress.changes, progress.checksum.value)
-            if found != (entry.chunks, entry.changes, entry.checksum) and not self._gave_up(entry):
-                raise self._incomplete(progress, "chunks are missing or differ", entry.end_offset)
+        for progress in self._sets:
+            if not progress.is_whole:
+                raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
 
-    def _gave_up(self, entry: Entry) -> bool:
-        """Whether a person accepted the loss of offsets that this change set covers."""
-        return any(
-            lost.start_offset < entry.end_offset and entry.first_offset < lost.end_offset for lost in self._accepted
-        )
-
-    def _incomplete(self, progress: _Progress, what: str, offset: int) -> IncompleteChangeSet:
+    def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry
         return IncompleteChangeSet(
             f"a committed change set is not whole: {what}",
             topic=self._topic,
             partition=self._partition,
-            offset=offset,
+            offset=progress.next[1] if progress.next else entry.first_offset,
             sqn=entry.sqn,
             first_offset=entry.first_offset,
             end_offset=entry.end_offset,

@@ -81,7 +81,12 @@ class RunMetadata:
     def from_parquet(cls, metadata: Mapping[bytes, bytes]) -> "RunMetadata":
         """Read the label back. Raises UnknownFormat for another version, CorruptRun if it is no run's footer."""
         prefix = _METADATA_PREFIX.encode()
-        ours = {k[len(prefix) :].decode(): v.decode() for k, v in metadata.items() if k.startswith(prefix)}
+        # A byte that is no text makes no label of ours: the check below says so.
+        ours = {
+            k[len(prefix) :].decode(errors="replace"): v.decode(errors="replace")
+            for k, v in metadata.items()
+            if k.startswith(prefix)
+        }
         if ours.get("format") != str(FORMAT_VERSION):
             if "format" not in ours:
                 raise CorruptRun("a Parquet file that no statelog wrote", hint="Restore the file that was there")

@@ -33,6 +33,8 @@ class Waiver(StrEnum):
     """`min.insync.replicas` below two: an acknowledgement may mean one copy only."""
     UNCLEAN_ELECTION = "unclean-election"
     """A replica that lacks acknowledged records may become leader."""
+    CLEARTEXT = "cleartext"
+    """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
 
 
 class _Finding(NamedTuple):
