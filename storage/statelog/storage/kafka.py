@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from statelog.schemas.errors import Misuse
+
 __all__ = [
     "Delivery",
     "DeliveryStatus",
@@ -32,11 +34,25 @@ __all__ = [
 ]
 
 
-class OffsetRange(NamedTuple):
-    """Half-open: `start` is the first offset, `end` the one after the last."""
-
+class _Range(NamedTuple):
     start: int
     end: int
+
+
+class OffsetRange(_Range):
+    """Half-open: `start` is the first offset, `end` the one after the last.
+
+    Raises Misuse for a negative one: Kafka reads those as names of places, and clients give them where they know none.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, start: int, end: int) -> "OffsetRange":
+        """Check and make."""
+        if start < 0 or end < 0:
+            hint = "An offset below zero is no answer: ask again"
+            raise Misuse("an offset is negative", hint=hint, start_offset=start, end_offset=end)
+        return super().__new__(cls, start, end)
 
 
 class Record(NamedTuple):
@@ -58,7 +74,8 @@ class DeliveryStatus(Enum):
     OK = "ok"
     """It is in the log, at `offset`."""
     FAILED = "failed"
-    """It is not in the log and never will be."""
+    """It is not in the log and never will be. A client that sends records again by itself cannot know that: what was
+    refused may be in the log by an earlier try, so the one on confluent-kafka never says it."""
     UNKNOWN = "unknown"
     """It may be in the log now or later."""
 
@@ -87,13 +104,17 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic as the cluster describes it. `config` holds every effective setting, defaults included."""
+    """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
+
+    `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
+    """
 
     name: str
     topic_id: str
     partitions: int
     replication_factor: int
     config: Mapping[str, str]
+    operations: frozenset[str] | None = None
 
 
 class Producer(Protocol):
@@ -118,7 +139,9 @@ class Producer(Protocol):
 
     @property
     def delivery_timeout_s(self) -> float:
-        """After this many seconds every record has been reported; wait longer than this for a settled outcome."""
+        """After this many seconds every record has been reported. It is long, for slow links: who waits for one record,
+        or for any report at all, gives up earlier, and takes the record's outcome for unknown.
+        """
         ...
 
     def close(self) -> None:
@@ -162,9 +185,13 @@ class Kafka(Protocol):
         """Delete a topic; one that is not there counts as deleted. Raises BrokerUnavailable."""
         ...
 
-    def offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
         """Log start and log end of each partition, asked of the broker now, uncommitted reads included.
 
+        `at_least` are ends that a commit or a snapshot says were there: an answer below is asked again until the time
+        is over, because a leader that was deposed answers with its own; then it is given, and something was lost.
         Raises NotFound if the topic or a partition is not there, BrokerUnavailable.
         """
         ...

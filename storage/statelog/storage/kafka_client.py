@@ -1,144 +1,177 @@
 """The Kafka port on confluent-kafka: topics, offsets, truncation, and the makers of producers and readers.
 
-Owns one librdkafka admin client, made at first use, which threads may share. It executes and translates, it decides
-nothing: every error of the client becomes one of ours with the brokers, the topic and the partition as facts. Answers
-are awaited for at most `request_timeout_s`, by default what the settings say; only what passes by itself (a leader that
-is being elected) is asked again within that time.
+It executes and translates, it decides nothing: every error of the client becomes one of ours with the brokers, the
+topic and the partition as facts. Answers are awaited for at most `request_timeout_s`, by default what the settings
+say; only what passes by itself is asked again within that time: a leader that is being elected, an answer without an
+offset, an end that lies below one that this process has seen (`positions`).
 """
 
-import concurrent.futures
-import logging
-import threading
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
 
-from statelog.schemas.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
+from statelog.schemas.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound, Unavailable
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
-from statelog.storage.kafka_config import ClientConfig, admin_properties
+from statelog.storage.kafka_admin import AdminSession
+from statelog.storage.kafka_config import ClientConfig
 from statelog.storage.kafka_errors import client_error
-from statelog.storage.kafka_process import ProcessGuard
-from statelog.storage.kafka_producer import ConfluentProducer, kafka_error
+from statelog.storage.kafka_native import Refused
+from statelog.storage.kafka_producer import ConfluentProducer
 from statelog.storage.kafka_reader import ConfluentReader
+from statelog.storage.positions import HighWater, Listed, ask_offsets
 
 __all__ = ["ConfluentKafka"]
 
-_LOG = logging.getLogger("statelog.kafka")
-_RETRY_S = 0.02
-_GRACE_S = 1.0
-"""The client reports its own time-out, with its reason; we wait this much longer to hear it."""
-_MOVING = frozenset({
+_RETRY_S, _RETRY_MAX_S = 0.02, 0.5
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
+_MOVING = _ABSENT | {
     "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
-    "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_NOENT",
-})  # fmt: skip
+    "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "_NOENT",
+}  # fmt: skip
 """Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+_INCLUDED = "READ, WRITE and DELETE include it"
 _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
 """Answers about a group that pass by themselves."""
 
-K = TypeVar("K")
-T = TypeVar("T")
-
-
-class _Refused(Exception):
-    """What the broker or the client answered instead of a result."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name)
-        self.name = name
-        self.text = text
-
 
 class ConfluentKafka:
-    """One cluster, as seen by one process; implements `kafka.Kafka`."""
+    """One cluster, as seen by one process; implements `kafka.Kafka`.
+
+    Objects with the same brokers share what they have seen of the topics' ends, unless they are given their own `seen`.
+    """
+
+    _shared: dict[str, HighWater] = {}  # noqa: RUF012 - one for the process, on purpose
 
     def __init__(
         self,
         config: ClientConfig,
         *,
         request_timeout_s: float | None = None,
+        seen: HighWater | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._config = config
         self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
+        self._seen = self._shared.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
         self._clock = clock
         self._sleep = sleep
-        self._guard = ProcessGuard("Kafka client")
-        self._making = threading.Lock()
-        self._native: admin.AdminClient | None = None
+        self._admin = AdminSession(config, self._timeout_s, clock)
+        self._made: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"ConfluentKafka({self._config!r})"
 
     def cluster_id(self) -> str:
         """The cluster's own id. Raises BrokerUnavailable."""
-        what = "asking for the cluster id"
-        answer = self._ask(what, lambda client: client.describe_cluster(request_timeout=self._timeout_s))
-        if not answer.cluster_id:
+        try:
+            (answers,) = self._admin.ask(
+                lambda client, limit_s: [{"": client.describe_cluster(request_timeout=limit_s)}]
+            )
+        except Refused as refused:
+            raise self._error(refused, "asking for the cluster id") from None
+        cluster_id: str | None = answers[""].cluster_id
+        if not cluster_id:
             raise BrokerUnavailable("the cluster has no id yet", bootstrap_servers=self._config.bootstrap_servers)
-        return answer.cluster_id
+        return cluster_id
 
     def describe_topic(self, topic: str) -> TopicDescription | None:
-        """The topic as it is now, or None if there is none. Raises BrokerUnavailable."""
-        client = self._client()
+        """The topic as it is now, or None if there is none. Raises BrokerUnavailable.
+
+        A broker may be slow to learn of a topic that was just made here: for a while "none" is asked again.
+        """
+        patience = self._patience()
+        while True:
+            described = self._describe(topic)
+            is_new = self._clock() < self._made.get(topic, -math.inf)
+            if described is not None or not is_new or not patience.again():
+                return described
+
+    def _describe(self, topic: str) -> TopicDescription | None:
         resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
-        topics = client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)
-        configs = client.describe_configs([resource], request_timeout=self._timeout_s)
-        self._await(topics, configs)
         try:
-            described, entries = self._result(topics[topic]), self._result(configs[resource])
-        except _Refused as refused:
-            if refused.name in {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"}:
+            topics, configs = self._admin.ask(
+                lambda client, limit_s: [
+                    client.describe_topics(
+                        TopicCollection([topic]), request_timeout=limit_s, include_authorized_operations=True
+                    ),
+                    client.describe_configs([resource], request_timeout=limit_s),
+                ]
+            )
+        except Refused as refused:
+            if refused.name in _ABSENT:
                 return None
-            raise self._error(refused, "describing a topic", topic=topic) from None
+            needs = f"DESCRIBE_CONFIGS, and DESCRIBE ({_INCLUDED}), on topic {topic}"
+            raise self._error(refused, "describing a topic", needs, topic=topic) from None
+        described, entries = topics[topic], configs[resource]
+        allowed = described.authorized_operations
+        self._seen.identify(topic, str(described.topic_id))
         return TopicDescription(
             name=topic,
             topic_id=str(described.topic_id),
             partitions=len(described.partitions),
             replication_factor=min((len(p.replicas) for p in described.partitions), default=0),
             config={name: entry.value for name, entry in entries.items() if entry.value is not None},
+            operations=None if allowed is None else frozenset(operation.name for operation in allowed),
         )
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic and wait until its leaders answer. Raises AlreadyExists, ConfigError, BrokerUnavailable."""
         new = admin.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
-        made = self._client().create_topics([new], request_timeout=self._timeout_s, operation_timeout=self._timeout_s)
         try:
-            self._result(made[spec.name])
-        except _Refused as refused:
+            self._admin.ask(
+                lambda client, limit_s: [
+                    client.create_topics([new], request_timeout=limit_s, operation_timeout=limit_s)
+                ],
+                twice=False,  # A second request would be told that the topic of the first one exists.
+            )
+        except Refused as refused:
             if refused.name == "TOPIC_ALREADY_EXISTS":
                 hint = "Open it, or choose another name"
                 raise AlreadyExists(f"topic {spec.name} exists already", hint=hint, topic=spec.name) from None
-            raise self._error(refused, "creating a topic", topic=spec.name) from None
+            needs = f"CREATE on topic {spec.name}, or on the cluster"
+            raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
+        self._seen.forget(spec.name)
+        self._made[spec.name] = self._clock() + self._timeout_s
         self._await_leaders(spec.name, range(spec.partitions))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and wait until it is gone. Raises BrokerUnavailable."""
-        client = self._client()
-        gone = client.delete_topics([topic], request_timeout=self._timeout_s, operation_timeout=self._timeout_s)
+        self._made.pop(topic, None)
         try:
-            self._result(gone[topic])
-        except _Refused as refused:
-            if refused.name != "UNKNOWN_TOPIC_OR_PART":
-                raise self._error(refused, "deleting a topic", topic=topic) from None
-        deadline = self._clock() + self._timeout_s
+            self._admin.ask(
+                lambda client, limit_s: [
+                    client.delete_topics([topic], request_timeout=limit_s, operation_timeout=limit_s)
+                ]
+            )
+        except Refused as refused:
+            if refused.name not in _ABSENT:
+                raise self._error(refused, "deleting a topic", f"DELETE on topic {topic}", topic=topic) from None
+        self._seen.forget(topic)
+        patience = self._patience()
         while self.describe_topic(topic) is not None:
-            self._wait_again(deadline, "the topic is still there after its deletion", topic=topic)
+            if not patience.again():
+                raise self._unavailable("the topic is still there after its deletion", topic=topic)
+        self._seen.forget(topic)
 
-    def offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition, asked of the broker now. Raises NotFound, BrokerUnavailable."""
-        deadline = self._clock() + self._timeout_s
-        while True:
-            try:
-                return self._list_offsets(topic, partitions)
-            except _Refused as refused:
-                if refused.name not in _MOVING:
-                    raise self._error(refused, "asking for offsets", topic=topic) from None
-                self._check_partitions(topic, partitions)
-                self._wait_again(deadline, "a partition has no leader", topic=topic)
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked now; an end never goes back, unless the log surely did.
+
+        Raises NotFound, BrokerUnavailable.
+        """
+        patience = self._patience()
+        return ask_offsets(
+            topic,
+            self._seen,
+            ask=lambda: self._ask_leaders(topic, partitions, patience),
+            topic_id=lambda: self._topic_id(topic),
+            again=patience.again,
+            at_least=at_least,
+        )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
@@ -146,127 +179,118 @@ class ConfluentKafka:
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
         if not before:
             return {}
-        asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
-        answers = self._client().delete_records(
-            list(asked.values()), request_timeout=self._timeout_s, operation_timeout=self._timeout_s
-        )
-        try:
-            return {p: self._result(answers[key]).low_watermark for p, key in asked.items()}
-        except _Refused as refused:
-            if refused.name == "OFFSET_OUT_OF_RANGE":
-                self._check_ends(topic, before)
-            if refused.name in _MOVING:
+        patience = self._patience()
+        while True:
+            try:
+                return self._delete_records(topic, before)
+            except Refused as refused:
+                if refused.name == "OFFSET_OUT_OF_RANGE":
+                    self._check_ends(topic, before)
+                if refused.name not in _MOVING:
+                    raise self._error(refused, "deleting records", f"DELETE on topic {topic}", topic=topic) from None
                 self._check_partitions(topic, sorted(before))
-            raise self._error(refused, "deleting records", topic=topic) from None
+                if not patience.again():
+                    raise self._unavailable("a partition has no leader", topic=topic) from None
+
+    def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
+        (answers,) = self._admin.ask(
+            lambda client, limit_s: [
+                client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
+            ]
+        )
+        return {p: answers[key].low_watermark for p, key in asked.items()}
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
-        place = TopicPartition(topic, partition, offset)
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset)])
         facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
-        deadline = self._clock() + self._timeout_s
-        while (refused := self._publish(ConsumerGroupTopicPartitions(group, [place]))) is not None:
+        patience = self._patience()
+        while (refused := self._publish(request)) is not None:
             # A broker that has just started loads its groups first.
-            if refused.name not in _LOADING or self._clock() >= deadline:
-                raise self._error(refused, "publishing a group offset", **facts)
-            self._sleep(_RETRY_S)
+            if refused.name not in _LOADING or not patience.again(drop=False):
+                needs = f"READ on group {group}, and on topic {topic}"
+                raise self._error(refused, "publishing a group offset", needs, **facts)
 
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
-        self._guard.check()
-        return ConfluentProducer(self._config)
+        self._admin.guard.check()
+        return ConfluentProducer(self._config, self._seen)
 
     def reader(self, topic: str) -> ConfluentReader:
         """A new reader of one topic."""
-        self._guard.check()
-        return ConfluentReader(self._config, topic, self.offsets, self._clock)
+        self._admin.guard.check()
+        return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen)
 
     def close(self) -> None:
         """Release the admin client. Idempotent."""
-        self._guard.close()
-        self._native = None
+        self._admin.close()
 
-    def _client(self) -> admin.AdminClient:
-        self._guard.check()  # Before the lock: a fork may have copied it while another thread had it.
-        with self._making:
-            if self._native is None:
-                self._native = self._make_client()
-            native = self._native
-        native.poll(0)  # Hands the client's log lines on; they would pile up otherwise.
-        return native
-
-    def _make_client(self) -> admin.AdminClient:
-        try:
-            native = admin.AdminClient(admin_properties(self._config), logger=_LOG)
-        except confluent_kafka.KafkaException as refused:
-            name, text = kafka_error(refused, self._config)
-            raise client_error(name, text, "making a client", self._config.bootstrap_servers) from None
-        self._guard.hold(native)
-        return native
-
-    def _publish(self, request: ConsumerGroupTopicPartitions) -> _Refused | None:
+    def _publish(self, request: ConsumerGroupTopicPartitions) -> Refused | None:
         """Why it was not published, if so: the group as a whole was refused, or one of its partitions."""
-        answers = self._client().alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
         try:
-            places = self._result(answers[request.group_id]).topic_partitions or []
-        except _Refused as refused:
+            (answers,) = self._admin.ask(
+                lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)]
+            )
+        except Refused as refused:
             return refused
+        places: list[TopicPartition] = answers[request.group_id].topic_partitions or []
         errors = [place.error for place in places if place.error is not None]
-        return _Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
+        return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
 
-    def _ask(self, doing: str, call: Callable[[admin.AdminClient], "concurrent.futures.Future[T]"]) -> T:
-        try:
-            return self._result(call(self._client()))
-        except _Refused as refused:
-            raise self._error(refused, doing) from None
+    def _ask_leaders(self, topic: str, partitions: Sequence[int], patience: "_Patience") -> dict[int, Listed]:
+        """One answer of the leaders, which may have to be elected first."""
+        while True:
+            try:
+                return self._list_offsets(topic, partitions, patience.left_s)
+            except Refused as refused:
+                if refused.name not in _MOVING:
+                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                    raise self._error(refused, "asking for offsets", needs, topic=topic) from None
+                self._check_partitions(topic, partitions)
+                if not patience.again():
+                    raise self._unavailable("a partition has no leader", topic=topic) from None
 
-    def _results(self, answers: "Mapping[K, concurrent.futures.Future[T]]") -> dict[K, T]:
-        """All answers, or _Refused once all are there: none may be under way when the client is dropped."""
-        self._await(answers)
-        return {key: self._result(future) for key, future in answers.items()}
-
-    def _await(self, *answers: "Mapping[Any, concurrent.futures.Future[Any]]") -> None:
-        """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
-        concurrent.futures.wait(
-            [future for mapping in answers for future in mapping.values()], self._timeout_s + _GRACE_S
-        )
-
-    def _result(self, future: "concurrent.futures.Future[T]") -> T:
-        """The answer, or _Refused. The future must stay in the mapping that the client returned until it is done."""
-        try:
-            return future.result(timeout=self._timeout_s + _GRACE_S)
-        except confluent_kafka.KafkaException as refused:
-            # The future keeps its exception, and through the frames of its traceback it would keep the client alive.
-            refused.__traceback__ = None
-            raise _Refused(*kafka_error(refused, self._config)) from None
-        except concurrent.futures.TimeoutError:
-            raise _Refused("_TIMED_OUT", f"no answer within {self._timeout_s:g} s") from None
-
-    def _error(self, refused: _Refused, doing: str, **facts: Fact) -> Exception:
-        return client_error(refused.name, refused.text, doing, self._config.bootstrap_servers, **facts)
-
-    def _list_offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-        client = self._client()
+    def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
+        """One question, as the client answers it: where a connection broke, an offset is negative and no error."""
         keys = {p: TopicPartition(topic, p) for p in partitions}
         if not keys:
             return {}
         # One after the other: a second question in the time of the first one's look for leaders has crashed librdkafka.
-        starts, ends = (
-            self._results(client.list_offsets(dict.fromkeys(keys.values(), spec), request_timeout=self._timeout_s))
-            for spec in (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest())
-        )
-        return {p: OffsetRange(starts[key].offset, ends[key].offset) for p, key in keys.items()}
+        starts = self._list(keys.values(), admin.OffsetSpec.earliest(), limit_s)
+        ends = self._list(keys.values(), admin.OffsetSpec.latest(), limit_s)
+        return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
+
+    def _list(
+        self, keys: Iterable[TopicPartition], spec: admin.OffsetSpec, limit_s: float
+    ) -> dict[TopicPartition, admin.ListOffsetsResultInfo]:
+        asked = dict.fromkeys(keys, spec)
+        return self._admin.ask(lambda client, left_s: [client.list_offsets(asked, request_timeout=left_s)], limit_s)[0]
+
+    def _topic_id(self, topic: str) -> str | None:
+        try:
+            described = self.describe_topic(topic)
+        except Unavailable:
+            return None
+        if described is None:
+            raise NotFound(f"topic {topic} does not exist", hint="Create the log first", topic=topic)
+        return described.topic_id
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
-        deadline = self._clock() + self._timeout_s
+        self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.
+        patience = self._patience()
         while True:
             try:
-                self._list_offsets(topic, partitions)
-            except _Refused as refused:
+                listed = self._list_offsets(topic, partitions, patience.left_s)
+            except Refused as refused:
                 if refused.name not in _MOVING:
-                    raise self._error(refused, "waiting for a new topic's leaders", topic=topic) from None
-                self._wait_again(deadline, "a new topic's leaders do not answer", topic=topic)
+                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                    raise self._error(refused, "waiting for a new topic's leaders", needs, topic=topic) from None
             else:
-                return
+                if all(answer.is_answer for answer in listed.values()):
+                    return
+            if not patience.again():
+                raise self._unavailable("a new topic's leaders do not answer", topic=topic)
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
         described = self.describe_topic(topic)
@@ -287,11 +311,43 @@ class ConfluentKafka:
                     topic=topic, partition=partition, offset=before[partition], log_end=available.end,
                 )  # fmt: skip
 
-    def _wait_again(self, deadline: float, what: str, **facts: Fact) -> None:
-        if self._clock() >= deadline:
-            raise BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
-        # The client remembers "no such topic" for longer than we wait; only a new one asks the broker again.
-        with self._making:
-            self._guard.drop()  # Else each try would leave a client, its threads and its connections behind.
-            self._native = None
-        self._sleep(_RETRY_S)
+    def _error(self, refused: Refused, doing: str, needs: str = "", **facts: Fact) -> Exception:
+        return client_error(refused.name, refused.text, doing, self._config.bootstrap_servers, needs=needs, **facts)
+
+    def _unavailable(self, what: str, **facts: Fact) -> BrokerUnavailable:
+        return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
+
+    def _patience(self) -> "_Patience":
+        return _Patience(self._timeout_s, self._admin, self._clock, self._sleep)
+
+
+class _Patience:
+    """The time that one call of the port has for questions that are asked again."""
+
+    def __init__(
+        self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._deadline = clock() + limit_s
+        self._least_s = limit_s / 10
+        self._pause_s = _RETRY_S
+        self._session = session
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._deadline - self._clock()
+
+    def again(self, *, drop: bool = True) -> bool:
+        """Wait a little, a little longer each time; False once too little time is left for another question.
+
+        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
+        """
+        if self.left_s <= self._pause_s + self._least_s:
+            return False  # A question that cannot be answered in time would hide what the last one said.
+        if drop:
+            self._session.drop()
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
+        return True

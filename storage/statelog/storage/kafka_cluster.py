@@ -8,12 +8,23 @@ through `lose_tail` and `recreate_topic`, which are the accidents that make them
 
 import bisect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from statelog.schemas.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
-from statelog.storage.kafka_faults import Fate, Faults, ScriptedFaults, SendAttempt
+from statelog.storage.kafka_faults import (
+    TRUE,
+    Answer,
+    AnswerKind,
+    Call,
+    Fate,
+    Faults,
+    QuestionHook,
+    ScriptedFaults,
+    SendAttempt,
+)
+from statelog.storage.positions import Listed
 
 __all__ = ["MemoryCluster", "PartitionLog", "Sending"]
 
@@ -29,6 +40,15 @@ _DEFAULT_TOPIC_CONFIG = {
     "segment.bytes": "1073741824",
 }
 _UNKNOWN = DeliveryStatus.UNKNOWN
+_FATAL = frozenset({Fate.FATAL, Fate.FATAL_APPENDED})
+_ALWAYS = frozenset({AnswerKind.TRUE, AnswerKind.LOST})
+_ANSWERS = {
+    "offsets": _ALWAYS | {AnswerKind.OLD, AnswerKind.HALF},
+    "describe_topic": _ALWAYS | {AnswerKind.OLD},
+    "send": frozenset({AnswerKind.TRUE}),
+    "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
+}
+"""The answers besides UNAVAILABLE that each call can have."""
 
 
 @dataclass(slots=True)
@@ -40,10 +60,24 @@ class PartitionLog:
     offsets: list[int] = field(default_factory=list[int])
     values: list[bytes] = field(default_factory=list[bytes])
     timestamps_ms: list[int] = field(default_factory=list[int])
+    leader_epoch: int = 1
+    ends: list[int] = field(default_factory=list[int])
+    """The ends that it had before, oldest first: what a deposed leader may still believe."""
+
+    def listed(self) -> Listed:
+        """Start, end and leader as they are now."""
+        return Listed(self.start, self.end, self.leader_epoch)
+
+    def listed_before(self, changes: int) -> Listed:
+        """The answer of an older leader, from so many appends ago."""
+        past = self.ends[-changes:] if changes > 0 else []
+        end = past[0] if past else self.end
+        return Listed(min(self.start, end), end, self.leader_epoch - 1)
 
     def append(self, value: bytes, timestamp_ms: int = -1) -> int:
         """Append a record; returns its offset."""
         offset = self.end
+        self.ends.append(offset)
         self.offsets.append(offset)
         self.values.append(value)
         self.timestamps_ms.append(timestamp_ms)
@@ -56,9 +90,11 @@ class PartitionLog:
         return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
 
     def cut_from(self, offset: int) -> None:
-        """Drop everything at and above `offset`."""
+        """Drop everything at and above `offset`, as a leader does that never had it."""
+        self.leader_epoch += 1
         at = bisect.bisect_left(self.offsets, offset)
         del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
+        del self.ends[bisect.bisect_left(self.ends, offset) :]
         self.end = min(self.end, offset)
         self.start = min(self.start, self.end)
 
@@ -80,6 +116,11 @@ class Sending:
     outcome: Delivery | None = None
 
     @property
+    def ends_producer(self) -> bool:
+        """Whether its producer is over once it was sent."""
+        return self.fate in _FATAL
+
+    @property
     def lane(self) -> tuple[int, str, int]:
         """Records of one lane keep their order: the producer, the topic and the partition."""
         return self.attempt.producer, self.attempt.topic, self.attempt.partition
@@ -94,9 +135,11 @@ class MemoryCluster:
         cluster_id: str = "memory-cluster",
         faults: Faults | None = None,
         clock: Callable[[], float] | None = None,
+        questions: QuestionHook | None = None,
     ) -> None:
         """`clock` gives the seconds since 1970 that records are stamped with; without one they have no timestamp."""
         self.cluster_id = cluster_id
+        self.questions = questions
         self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
         self.lock = threading.RLock()
@@ -108,9 +151,36 @@ class MemoryCluster:
         self._is_down = False
         self._made_topics = 0
         self._made_producers = 0
-        self._sends = 0
+        self.sends = 0
+        """How many records were sent, by all producers."""
+        self._calls = 0
+        self._past: dict[str, list[TopicDescription | None]] = {}
 
     # ---- what the port needs
+
+    def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
+        """How the question that is being put is answered. Raises BrokerUnavailable if it fails before anything is done.
+
+        An answer that this call cannot have is a failure, too.
+        """
+        if self.questions is None:
+            return TRUE
+        call = Call(number=self._calls, method=method, topic=topic, partitions=tuple(partitions))
+        self._calls += 1
+        answer = self.questions(call)
+        if answer.kind in _ANSWERS.get(method, _ALWAYS):
+            return answer
+        raise BrokerUnavailable("the question was not answered", bootstrap_servers="memory", call=call.number)
+
+    def lose(self, answer: Answer) -> None:
+        """Raise BrokerUnavailable if this was to be done, and its answer to be lost."""
+        if answer.kind is AnswerKind.LOST:
+            raise BrokerUnavailable("the answer was lost", bootstrap_servers="memory")
+
+    def describe_before(self, topic: str, changes: int) -> TopicDescription | None:
+        """The topic as it was so many changes ago; None if it was not there then."""
+        states = [*self._past.get(topic, [None]), self.describe(topic)]
+        return states[max(0, len(states) - 1 - changes)]
 
     def check_up(self) -> None:
         """Raise BrokerUnavailable while the cluster is down."""
@@ -121,12 +191,14 @@ class MemoryCluster:
         """Make a topic with an id of its own. Raises AlreadyExists."""
         if spec.name in self._topics:
             raise AlreadyExists(f"topic {spec.name} exists already", topic=spec.name)
+        self._remember(spec.name)
         self._made_topics += 1
         logs = [PartitionLog() for _ in range(spec.partitions)]
         self._topics[spec.name] = _Topic(spec, f"topic-{self._made_topics}", logs)
 
     def delete(self, topic: str) -> None:
         """Drop a topic, if it is there."""
+        self._remember(topic)
         self._topics.pop(topic, None)
 
     def describe(self, topic: str) -> TopicDescription | None:
@@ -158,8 +230,8 @@ class MemoryCluster:
         self, producer: int, topic: str, partition: int, value: bytes, report: Callable[[Delivery], None]
     ) -> Sending:
         """Note that a record is sent, and decide its fate."""
-        attempt = SendAttempt(number=self._sends, producer=producer, topic=topic, partition=partition, value=value)
-        self._sends += 1
+        attempt = SendAttempt(number=self.sends, producer=producer, topic=topic, partition=partition, value=value)
+        self.sends += 1
         return Sending(attempt, self.faults.fate(attempt), report)
 
     def advance(self, sending: Sending) -> None:
@@ -172,6 +244,8 @@ class MemoryCluster:
             sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: timed out in the queue")
         elif sending.fate is Fate.FAIL:
             sending.outcome = Delivery(DeliveryStatus.FAILED, -1, "refused by the broker")
+        elif sending.fate is Fate.FATAL:
+            sending.outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
         elif sending.fate is Fate.DELAY or any(before.lane == sending.lane for before in self._held):
             self._held.append(sending)
         else:
@@ -179,7 +253,7 @@ class MemoryCluster:
 
     def abandon(self, sending: Sending) -> None:
         """The producer closes before its record was polled: what was never sent is gone, the rest takes its course."""
-        if sending.fate in {Fate.DELAY, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET}:
+        if sending.fate in {Fate.DELAY, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET, Fate.FATAL_APPENDED}:
             self.advance(sending)
 
     # ---- what a test does to the cluster
@@ -246,6 +320,11 @@ class MemoryCluster:
             log = self.log(topic, partition)
             log.start = min(log.start, start)
 
+    def elect(self, topic: str, partition: int) -> None:
+        """Another replica becomes the leader, and has every record."""
+        with self.lock:
+            self.log(topic, partition).leader_epoch += 1
+
     def lose_tail(self, topic: str, partition: int, end: int) -> None:
         """An unclean election: the new leader's log ends at `end`."""
         with self.lock:
@@ -277,6 +356,7 @@ class MemoryCluster:
         """An operator changes settings of a topic."""
         with self.lock:
             self.log(topic, 0)
+            self._remember(topic)
             found = self._topics[topic]
             found.spec = TopicSpec(
                 name=topic,
@@ -289,6 +369,7 @@ class MemoryCluster:
         """An operator adds partitions."""
         with self.lock:
             self.log(topic, 0)
+            self._remember(topic)
             self._topics[topic].logs.extend(PartitionLog() for _ in range(count))
 
     # ---- inside
@@ -297,6 +378,9 @@ class MemoryCluster:
         """Log start and log end. Raises NotFound."""
         log = self.log(topic, partition)
         return OffsetRange(log.start, log.end)
+
+    def _remember(self, topic: str) -> None:
+        self._past.setdefault(topic, []).append(self.describe(topic))
 
     def _find(self, topic: str, partition: int) -> PartitionLog | None:
         found = self._topics.get(topic)
@@ -312,10 +396,15 @@ class MemoryCluster:
         if log is None:
             outcome = Delivery(_UNKNOWN, -1, "_UNKNOWN_PARTITION: no such topic or partition")
         elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > self._max_bytes(attempt.topic):
-            outcome = Delivery(DeliveryStatus.FAILED, -1, "MSG_SIZE_TOO_LARGE: larger than max.message.bytes")
+            outcome = Delivery(
+                _UNKNOWN, -1, f"MSG_SIZE_TOO_LARGE: larger than max.message.bytes of topic {attempt.topic}"
+            )
         elif sending.fate is Fate.APPEND_UNANSWERED:
             self._stamp(log, attempt.value)
             outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")
+        elif sending.fate is Fate.FATAL_APPENDED:
+            self._stamp(log, attempt.value)
+            outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
         elif sending.fate is Fate.ACK_WITHOUT_OFFSET:
             self._stamp(log, attempt.value)
             outcome = Delivery(_UNKNOWN, -1, "acknowledged without an offset")

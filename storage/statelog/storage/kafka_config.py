@@ -8,6 +8,7 @@ Settings pass through by librdkafka's own names. What is refused is refused by n
 librdkafka itself does not know is found when the first client is made, and becomes the same ConfigError there.
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "ClientConfig",
     "admin_properties",
+    "check_password_in_clear",
     "client_config",
     "consumer_properties",
+    "is_secret_setting",
     "mask_text",
     "producer_properties",
 ]
@@ -76,6 +79,9 @@ _OWNED = {
     ),
     "enable.metrics.push": "statelog sends no telemetry",
 }  # fmt: skip
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9._/@:+-]*")
+_EXPANDED = frozenset({"sasl.kerberos.principal", "sasl.kerberos.keytab"})
+"""Settings that the client puts into a shell command."""
 _CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
 
 _BOTH = {
@@ -90,7 +96,10 @@ _PRODUCER = {
     "linger.ms": "0",
     "compression.type": "lz4",
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
-    "message.timeout.ms": "30000",
+    # Counted from the queue on: a slow link needs minutes for what may be in flight. Who waits has limits of their own.
+    "message.timeout.ms": "300000",
+    # A topic that is gone is believed to be gone after this long, not after half a minute.
+    "topic.metadata.propagation.max.ms": "10000",
     "queue.buffering.max.kbytes": str(256 << 10),
     "allow.auto.create.topics": "false",
 }
@@ -111,6 +120,12 @@ _CONSUMER = {
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
 }
+_ADMIN = {
+    # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
+    # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
+    "enable.sparse.connections": "false",
+}
+_READERS = "statelog-reader"
 _PRODUCER_TUNING = (
     "compression.", "linger.ms", "queue.buffering.", "batch.", "message.timeout.ms", "delivery.timeout.ms",
     "request.timeout.ms", "sticky.partitioning.", "topic.metadata.propagation.",
@@ -179,6 +194,29 @@ def client_config(settings: Mapping[str, str]) -> ClientConfig:
     return ClientConfig(bootstrap_servers=mask_text(servers.strip()), settings=dict(settings))
 
 
+def check_password_in_clear(config: ClientConfig) -> None:
+    """Raise ConfigError if these settings send a password as it is over a network."""
+    settings = {name: value.strip().lower() for name, value in config.settings.items()}
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", ""))
+    if settings.get("security.protocol") != "sasl_plaintext" or mechanism != "plain":
+        return
+    hosts = [server.strip().rpartition("://")[2].rpartition(":")[0] for server in config.bootstrap_servers.split(",")]
+    remote = [host for host in hosts if not _is_loopback(host)]
+    if remote:
+        raise ConfigError(
+            "the mechanism PLAIN would send the password as it is over the network",
+            hint="Use security.protocol SASL_SSL or a SCRAM mechanism; the waiver is called cleartext",
+            host=remote[0],
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def producer_properties(config: ClientConfig) -> dict[str, str]:
     """All librdkafka settings of a producer: idempotent, acknowledged by all replicas, bounded queue."""
     properties = _merged(config, _PRODUCER, without=_CONSUMER_TUNING)
@@ -187,17 +225,22 @@ def producer_properties(config: ClientConfig) -> dict[str, str]:
     return properties if alias is None else {**properties, "message.timeout.ms": alias}
 
 
-def consumer_properties(config: ClientConfig, group: str) -> dict[str, str]:
+def consumer_properties(config: ClientConfig) -> dict[str, str]:
     """All librdkafka settings of a consumer that never resets, never commits and checks every record.
 
-    `group` is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
+    A group is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
     """
-    return {**_merged(config, _CONSUMER, without=_PRODUCER_TUNING), "group.id": group}
+    return {**_merged(config, _CONSUMER, without=_PRODUCER_TUNING), "group.id": _READERS}
 
 
 def admin_properties(config: ClientConfig) -> dict[str, str]:
     """All librdkafka settings of an admin client: the connection, and nothing of producing or consuming."""
-    return _merged(config, {}, without=(*_PRODUCER_TUNING, *_CONSUMER_TUNING))
+    return _merged(config, _ADMIN, without=(*_PRODUCER_TUNING, *_CONSUMER_TUNING))
+
+
+def is_secret_setting(name: str) -> bool:
+    """Whether a setting of this name may hold a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def mask_text(text: str) -> str:
@@ -240,6 +283,8 @@ def _reason_against(name: str, value: str) -> str | None:
     for prefix, reason in _DENIED_PREFIXES.items():
         if name.startswith(prefix):
             return reason
+    if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
+        return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
     return _DENIED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
 
 
@@ -248,7 +293,7 @@ def _check_timeout(name: str, value: str) -> None:
     if not value.isdecimal() or not _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS:
         raise ConfigError(
             f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}",
-            hint="30000 suits most clusters; more than one change of a leader takes is enough",
+            hint="300000 suits most clusters: it outlasts a change of leader, and a slow link",
             setting=name,
         )
 

@@ -6,18 +6,31 @@ contract suite holds it to what the real client does. It owns no state of the cl
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from statelog.schemas.errors import BeyondEnd, ClosedError, Misuse, ValueTooLarge
+from statelog.schemas.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    ClosedError,
+    Misuse,
+    NotFound,
+    Unavailable,
+    ValueTooLarge,
+)
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.storage.kafka_cluster import MemoryCluster, Sending
 from statelog.storage.kafka_config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka_errors import check_range
-from statelog.storage.kafka_faults import Faults
+from statelog.storage.kafka_faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
+from statelog.storage.positions import HighWater, Listed, ask_offsets
 
 __all__ = ["MemoryKafka", "MemoryProducer", "MemoryReader"]
 
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
+_FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
+_TRIES = 5
+"""How often a question for offsets is put, where the real client has its request time-out."""
 Idle = Callable[[float], None]
 
 
@@ -36,12 +49,14 @@ class MemoryKafka:
         self,
         *,
         faults: Faults | None = None,
+        questions: QuestionHook | None = None,
         cluster: MemoryCluster | None = None,
         idle: Idle = _do_not_wait,
         queue_limit: int = 100_000,
-        delivery_timeout_s: float = 35.0,
+        delivery_timeout_s: float = 305.0,
     ) -> None:
-        self.cluster = cluster if cluster is not None else MemoryCluster(faults=faults)
+        self.cluster = cluster if cluster is not None else MemoryCluster(faults=faults, questions=questions)
+        self._seen = HighWater()
         self._idle = idle
         self._queue_limit = queue_limit
         self._delivery_timeout_s = delivery_timeout_s
@@ -58,34 +73,48 @@ class MemoryKafka:
 
     def cluster_id(self) -> str:
         """The cluster's own id. Raises BrokerUnavailable while it is down."""
-        return self._open().cluster_id
+        with self._asked("cluster_id") as (cluster, _):
+            return cluster.cluster_id
 
     def describe_topic(self, topic: str) -> TopicDescription | None:
         """The topic as it is now, or None if there is none."""
-        with self.cluster.lock:
-            return self._open().describe(topic)
+        with self._asked("describe_topic", topic) as (cluster, answer):
+            is_old = answer.kind is AnswerKind.OLD
+            described = cluster.describe_before(topic, answer.count) if is_old else cluster.describe(topic)
+            self._seen.identify(topic, described.topic_id if described else None)
+            return described
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic. Raises AlreadyExists."""
-        with self.cluster.lock:
-            self._open().create(spec)
+        with self._asked("create_topic", spec.name) as (cluster, _):
+            cluster.create(spec)
+            self._seen.forget(spec.name)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic; one that is not there counts as deleted."""
-        with self.cluster.lock:
-            self._open().delete(topic)
+        with self._asked("delete_topic", topic) as (cluster, _):
+            cluster.delete(topic)
+            self._seen.forget(topic)
 
-    def offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition. Raises NotFound."""
-        with self.cluster.lock:
-            return {p: self._open().available(topic, p) for p in partitions}
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked again while they are missing or old. Raises NotFound."""
+        tries = iter(range(1, _TRIES))
+        return ask_offsets(
+            topic,
+            self._seen,
+            ask=lambda: self._list_offsets(topic, partitions),
+            topic_id=lambda: self._topic_id(topic),
+            again=lambda: next(tries, None) is not None,
+            at_least=at_least,
+        )
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
         if any(offset < 0 for offset in before.values()):
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
-        with self.cluster.lock:
-            cluster = self._open()
+        with self._asked("delete_records", topic, before) as (cluster, _):
             for partition, offset in before.items():
                 end = cluster.log(topic, partition).end
                 if offset > end:
@@ -99,28 +128,54 @@ class MemoryKafka:
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Note a group offset in the cluster's `published`. Raises NotFound."""
-        with self.cluster.lock:
-            self._open().log(topic, partition)
-            self.cluster.published[group, topic, partition] = offset
+        with self._asked("publish_offset", topic, [partition]) as (cluster, _):
+            cluster.log(topic, partition)
+            cluster.published[group, topic, partition] = offset
 
     def producer(self) -> "MemoryProducer":
         """A new idempotent producer."""
         self._check_open()
-        return MemoryProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s)
+        return MemoryProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s, self._seen)
 
     def reader(self, topic: str) -> "MemoryReader":
         """A new reader of one topic."""
         self._check_open()
-        return MemoryReader(self.cluster, topic)
+        return MemoryReader(self.cluster, topic, self._seen, self._idle)
 
     def close(self) -> None:
         """Refuse further use through this view; the cluster and its other views live on. Idempotent."""
         self._is_closed = True
 
-    def _open(self) -> MemoryCluster:
+    @contextmanager
+    def _asked(
+        self, method: str, topic: str = "", partitions: Iterable[int] = ()
+    ) -> Generator[tuple[MemoryCluster, Answer]]:
+        """One call: the cluster, locked, and how it answers. What was done stands, also where the answer is lost."""
         self._check_open()
-        self.cluster.check_up()
-        return self.cluster
+        with self.cluster.lock:
+            self.cluster.check_up()
+            answer = self.cluster.answer(method, topic, partitions)
+            yield self.cluster, answer
+            self.cluster.lose(answer)
+
+    def _list_offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, Listed]:
+        with self._asked("offsets", topic, partitions) as (cluster, answer):
+            logs = {p: cluster.log(topic, p) for p in partitions}
+            if answer.kind is AnswerKind.OLD:
+                return {p: log.listed_before(answer.count) for p, log in logs.items()}
+            listed = {p: log.listed() for p, log in logs.items()}
+            if answer.kind is AnswerKind.HALF:
+                listed[partitions[-1]] = Listed(-1001, -1001)
+            return listed
+
+    def _topic_id(self, topic: str) -> str | None:
+        try:
+            described = self.describe_topic(topic)
+        except Unavailable:
+            return None
+        if described is None:
+            raise NotFound("no such topic", hint="Create the log first", topic=topic)
+        return described.topic_id
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -130,8 +185,16 @@ class MemoryKafka:
 class MemoryProducer:
     """One producer of an in-memory cluster; implements `kafka.Producer`."""
 
-    def __init__(self, cluster: MemoryCluster, idle: Idle, queue_limit: int, delivery_timeout_s: float) -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        idle: Idle,
+        queue_limit: int,
+        delivery_timeout_s: float,
+        seen: HighWater | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._seen = seen or HighWater()
         self._idle = idle
         self._queue_limit = queue_limit
         self._delivery_timeout_s = delivery_timeout_s
@@ -140,6 +203,7 @@ class MemoryProducer:
         self._queued: deque[Sending] = deque()
         self._on_the_way: list[Sending] = []
         self._is_closed = False
+        self._is_over = False
 
     @property
     def in_flight(self) -> int:
@@ -152,8 +216,11 @@ class MemoryProducer:
         return self._delivery_timeout_s
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
-        """Queue a record; False if the queue is full. Raises ValueTooLarge."""
+        """Queue a record; False if the queue is full. Raises ValueTooLarge, BrokerUnavailable after a fatal error."""
         self._check_open()
+        if self._is_over:
+            hint = "Close this producer; a new one, after a new Open, settles what became of its records"
+            raise BrokerUnavailable("the producer is over", hint=hint, topic=topic, partition=partition)
         if len(value) >= MAX_MESSAGE_BYTES:
             raise ValueTooLarge(
                 "a record is larger than Kafka may take",
@@ -163,6 +230,7 @@ class MemoryProducer:
         if self.in_flight >= self._queue_limit:
             return False
         with self._cluster.lock:
+            self._cluster.answer("send", topic, [partition])
             self._queued.append(self._cluster.begin(self._number, topic, partition, value, on_delivery))
         return True
 
@@ -192,17 +260,43 @@ class MemoryProducer:
 
     def _turn(self) -> int:
         with self._cluster.lock:
-            while self._queued and not self._cluster.is_down:
-                sending = self._queued.popleft()
-                self._cluster.advance(sending)
-                self._on_the_way.append(sending)
-            due = [sending for sending in self._on_the_way if sending.outcome is not None]
-            self._on_the_way = [sending for sending in self._on_the_way if sending.outcome is None]
+            answer = self._asked() if self.in_flight else TRUE
+            if answer is not None and not self._cluster.is_down:
+                self._advance()
+            due = [] if answer is None or answer.kind is AnswerKind.LOST else self._take_due()
         # Outside the lock: a callback may call back into the cluster, or wait for a thread that does.
         for sending in due:
             assert sending.outcome is not None
             _report(sending, sending.outcome)
         return len(due)
+
+    def _asked(self) -> Answer | None:
+        """How a poll is answered; None if nothing moves in it."""
+        try:
+            return self._cluster.answer("poll")
+        except BrokerUnavailable:
+            return None
+
+    def _advance(self) -> None:
+        """Move what is queued as far as it goes: all of it, or up to the record that ends this producer."""
+        while self._queued and not self._is_over:
+            sending = self._queued.popleft()
+            self._cluster.advance(sending)
+            self._on_the_way.append(sending)
+            self._is_over = sending.ends_producer
+        if self._is_over:
+            for sending in (*self._on_the_way, *self._queued):
+                sending.outcome = sending.outcome or _FATAL
+            self._on_the_way.extend(self._queued)
+            self._queued.clear()
+
+    def _take_due(self) -> list[Sending]:
+        due = [sending for sending in self._on_the_way if sending.outcome is not None]
+        self._on_the_way = [sending for sending in self._on_the_way if sending.outcome is None]
+        for sending in due:
+            if sending.outcome is not None and sending.outcome.status is DeliveryStatus.OK:
+                self._seen.reached(sending.attempt.topic, sending.attempt.partition, sending.outcome.offset + 1)
+        return due
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -218,36 +312,59 @@ def _report(sending: Sending, delivery: Delivery) -> None:
 class MemoryReader:
     """Reads one topic of an in-memory cluster; implements `kafka.Reader`."""
 
-    def __init__(self, cluster: MemoryCluster, topic: str) -> None:
+    def __init__(
+        self, cluster: MemoryCluster, topic: str, seen: HighWater | None = None, idle: Idle = _do_not_wait
+    ) -> None:
         self._cluster = cluster
         self._topic = topic
+        self._seen = seen or HighWater()
+        self._idle = idle
         self._turn = 0
         self._is_closed = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`, one per partition in turn. Raises as the port says; it never waits."""
-        del stall_timeout_s  # Nothing stalls in memory: the record is there, or it is an error.
+        """Yield every record of `ranges`, one per partition in turn. Raises as the port says; waits only to stall."""
         if self._is_closed:
             raise ClosedError("the reader is closed", hint="Make a new one")
-        if any(wanted.start < 0 for wanted in ranges.values()):
-            raise Misuse("an offset is negative", hint="Kafka reads negative offsets as names of places")
         self._turn += 1
         left = {partition: wanted for partition, wanted in ranges.items() if wanted.start < wanted.end}
-        return self._read(self._turn, left)
+        return self._read(self._turn, left, stall_timeout_s)
 
     def close(self) -> None:
         """Refuse further use. Idempotent."""
         self._turn += 1
         self._is_closed = True
 
-    def _read(self, turn: int, left: dict[int, OffsetRange]) -> Iterator[Record]:
+    def _read(self, turn: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
+        if not left:
+            return
+        with self._cluster.lock:
+            self._cluster.check_up()
+            answer = self._cluster.answer("read", self._topic, left)
+            self._cluster.lose(answer)
         self._check_all(left)
+        count = 0
         while left:
             for partition in sorted(left):
+                if answer.kind is not AnswerKind.TRUE and count == answer.count:
+                    self._end(answer.kind, partition, left[partition], stall_timeout_s)
                 record = self._step(partition, left)
                 if record is not None:
+                    count += 1
                     yield record
                     self._check_turn(turn)
+
+    def _end(self, kind: AnswerKind, partition: int, wanted: OffsetRange, stall_timeout_s: float) -> None:
+        """Raise what a reader raises whose log, leader or connection went away in the middle."""
+        if kind is AnswerKind.GONE:
+            check_range(self._topic, partition, wanted, OffsetRange(wanted.start + 1, wanted.end))
+        if kind is AnswerKind.SHORT:
+            check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
+        if kind is AnswerKind.STALLED:
+            self._idle(stall_timeout_s)
+        raise BrokerUnavailable(
+            "the read was broken off", topic=self._topic, partition=partition, next_offset=wanted.start
+        )
 
     def _check_all(self, left: Mapping[int, OffsetRange]) -> None:
         with self._cluster.lock:
@@ -267,6 +384,7 @@ class MemoryReader:
         left[partition] = OffsetRange(found[0] + 1, wanted.end)
         if found[0] + 1 >= wanted.end:
             del left[partition]
+        self._seen.reached(self._topic, partition, found[0] + 1)
         return Record(partition, *found)
 
     def _check_turn(self, turn: int) -> None:

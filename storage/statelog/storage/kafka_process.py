@@ -2,30 +2,35 @@
 
 A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
 even dropping the handle crashes. This module owns the rule "one process, one client". Invariants: a client refuses
-work outside the process that made it, and a handle that a fork carried over is never destroyed there.
+work outside the process that made it, a handle that a fork carried over is never destroyed there, and one whose owner
+was dropped without a close goes with it: its threads and connections would stay for ever.
 """
 
 import ctypes
+import logging
 import os
+import weakref
 from typing import Any
 
 from statelog.schemas.errors import ClosedError
 
 __all__ = ["ProcessGuard"]
 
+_LOG = logging.getLogger("statelog.kafka")
 _handles: dict[int, object] = {}
 
 
 class ProcessGuard:
     """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
 
-    __slots__ = ("_closed", "_handle", "_name", "_pid")
+    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_pid")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._pid = os.getpid()
         self._handle: object | None = None
         self._closed = False
+        self._finalizer: weakref.finalize[[int, int, str], ProcessGuard] | None = None
 
     @property
     def is_foreign(self) -> bool:
@@ -54,17 +59,27 @@ class ProcessGuard:
         self._pid = os.getpid()
         self._handle = handle
         _handles[id(handle)] = handle
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name)
+        self._finalizer.atexit = False
 
     def drop(self) -> None:
         """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay for ever."""
         if self._handle is not None and not self.is_foreign:
             _handles.pop(id(self._handle), None)
             self._handle = None
+            if self._finalizer is not None:
+                self._finalizer.detach()
 
     def close(self) -> None:
         """Drop the handle and refuse all further use."""
         self.drop()
         self._closed = True
+
+
+def _drop_forgotten(handle: int, pid: int, name: str) -> None:
+    """The owner was dropped without a close."""
+    if pid == os.getpid() and _handles.pop(handle, None) is not None:
+        _LOG.warning("a %s was dropped without being closed; its connections end now", name)
 
 
 def _immortalise() -> None:

@@ -7,9 +7,10 @@ consumer is thrown away, because the client may have moved its position past rec
 """
 
 import logging
-import os
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
@@ -18,12 +19,23 @@ from statelog.schemas.errors import BrokerUnavailable, ClosedError, Corrupt, Fac
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka_config import ClientConfig, consumer_properties
 from statelog.storage.kafka_errors import ENDING, check_range, client_error
+from statelog.storage.kafka_native import kafka_error, native
 from statelog.storage.kafka_process import ProcessGuard
-from statelog.storage.kafka_producer import kafka_error
+from statelog.storage.positions import HighWater
 
 __all__ = ["ConfluentReader", "ListOffsets"]
 
-ListOffsets = Callable[[str, Sequence[int]], dict[int, OffsetRange]]
+
+class ListOffsets(Protocol):
+    """`Kafka.offsets`."""
+
+    def __call__(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, now."""
+        ...
+
+
 """Log start and log end of partitions, asked of the broker now: `kafka.Kafka.offsets`."""
 
 _LOG = logging.getLogger("statelog.kafka")
@@ -31,6 +43,8 @@ _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
 _REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
+"""The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
 _PERHAPS_GONE = _REFUSED_OFFSET | {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
 
 
@@ -38,16 +52,23 @@ class ConfluentReader:
     """Reads ranges of one topic; implements `kafka.Reader`."""
 
     def __init__(
-        self, config: ClientConfig, topic: str, offsets: ListOffsets, clock: Callable[[], float] = time.monotonic
+        self,
+        config: ClientConfig,
+        topic: str,
+        offsets: ListOffsets,
+        clock: Callable[[], float],
+        seen: HighWater,
     ) -> None:
         self._config = config
         self._topic = topic
         self._offsets = offsets
         self._clock = clock
+        self._seen = seen
         self._guard = ProcessGuard("reader")
         self._native: confluent_kafka.Consumer | None = None
         self._turn = 0
         self._last_error = ""
+        self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Corrupt, BrokerUnavailable."""
@@ -97,21 +118,23 @@ class ConfluentReader:
             raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")
 
     def _check_available(self, left: Mapping[int, OffsetRange]) -> None:
-        available = self._offsets(self._topic, sorted(left))
+        ends = {partition: wanted.end for partition, wanted in left.items()}
+        available = self._offsets(self._topic, sorted(left), at_least=ends)
         for partition, wanted in left.items():
             check_range(self._topic, partition, wanted, available[partition])
 
     def _assign(self, left: Mapping[int, OffsetRange]) -> None:
         self._last_error = ""
-        self._client().assign([TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
+        self._errors.clear()
+        native(self._client().assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
 
     def _fetch(self) -> list[confluent_kafka.Message]:
         """All that is there, up to a batch; or the next message as soon as it comes."""
-        native = self._client()
-        messages = native.consume(_BATCH, 0.0)
+        client = self._client()
+        messages = native(client.consume, _BATCH, 0.0)
         if messages:
             return messages
-        message = native.poll(_POLL_S)
+        message = native(client.poll, _POLL_S)
         return [] if message is None else [message]
 
     def _take(
@@ -127,6 +150,8 @@ class ConfluentReader:
                 self._note(error, message, left)
             elif wanted is not None:
                 moved |= self._advance(message, wanted, left, records)
+        for partition, end in {record.partition: record.offset + 1 for record in records}.items():
+            self._seen.reached(self._topic, partition, end)
         self._unassign(open_before - set(left), others=bool(left))
         return records, moved
 
@@ -156,7 +181,8 @@ class ConfluentReader:
         if next_offset >= wanted.end:
             del left[partition]
             return True
-        left[partition] = OffsetRange(max(next_offset, wanted.start), wanted.end)
+        # Unchecked, for it is made for every record: neither is below the start, which was checked.
+        left[partition] = OffsetRange._make((max(next_offset, wanted.start), wanted.end))
         return not is_end
 
     def _note(
@@ -168,8 +194,9 @@ class ConfluentReader:
         where: dict[str, Fact] = {"topic": self._topic, "partition": message.partition()}
         if name in _PERHAPS_GONE:
             self._check_available(left)
-        if name in ENDING:
-            raise client_error(name, text, "reading", self._config.bootstrap_servers, **where)
+        if name in ENDING - _OF_THE_GROUP:
+            needs = f"READ on topic {self._topic}"
+            raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, **where)
         if name in _REFUSED_OFFSET or error.fatal():
             hint = "Read again: the offset is there now, a leader may have moved while it was read"
             raise BrokerUnavailable(f"the read was refused: {text}", hint=hint, **where)
@@ -180,8 +207,9 @@ class ConfluentReader:
             return
         self._check_available(left)
         partition, wanted = next(iter(left.items()))
+        told = [f"{error.name()}: {self._config.redact(error.str())}" for error in list(self._errors)[-1:]]
         raise BrokerUnavailable(
-            f"no record came within {stall_timeout_s:g} s" + (f"; {self._last_error}" if self._last_error else ""),
+            "; ".join((f"no record came within {stall_timeout_s:g} s", *(told or filter(None, [self._last_error])))),
             bootstrap_servers=self._config.bootstrap_servers,
             topic=self._topic,
             partition=partition,
@@ -192,30 +220,29 @@ class ConfluentReader:
     def _unassign(self, done: set[int], *, others: bool) -> None:
         """Stop fetching what nobody wants any more. Not by pausing: a pause outlives the assignment it was made in."""
         if done and others:
-            self._client().incremental_unassign([TopicPartition(self._topic, partition) for partition in done])
+            native(self._client().incremental_unassign, [TopicPartition(self._topic, p) for p in done])
 
     def _client(self) -> confluent_kafka.Consumer:
         self._guard.check()
         if self._native is None:
-            properties = consumer_properties(self._config, f"statelog-reader-{os.getpid()}")
+            properties = consumer_properties(self._config)
             try:
-                self._native = confluent_kafka.Consumer(properties, logger=_LOG, error_cb=self._remember)
+                client = native(confluent_kafka.Consumer, properties, logger=_LOG, error_cb=self._errors.append)
             except confluent_kafka.KafkaException as refused:
                 name, text = kafka_error(refused, self._config)
                 raise client_error(name, text, "making a consumer", self._config.bootstrap_servers) from None
-            self._guard.hold(self._native)
+            self._native = client
+            self._guard.hold(client)
         return self._native
-
-    def _remember(self, error: confluent_kafka.KafkaError) -> None:
-        self._last_error = f"{error.name()}: {self._config.redact(error.str())}"
 
     def _release(self, turn: int) -> None:
         """End of a read that came out well or was abandoned: keep the connection, drop what was fetched ahead."""
         if turn == self._turn and self._native is not None and not self._guard.is_foreign:
-            self._native.unassign()
+            native(self._native.unassign)
 
     def _discard(self) -> None:
-        native, self._native = self._native, None
-        if native is not None and not self._guard.is_foreign:
+        client, self._native = self._native, None
+        if client is not None and not self._guard.is_foreign:
             self._guard.drop()
-            native.close()
+            with suppress(confluent_kafka.KafkaException):
+                native(client.close)

@@ -3,6 +3,8 @@
 It executes; what a lease says and when it has expired is decided in `schemas.lease`.
 
 Invariants:
+- A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a warning:
+  then truncation does not wait for this reader, which plans again or fails loudly if it is overtaken.
 - No threads: who holds a lease calls `renew` as it makes progress, as often as it likes.
 - A lease is convenience, never safety. So a renewal that fails is borne as long as the lease still stands, a lease
   that cannot be removed is left to expire, and one that cannot be read holds nothing back; the last two with a warning.
@@ -16,7 +18,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from statelog.schemas.errors import Corrupt, NotFound, Unavailable, UnknownFormat
+from statelog.schemas.errors import Corrupt, NotFound, StorageFull, StoreRefused, Unavailable, UnknownFormat
 from statelog.schemas.lease import Lease
 from statelog.schemas.names import lease_path
 from statelog.storage.store import Store
@@ -27,7 +29,7 @@ _RENEWALS_PER_TTL = 3
 
 
 class LeaseWarning(UserWarning):
-    """A lease that could not be read or removed: no loss, but somebody may want to know."""
+    """A lease that could not be written, read or removed: no loss, but somebody may want to know."""
 
 
 class HeldLease(NamedTuple):
@@ -39,12 +41,18 @@ class HeldLease(NamedTuple):
 
 
 class LeaseHolder:
-    """Holds one lease while it is entered. `clock` only paces the renewals; expiry goes by the store's clock."""
+    """Holds one lease while it is entered. `clock` only paces the renewals; expiry goes by the store's clock.
 
-    def __init__(self, store: Store, lease: Lease, *, clock: Callable[[], float] = time.monotonic) -> None:
+    Not `wanted`, it asks the store for nothing and holds nothing.
+    """
+
+    def __init__(
+        self, store: Store, lease: Lease, *, clock: Callable[[], float] = time.monotonic, wanted: bool = True
+    ) -> None:
         self._store = store
         self._lease = lease
         self._clock = clock
+        self._wanted = wanted
         self._written_s = -lease.ttl_s
         self._held = False
 
@@ -59,31 +67,44 @@ class LeaseHolder:
         next_offsets: Mapping[int, int],
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        wanted: bool = True,
     ) -> "LeaseHolder":
-        """A holder of a new lease, made now by the store's clock; nothing is written yet.
+        """A holder of a new lease, which nothing was asked for or written yet.
 
-        `manifest_number` 0 pins no manifest. Raises StoreUnavailable, ConfigError.
+        `manifest_number` 0 pins no manifest. Raises ConfigError.
         """
         lease = Lease(
-            id=uuid.uuid4().hex,
+            id=new_id(),
             holder=holder,
             manifest_number=manifest_number,
             next_offsets=dict(next_offsets),
             position=position,
             ttl_s=ttl_s,
-            created_s=store.now_s(),
+            created_s=0.0,
         )
-        return cls(store, lease, clock=clock)
+        return cls(store, lease, clock=clock, wanted=wanted)
 
     @property
     def lease(self) -> Lease:
         """The lease as it was written last, or will be."""
         return self._lease
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease lies on the store."""
+        return self._held
+
     def __enter__(self) -> Self:
-        """Write the lease. Raises StoreUnavailable, StorageFull."""
-        self._write()
-        self._held = True
+        """Write the lease, made now by the store's clock; warn if the store refuses. Raises StoreUnavailable."""
+        if self._wanted:
+            try:
+                self._lease = replace(self._lease, created_s=self._store.now_s())
+                self._write()
+                self._held = True
+            except (StoreRefused, StorageFull) as error:
+                text = f"no lease could be written, so that truncation does not wait for this reader: {error}"
+                warnings.warn(text, LeaseWarning, stacklevel=2)
         return self
 
     def __exit__(
@@ -94,8 +115,8 @@ class LeaseHolder:
     def renew(self, *, position: int | None = None, next_offsets: Mapping[int, int] | None = None) -> bool:
         """Write the lease again if a third of its time has passed; tells whether it did.
 
-        `position` and `next_offsets` are what the holder needs by now. Raises StoreUnavailable or StorageFull only
-        when the lease has run out since it could last be written.
+        `position` and `next_offsets` are what the holder needs by now. Raises StoreUnavailable, StoreRefused or
+        StorageFull only when the lease has run out since it could last be written.
         """
         if position is not None:
             self._lease = replace(self._lease, position=position)
@@ -106,7 +127,7 @@ class LeaseHolder:
             return False
         try:
             self._write()
-        except Unavailable:
+        except (Unavailable, StoreRefused):
             if age_s >= self._lease.ttl_s:
                 raise
             return False
@@ -119,7 +140,7 @@ class LeaseHolder:
         self._held = False
         try:
             self._store.delete(lease_path(self._lease.id))
-        except Unavailable as error:
+        except (Unavailable, StoreRefused) as error:
             text = f"lease {self._lease.id} could not be removed and runs out in {self._lease.ttl_s:g} s: {error}"
             warnings.warn(text, LeaseWarning, stacklevel=2)
 

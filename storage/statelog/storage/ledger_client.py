@@ -7,23 +7,38 @@ Invariants:
 - An append is never sent twice. Its outcome is an offset, a clear failure, or OutcomeUnknown, after which
   this producer must not be used again (its record may still land).
 - A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
+- Whatever is read is read from the last folded record on, which must still be the same: so a ledger that lost its tail
+  and grew again, or was made anew, is noticed. A record that is gone by truncation proves nothing.
+- No verdict rests on a look at last record and identity that is older than `LOOK_AGAIN_S`.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from statelog.schemas.errors import BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
+import xxhash
+
+from statelog.schemas.errors import AnchorMismatch, BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
 from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, LedgerRecord, decode, encode
+from statelog.schemas.ledger import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger_state import LedgerState
-from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer
+from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Reader, Record
 
-__all__ = ["STALL_TIMEOUT_S", "LedgerClient", "ValidCommit", "append_record"]
+__all__ = [
+    "LOOK_AGAIN_S",
+    "STALL_TIMEOUT_S",
+    "LastRecord",
+    "LedgerClient",
+    "ValidCommit",
+    "append_record",
+    "is_restarted",
+]
 
 STALL_TIMEOUT_S = 30.0
+LOOK_AGAIN_S = 1.0
 _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 
 
@@ -35,6 +50,22 @@ class ValidCommit(NamedTuple):
     timestamp_ms: int = -1
 
 
+class LastRecord(NamedTuple):
+    """A ledger record that was folded last: its offset, and the xxh3-64 of its value."""
+
+    offset: int
+    hash: int
+
+    @classmethod
+    def of(cls, offset: int, value: bytes) -> "LastRecord":
+        """That of a record's value."""
+        return cls(offset, xxhash.xxh3_64_intdigest(value))
+
+
+def _nothing_to_verify() -> None:
+    """Who only reads has no verdict that identity could spoil."""
+
+
 class _Folded(NamedTuple):
     """A record that was just folded, and the fold's verdict."""
 
@@ -42,6 +73,10 @@ class _Folded(NamedTuple):
     record: LedgerRecord | None
     void: Void | None
     timestamp_ms: int
+
+
+def _never() -> bool:
+    return False
 
 
 def append_record(
@@ -52,7 +87,7 @@ def append_record(
     Raises Unavailable if the record is certainly not in the ledger and never will be, OutcomeUnknown if it may be.
     """
     reports: list[Delivery] = []
-    deadline = clock() + producer.delivery_timeout_s + _GRACE_S
+    deadline = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
     while not producer.send(topic, 0, encode(record), reports.append):
         producer.poll(0.05)
         if clock() > deadline:
@@ -71,8 +106,19 @@ def append_record(
     return reports[0].offset
 
 
+def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
+    """Whether a person accepted that what stood at `offset` of the ledger is lost. Raises as `Reader.read`."""
+    records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
+    restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
+    return any(record.position > offset for record in restarts)
+
+
 class LedgerClient:
-    """Follows one log's ledger from a base state."""
+    """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
+
+    `verify` compares the log's identity with the cluster's; it is asked before a verdict, at most once in LOOK_AGAIN_S.
+    `rebase` gives the newest snapshot's state and last record.
+    """
 
     def __init__(
         self,
@@ -81,15 +127,24 @@ class LedgerClient:
         identity: LogIdentity,
         base: LedgerState | None = None,
         *,
-        rebase: Callable[[], LedgerState | None] | None = None,
+        last: LastRecord | None = None,
+        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        verify: Callable[[], None] = _nothing_to_verify,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kafka = kafka
         self._topic = topic
         self._identity = identity
+        self._last: LastRecord | Record | None = last
         self._rebase = rebase
+        self._verify = verify
+        self._clock = clock
+        self._read_s: float | None = None
+        self._verified_s: float | None = None
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._is_torn = False
+        self._proof: BeyondEnd | None = None
         self.fold = LedgerFold(identity, base)
 
     @property
@@ -101,17 +156,20 @@ class LedgerClient:
         """The ledger's end now: a target to take once. Raises BrokerUnavailable."""
         return self._kafka.offsets(self._topic, [0])[0].end
 
-    def read_to(self, end_position: int) -> list[ValidCommit]:
+    def read_to(self, end_position: int, *, most_bytes: int = sys.maxsize) -> list[ValidCommit]:
         """Fold all records below `end_position`; returns the valid commits among those that were new.
 
+        Ends before that, at a later position than before, once the commits to return have `most_bytes` together.
         If the ledger was truncated past the fold while its owner was idle, the fold starts anew from the newest
         manifest (where the client was given a way to it), and the commits below that are not returned. Raises
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
-        for offset, record, void, timestamp_ms in self._follow(end_position):
+        taken = [0]
+        for offset, record, void, timestamp_ms in self._follow(end_position, lambda: taken[0] >= most_bytes):
             if void is None and isinstance(record, Commit):
                 self._valid.append(ValidCommit(offset, record, timestamp_ms))
+                taken[0] += len(record.body)
         valid, self._valid = self._valid, []
         return valid
 
@@ -128,16 +186,30 @@ class LedgerClient:
         """As `read_end`, for who needs the fold only."""
         self.fold_to(self._checked_end())
 
-    def verdict(self, offset: int, record: LedgerRecord) -> Void | None:
+    def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], None] | None = None) -> Void | None:
         """Why the record that we appended at `offset` is void, or None if it is valid.
 
-        If nothing can lie between what is folded and our record, this needs no read. Raises BeyondEnd if the ledger
-        lost acknowledged records, OutcomeUnknown if it was truncated past ours before it could be read.
+        If nothing can lie between what is folded and our record, this needs no read, unless the last one is too old.
+        With `verify` that is asked, at any rate. Raises BeyondEnd or AnchorMismatch if the ledger lost acknowledged
+        records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours before it could be read.
         """
-        if offset == self.fold.position:
-            return self.fold.apply(offset, record)
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
+        if offset == self.fold.position and not self._is_over_due(self._read_s):
+            self._last = LastRecord.of(offset, encode(record))
+            void = self.fold.apply(offset, record)
+        else:
+            void = self._read_verdict(offset, record)
+        if verify is not None or self._is_over_due(self._verified_s):
+            asked_s = self._clock()
+            (verify or self._verify)()
+            self._verified_s = asked_s
+        return void
+
+    def _is_over_due(self, looked_s: float | None) -> bool:
+        return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S
+
+    def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
         landed = deque(self._follow(offset + 1), maxlen=1)
         if landed:
             return self._void_of(landed.pop(), offset, record)
@@ -153,30 +225,80 @@ class LedgerClient:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return landed.void
 
-    def _follow(self, end_position: int) -> Generator[_Folded]:
-        """Fold what is below `end_position`, record by record, if need be from a newer base."""
-        try:
-            yield from self._fold_records(end_position)
-        except OffsetGone:
-            state = self._rebase() if self._rebase else None
-            if state is None or state.position <= self.fold.position:
-                raise
-            self.fold = LedgerFold(self._identity, state)
-            yield from self._fold_records(end_position)
+    def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Folded]:
+        """Fold what is below `end_position`, record by record, if need be from a newer base, until it is enough."""
+        while True:
+            try:
+                yield from self._fold_records(end_position, is_enough)
+            except OffsetGone:
+                newer = self._rebase() if self._rebase else None
+                if newer is None or newer[0].position <= self.fold.position:
+                    raise
+                self.fold, self._last = LedgerFold(self._identity, newer[0]), newer[1]
+            else:
+                return
 
-    def _fold_records(self, end_position: int) -> Generator[_Folded]:
+    def _fold_records(self, end_position: int, is_enough: Callable[[], bool]) -> Generator[_Folded]:
         if self._is_torn:
             raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
-        if end_position <= self.fold.position:
+        is_news = end_position > self.fold.position
+        if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
             return
-        wanted = {0: OffsetRange(self.fold.position, end_position)}
-        for found in self._reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S):
+        self._read_s, asked_s = None, self._clock()
+        for found in self._new_records(end_position):
             record = decode(found.value)
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
+            self._weigh(found.offset, record)
             self._is_torn = True
-            yield _Folded(found.offset, record, self.fold.apply(found.offset, record), found.timestamp_ms)
+            void = self.fold.apply(found.offset, record)
+            self._last = found
+            yield _Folded(found.offset, record, void, found.timestamp_ms)
             self._is_torn = False
+            if self._proof is None and is_enough():
+                return
+        if self._proof is not None:
+            raise self._proof
+        self._read_s = asked_s
         self.fold.advance(end_position)
+
+    def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
+        """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""
+        if isinstance(record, Restart):
+            self._proof = None
+        elif isinstance(record, Open) and record.witness > offset and record.identity == self._identity:
+            self._proof = self._lost(f"an Open had seen the ledger up to {record.witness}", offset)
+        elif self.fold.position == 0 and not isinstance(record, Mark):
+            self._proof = self._lost("the ledger does not begin with its mark", offset)
+
+    def _new_records(self, end_position: int) -> Generator[Record]:
+        """The records from the fold's position on, read from the last one that was folded, if it is still there."""
+        last = self._last = self._last if not isinstance(self._last, Record) else LastRecord.of(*self._last[1:3])
+        if last is None:
+            yield from self._records(self.fold.position, end_position)
+            return
+        records = self._records(last.offset, end_position)
+        try:
+            found = next(records, None)
+        except OffsetGone:
+            self._last = None
+            yield from self._records(self.fold.position, end_position)
+            return
+        if found is None or last != LastRecord.of(found.offset, found.value):
+            records.close()
+            if is_restarted(self._reader, self.end_position(), last.offset):
+                yield from self._records(self.fold.position, end_position)
+                return
+            raise AnchorMismatch(
+                "a ledger record is not the one that was read there before",
+                topic=self._topic,
+                offset=last.offset,
+                position=self.fold.position,
+                hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+            )
+        yield from records
+
+    def _records(self, start: int, end_position: int) -> Generator[Record]:
+        yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
 
     def _checked_end(self) -> int:
         end_position = self.end_position()

@@ -143,12 +143,23 @@ class LocalCopy:
             file = self._partial.open("r+b")
             file.seek(0, os.SEEK_END)
             return file
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return self._partial.open("wb")
+        _make_private(self._directory)
+        return open(self._partial, "wb", opener=_open_private)  # Path.open knows no opener
 
     def _give_up(self, error: OSError) -> None:
         self.error = error
         self.discard()
+
+
+def _make_private(directory: Path) -> None:
+    """Make it and what is missing above it, for this user only: a copy is state in the clear. Raises OSError."""
+    if not directory.is_dir():
+        _make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _table(rows: Sequence[tuple[int, int]], offsets: Mapping[int, Sequence[int]]) -> bytes:
@@ -282,11 +293,10 @@ def _verify(path: Path, data: mmap.mmap, places: Sequence[_Place], entry: Entry)
     """Raise Corrupt unless the places hold exactly the chunks that the entry lists."""
     heads = [decode_head(data[start : start + length]) for _, _, start, length in places]
     checksums = [head[0].checksum for head in heads if head is not None]
-    offsets = [place.offset for place in places]
     if (
         len(checksums) != entry.chunks
         or combine_checksums(checksums) != entry.checksum
-        or (offsets[0], offsets[-1] + 1) != (entry.first_offset, entry.end_offset)
+        or [place.offset for place in places] != list(entry.offsets)
     ):
         raise _corrupt(path, "it is not the change set that the commit lists")
 

@@ -1,52 +1,50 @@
 """`Log`: create, open, describe and delete a log; the door through which writers, rounds and readers get in.
 
 Invariants:
-- The descriptor is written last when a log is made and deleted last when it goes: it is there if and only if
-  the log is. A create that died on the way can be run again.
+- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
+  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
+- The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
 - Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
   refuses before anything is read or written.
 - A log holds its two ports; whoever made it closes it. It does not outlive a fork: open it again in the child.
 """
 
-import json
+import os
+import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import pyarrow as pa
 
 from statelog.schemas.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
-from statelog.schemas.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.schemas.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.fold import LedgerFold
-from statelog.schemas.identity import LogIdentity
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.ledger import AcceptLoss, LossRange
+from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange
 from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.names import DESCRIPTOR_PATH, check_log_name, data_topic, ledger_topic
-from statelog.schemas.topic_policy import TopicRole, Waiver, check_topic, parse_waivers, topic_config
+from statelog.schemas.rights import NO_RIGHTS, WRITING, Rights, check_rights
+from statelog.schemas.topic_policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.values import ValueSchema, parse_value_schema
-from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.ledger_client import LedgerClient, append_record
+from statelog.storage.bulk import append_all
+from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription
+from statelog.storage.ledger_client import LastRecord, LedgerClient, append_record
+from statelog.storage.log_files import descriptor_or_none, put_descriptor, put_first_schema
+from statelog.storage.log_ports import KafkaSource, StoreSource, closing_port, open_ports
+from statelog.storage.log_settings import check_log_counts, one_of
+from statelog.storage.log_topics import check_made, identity_of, is_begun, look_for, make_topic, mark_ledger, owner_of
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
-from statelog.storage.store_fsspec import open_store
 from statelog.storage.value_schemas import ValueSchemas
 
 __all__ = ["Log", "LogDescription"]
 
-_MOST_REPLICAS = 10_000  # What the client can say.
-E = TypeVar("E", bound=StrEnum)
-
-KafkaSource = Kafka | Mapping[str, str]
-StoreSource = Store | str
+_ASK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +74,11 @@ class Log:
         self.descriptor = descriptor
         self.kafka = kafka
         self.store = store
-        self.manifests = ManifestChain(store)
+        self.manifests = ManifestChain(store, descriptor)
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
+        self.patience_s = 10.0
+        """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+        self._position = 0
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -106,34 +107,48 @@ class Log:
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
-        _check_counts(partitions, key_groups, replication_factor)
-        rule, kind = _one_of(HashRule, "hash_rule", hash_rule), _one_of(KeyType, "key_type", key_type)
+        check_log_counts(partitions, key_groups, replication_factor)
+        rule, kind = one_of(HashRule, "hash_rule", hash_rule), one_of(KeyType, "key_type", key_type)
         schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
         waived = parse_waivers(allow_unsafe)
-        client, store = _ports(check_log_name(name), kafka, root, storage_options)
-        with _closing(client, kafka, on_success=False):
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=False):
             store.check()
-            if _descriptor_or_none(store) is not None:
-                raise AlreadyExists(f"the log {name} is there already", log=name, url=store.url)
+            begun = descriptor_or_none(store)
+            if begun is not None and not is_begun(client, begun):
+                raise AlreadyExists(
+                    f"the log {name} is there already",
+                    hint="Open it (Log.open; every command but init does), or delete it first",
+                    log=name,
+                    url=store.url,
+                )
             topics = {
-                role: _make_topic(client, topic, role, count, replication_factor, waived)
+                role: make_topic(client, topic, role, count, replication_factor, waived)
                 for role, topic, count in (
                     (TopicRole.DATA, data_topic(name), partitions),
                     (TopicRole.LEDGER, ledger_topic(name), 1),
                 )
             }
+            made = topics[TopicRole.LEDGER]
+            check_rights({made.name: WRITING.ledger}, {made.name: made.operations})  # Before anything needs them.
             descriptor = Descriptor(
                 name=name,
-                identity=_identity(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
+                identity=identity_of(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
                 partitions=partitions,
                 key_groups=key_groups,
                 hash_rule=rule,
                 key_type=kind,
                 value_schema_id=1 if schema else 0,
+                nonce=begun.nonce if begun else os.urandom(16),
             )
             if schema is not None:
-                _put_first_schema(store, schema.avsc)
-            store.put_if_absent(DESCRIPTOR_PATH, descriptor.to_bytes())
+                put_first_schema(store, schema.avsc)
+            if begun is None:
+                put_descriptor(store, descriptor)
+            elif begun != descriptor:
+                hint = "Create it with the same settings, or delete it first"
+                raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
+            mark_ledger(client, ledger_topic(name), descriptor.digest)
         return cls(descriptor, client, store, waived=waived)
 
     @classmethod
@@ -151,14 +166,15 @@ class Log:
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
         waived = parse_waivers(allow_unsafe)
-        client, store = _ports(check_log_name(name), kafka, root, storage_options)
-        with _closing(client, kafka, on_success=False):
-            descriptor = _descriptor_or_none(store)
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=False):
+            descriptor = descriptor_or_none(store)
             if descriptor is None:
                 hint = "Create it with Log.create or `statelog init`"
                 raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
             log = cls(descriptor, client, store, waived=waived)
             log.verify()
+            _check_owner(client, log)
         return log
 
     @classmethod
@@ -169,14 +185,16 @@ class Log:
         kafka: KafkaSource,
         root: StoreSource,
         storage_options: Mapping[str, object] | None = None,
+        allow_unsafe: Collection[str] = (),
     ) -> None:
         """Delete a log for good: topics, snapshots, descriptor. Run again, it finishes what it began.
 
-        Topics that are not the log's own (made anew since) are left alone. Raises NotFound, Unavailable.
+        Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
         """
-        client, store = _ports(check_log_name(name), kafka, root, storage_options)
-        with _closing(client, kafka, on_success=True):
-            descriptor = _descriptor_or_none(store)
+        waived = parse_waivers(allow_unsafe)
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=True):
+            descriptor = descriptor_or_none(store)
             if descriptor is None:
                 raise NotFound(f"there is no log {name}", url=store.url)
             ids = {
@@ -185,27 +203,37 @@ class Log:
             }
             if client.cluster_id() != descriptor.identity.cluster_id:
                 raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-            for topic, topic_id in ids.items():
-                found = client.describe_topic(topic)
-                if found is not None and found.topic_id == topic_id:
-                    client.delete_topic(topic)
+            found = {topic: client.describe_topic(topic) for topic in ids}
+            own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
+            owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
+            for topic in own if owner in (None, descriptor.digest) else ():
+                client.delete_topic(topic)
             for info in list(store.list()):
                 if info.path != DESCRIPTOR_PATH:
                     store.delete(info.path)
             store.delete(DESCRIPTOR_PATH)
 
-    def verify(self) -> None:
+    def verify(self, rights: Rights = NO_RIGHTS) -> None:
         """Compare descriptor, cluster and topic settings, as every open, round and recovery does.
 
-        Raises IdentityChanged, UnsafeTopic, BrokerUnavailable. Partitions that were added later only warn.
+        `rights` are those that this client is going to need. Raises ConfigError if one is missing,
+        NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
+        only warn.
         """
-        data = self._describe(self.data_topic)
-        ledger = self._describe(self.ledger_topic)
-        warning = verify(self.descriptor, _identity(self.kafka, data, ledger), data.partitions)
+        data, ledger, warning = self._identified()
         if warning:
             warnings.warn(warning, stacklevel=3)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
-            _check(topic, role, self._waived)
+            check_made(topic, role, self._waived)
+        needed = {data.name: rights.data, ledger.name: rights.ledger}
+        check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
+
+    def verify_identity(self) -> None:
+        """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.
+
+        Raises IdentityChanged, BrokerUnavailable.
+        """
+        self._identified()
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
@@ -256,9 +284,39 @@ class Log:
             self._schemas[value_schema_id] = change_schema(self.descriptor.key_type, value_type)
         return self._schemas[value_schema_id]
 
-    def data_offsets(self) -> dict[int, OffsetRange]:
-        """Log start and log end of every data partition, now."""
-        return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions))
+    @property
+    def position(self) -> int:
+        """The highest ledger position that was opened at, acknowledged or read through this object."""
+        return self._position
+
+    def saw(self, position: int) -> None:
+        """Note a position: nothing that is read through this object from now on may end below it."""
+        self._position = max(self._position, position)
+
+    def barrier(self) -> int:
+        """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
+        was told before the call: a linearizable read. Needs the right to write the ledger.
+
+        Raises OutcomeUnknown, Unavailable.
+        """
+        producer = self.kafka.producer()
+        try:
+            return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
+        finally:
+            producer.close()
+
+    def ledger_end(self, *, at_least: int = 0) -> int:
+        """The ledger's end now. An answer below `at_least` is asked again for `patience_s`: it may be an old one."""
+        deadline_s = time.monotonic() + self.patience_s
+        while True:
+            end = self.kafka.offsets(self.ledger_topic, [0])[0].end
+            if end >= at_least or time.monotonic() >= deadline_s:
+                return end
+            time.sleep(_ASK_AGAIN_S)
+
+    def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
+        """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""
+        return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions), at_least=at_least)
 
     def commits(self) -> dict[str, LastCommit]:
         """Every writer's last commit (checkpoint, ledger offset, metadata), now. Reads the ledger behind the newest
@@ -291,7 +349,11 @@ class Log:
     # ---- the ledger
 
     def ledger(
-        self, base: Manifest | None = None, *, rebase: Callable[[], LedgerState | None] | None = None
+        self,
+        base: Manifest | None = None,
+        *,
+        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> LedgerClient:
         """A ledger client that starts from `base`, or from the ledger's first record; see LedgerClient for `rebase`.
 
@@ -299,7 +361,13 @@ class Log:
         valid commits.
         """
         if base is None:
-            start = self.kafka.offsets(self.ledger_topic, [0])[0].start
+            start, end = self.kafka.offsets(self.ledger_topic, [0])[0]
+            if end == 0 and self.ledger_end(at_least=1) == 0:
+                raise BeyondEnd(
+                    "the ledger is empty: it lost its mark, and all that stood behind it",
+                    topic=self.ledger_topic,
+                    hint="Restore the topic, or accept the loss by name",
+                )
             if start > 0:
                 raise OffsetGone(
                     "the ledger was truncated, and no manifest says what stood there",
@@ -308,17 +376,31 @@ class Log:
                     url=self.store.url,
                     hint="Restore the manifests, or check that the root URL is the right one",
                 )
-        state = base.state if base else None
-        return LedgerClient(self.kafka, self.ledger_topic, self.descriptor.identity, state, rebase=rebase)
+        return LedgerClient(
+            self.kafka,
+            self.ledger_topic,
+            self.descriptor.identity,
+            base.state if base else None,
+            last=_last_record(base) if base else None,
+            rebase=rebase,
+            verify=self.verify_identity,
+            clock=clock,
+        )
 
-    def newest_ledger(self) -> LedgerClient:
-        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
-        stored = self.manifests.newest()
-        return self.ledger(stored.manifest if stored else None, rebase=self._newest_state)
+    def newest_ledger(
+        self, base: Manifest | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> LedgerClient:
+        """A ledger client that starts from the newest manifest (`base`, if it was read already), and again so if it was
+        idle for too long.
+        """
+        if base is None:
+            stored = self.manifests.newest()
+            base = stored.manifest if stored else None
+        return self.ledger(base, rebase=self._newest_state, clock=clock)
 
-    def _newest_state(self) -> LedgerState | None:
+    def _newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
         stored = self.manifests.newest()
-        return stored.manifest.state if stored else None
+        return (stored.manifest.state, _last_record(stored.manifest)) if stored else None
 
     def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
         """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
@@ -349,12 +431,19 @@ class Log:
         ledger = self.newest_ledger()
         try:
             ledger.fold_end()
+            self.saw(ledger.fold.position)
             return ledger.fold
         finally:
             ledger.close()
 
+    def _identified(self) -> tuple[TopicDescription, TopicDescription, str | None]:
+        data, ledger = self._describe(self.data_topic), self._describe(self.ledger_topic)
+        return data, ledger, verify(self.descriptor, identity_of(self.kafka, data, ledger), data.partitions)
+
     def _describe(self, topic: str) -> TopicDescription:
-        found = self.kafka.describe_topic(topic)
+        found = look_for(self.kafka, topic)
+        if found is None and descriptor_or_none(self.store) is None:
+            raise NotFound(f"there is no log {self.name} any more: it was deleted", log=self.name, url=self.store.url)
         if found is None:
             raise IdentityChanged(
                 "the log's topic is gone",
@@ -365,105 +454,21 @@ class Log:
         return found
 
 
-def _ports(
-    name: str, kafka: KafkaSource, root: StoreSource, storage_options: Mapping[str, object] | None
-) -> tuple[Kafka, Store]:
-    client = ConfluentKafka(client_config(kafka)) if isinstance(kafka, Mapping) else kafka
-    store = open_store(root, name, storage_options or {}) if isinstance(root, str) else root
-    return client, store
-
-
-@contextmanager
-def _closing(client: Kafka, kafka: KafkaSource, *, on_success: bool) -> Generator[None]:
-    """Close a client that was made here from settings, if nobody will hold it. The caller's own is left alone."""
-    made_here = isinstance(kafka, Mapping)
-    try:
-        yield
-    except BaseException:
-        if made_here:
-            client.close()
-        raise
-    if made_here and on_success:
-        client.close()
-
-
-def _descriptor_or_none(store: Store) -> Descriptor | None:
-    try:
-        return Descriptor.from_bytes(store.read(DESCRIPTOR_PATH), DESCRIPTOR_PATH)
-    except NotFound:
-        return None
-
-
-def _check_counts(partitions: object, key_groups: object, replication_factor: object) -> None:
-    groups = _whole("key_groups", key_groups, 65536, "65536")
-    _whole("partitions", partitions, groups, f"key_groups, which is {groups}")
-    _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
-
-
-def _whole(name: str, value: object, most: int, most_text: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
-    return value
-
-
-def _one_of(kind: type[E], name: str, value: str) -> E:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}", hint=f"Use one of {', '.join(kind)}") from None
-
-
-def _make_topic(
-    client: Kafka, topic: str, role: TopicRole, partitions: int, replication_factor: int, waived: frozenset[Waiver]
-) -> TopicDescription:
-    """Create the topic, or take over an empty one of a create that died before its descriptor."""
-    config = topic_config(role, replication_factor)
-    check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
-    try:
-        client.create_topic(
-            TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
+def _check_owner(client: Kafka, log: "Log") -> None:
+    """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark."""
+    owner = owner_of(client, log.ledger_topic)
+    if owner is not None and owner != log.descriptor.digest:
+        raise IdentityChanged(
+            "the topics belong to a log of this name below another root",
+            log=log.name,
+            url=log.store.url,
+            hint="Open it at its own root; what is below this one can be deleted",
         )
-    except AlreadyExists:
-        _require_empty(client, topic, partitions)
-    found = client.describe_topic(topic)
-    if found is None:
-        raise NotFound("the topic went away while the log was made", topic=topic)
-    _check(found, role, waived)
-    return found
+    if owner is None and not log.manifests.numbers() and is_begun(client, log.descriptor):
+        hint = "Create it again, with the same settings"
+        raise NotFound(f"the log {log.name} was begun, and its create died", url=log.store.url, hint=hint)
 
 
-def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
-    found = client.describe_topic(topic)
-    count = found.partitions if found else 0
-    used = any(end > 0 for _, end in client.offsets(topic, range(count)).values())
-    if used or count != partitions:
-        raise AlreadyExists(
-            "a topic of this name is there, and it is not an empty one of this shape",
-            topic=topic,
-            partitions=count,
-            hint="Choose another log name, or delete the topic if nobody needs it",
-        )
-
-
-def _check(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver]) -> None:
-    check_topic(
-        topic.name,
-        role,
-        partitions=topic.partitions,
-        replication_factor=topic.replication_factor,
-        config=topic.config,
-        waived=waived,
-    )
-
-
-def _identity(client: Kafka, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:
-    return LogIdentity(cluster_id=client.cluster_id(), data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
-
-
-def _put_first_schema(store: Store, avsc: str) -> None:
-    """Put schema 1; one that a dead create left behind counts if it is the same."""
-    try:
-        store.put_if_absent("schemas/1.avsc", avsc.encode())
-    except AlreadyExists:
-        if json.loads(store.read("schemas/1.avsc")) != json.loads(avsc):
-            raise
+def _last_record(manifest: Manifest) -> LastRecord | None:
+    """The last ledger record that a snapshot was built on."""
+    return next((LastRecord(one.offset, one.hash) for one in manifest.anchors if one.topic == "ledger"), None)

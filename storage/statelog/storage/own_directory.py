@@ -17,9 +17,12 @@ import re
 import shutil
 import uuid
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from statelog.storage.own_process import OwnProcess
 
 __all__ = ["LeftoverWarning", "OwnDirectory", "make_own", "sweep"]
 
@@ -32,18 +35,18 @@ class LeftoverWarning(UserWarning):
 
 
 class OwnDirectory:
-    """A directory that the process `pid` made and locked. Made by `make_own`; gone after `remove`, or `with`."""
+    """A directory that this process made and locked. Made by `make_own`; gone after `remove`, or `with`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self.pid = os.getpid()
+        self._owner = OwnProcess("a local directory")
         _held.add(self)
 
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that owns the directory."""
-        return self.pid != os.getpid()
+        return self._owner.is_foreign
 
     def remove(self) -> None:
         """Delete it with all that is in it, and give up the lock. Idempotent; void in a fork. Warns of what stays."""
@@ -68,14 +71,16 @@ class OwnDirectory:
         self.remove()
 
 
-def make_own(parent: Path, prefix: str, suffix: str = "") -> OwnDirectory:
+def make_own(
+    parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+) -> OwnDirectory:
     """A new directory `<prefix><32 hex digits><suffix>` in `parent`, for this user only; the dead ones go first.
 
-    Raises OSError. Warns of dead ones that cannot be removed.
+    `new_id` gives the digits. Raises OSError. Warns of dead ones that cannot be removed.
     """
     sweep(parent, prefix, suffix)
     while True:
-        path = parent / f"{prefix}{uuid.uuid4().hex}{suffix}"
+        path = parent / f"{prefix}{new_id()}{suffix}"
         lock = _make_locked(path)
         if lock is not None:
             return OwnDirectory(path, lock)

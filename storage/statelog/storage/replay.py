@@ -1,7 +1,7 @@
 """The one replay path: materializer, recovery and Spark read committed changes here and nowhere else.
 
-It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists, and fails if
-anything listed is missing or differs. Whoever consumes the batches must publish nothing before the
+It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
+if anything listed is missing or differs. Whoever consumes the batches must publish nothing before the
 iterator has ended: only its end says that all that was listed is there.
 """
 
@@ -53,8 +53,11 @@ def replay(
     for i in range(rounds):
         wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
         for record in reader.read(wanted, stall_timeout_s=stall_timeout_s):
+            check = checks[record.partition]
+            if not check.lists(record.offset):
+                continue
             with _locating(topic, record):
-                chunk = _decode(record, checks[record.partition], change_schema)
+                chunk = _decode(record, check, change_schema)
             if chunk is not None:
                 yield chunk
     for check in checks.values():
@@ -62,13 +65,12 @@ def replay(
 
 
 def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk | None:
-    """The chunk, or None if no commit lists it. A stranger's record is void, too."""
+    """The chunk at a listed offset. None if a stranger's record lies there: what is missing shows at the end."""
     decoded = decode_head(record.value)
     if decoded is None:
         return None
     head, at = decoded
-    if not check.counts(record.offset, head):
-        return None
+    check.add(record.offset, head)
     changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
     return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from statelog.schemas.errors import CorruptRun, Fact, StorageFull, StoreUnavailable
+from statelog.schemas.errors import CorruptRun, Fact
 from statelog.schemas.names import run_path
 from statelog.schemas.runs import (
     TARGET_ROWS,
@@ -31,6 +31,7 @@ from statelog.schemas.runs import (
     first_unsorted,
     key_groups_of,
 )
+from statelog.storage.local_disk import local_disk_error
 from statelog.storage.store import Store
 
 __all__ = ["RunWriter", "WrittenRun", "local_disk", "upload_run"]
@@ -210,6 +211,4 @@ def local_disk(local: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        kind = StorageFull if full else StoreUnavailable
-        raise kind(f"the local disk failed: {error}", path=str(local)) from error
+        raise local_disk_error(error, local) from error

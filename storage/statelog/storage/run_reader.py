@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from statelog.schemas.arrow_bytes import DECODING_ERRORS
 from statelog.schemas.errors import CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.runs import (
     RowGroupSpan,
@@ -88,10 +89,14 @@ class RunReader:
         index = self.run.index
         numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
         for number in numbers:
-            table = self._decode(number, self._bytes_of(index.row_groups[number]))
-            table = table if wanted is None else only_key_groups(table, wanted)
+            table = self.row_group(number, wanted)
             if table.num_rows:
                 yield table
+
+    def row_group(self, number: int, wanted: Collection[int] | None = None) -> pa.Table:
+        """The changes of the wanted key groups (None: all) of one row group, in order."""
+        table = self._decode(number, self._bytes_of(self.run.index.row_groups[number]))
+        return table if wanted is None else only_key_groups(table, wanted)
 
     def table(self, wanted: Collection[int] | None = None) -> pa.Table:
         """The changes of the wanted key groups (None: all) as one table."""
@@ -151,8 +156,12 @@ class RunReader:
             raise self._corrupt("the footer's checksum differs", offset=footer)
         with self._decoding():
             metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + data))
+            columns = metadata.schema.to_arrow_schema()
         if metadata.num_rows != self.run.rows or metadata.num_row_groups != len(self.run.index.row_groups):
             raise self._corrupt("the footer counts other rows", got=metadata.num_rows, expected=self.run.rows)
+        kinds = [columns.field(name).type for name in ("key_group", "op") if name in columns.names]
+        if len({"key", "value"} & set(columns.names)) != 2 or kinds != [pa.uint16(), pa.uint8()]:
+            raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
         return metadata
 
     def _bytes_of(self, span: RowGroupSpan) -> bytes:
@@ -165,7 +174,8 @@ class RunReader:
         span = self.run.index.row_groups[number]
         with self._decoding():
             table = self._parquet(data, span.offset).read_row_group(number).replace_schema_metadata(None)
-        groups = key_groups_of(table)
+            table.validate(full=True)
+            groups = key_groups_of(table)
         if table.num_rows != span.rows:
             raise self._corrupt("a row group has other rows", got=table.num_rows, expected=span.rows)
         if len(groups) and not span.first_key_group <= groups.min() <= groups.max() < span.end_key_group:
@@ -196,7 +206,7 @@ class RunReader:
     def _decoding(self) -> Generator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except DECODING_ERRORS as error:
             raise self._corrupt(f"the Parquet data does not decode: {error}") from error
 
     def _corrupt(self, message: str, **facts: Fact) -> CorruptRun:

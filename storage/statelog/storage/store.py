@@ -39,6 +39,8 @@ class Store(Protocol):
     def check(self) -> None:
         """Prove that this store honours put-if-absent: create a probe twice, and the second must fail.
 
+        Asked when a log is made, and once by every process that puts manifests.
+
         Raises UnsafeStore if the second succeeds, StoreUnavailable, StorageFull.
         """
         ...
@@ -83,6 +85,13 @@ class Store(Protocol):
 
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there counts as deleted. Raises StoreUnavailable."""
+        ...
+
+    def sweep(self, now_s: float) -> None:
+        """Delete what calls that were killed left unpublished more than a day before `now_s`, by the store's own clock.
+
+        Raises StoreUnavailable.
+        """
         ...
 
     def now_s(self) -> float:

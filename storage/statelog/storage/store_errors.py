@@ -1,11 +1,11 @@
 """What goes wrong in a file system, told in statelog's own errors.
 
 Owns the one translation from the exceptions of the operating system, of fsspec and of the cloud clients below
-it into NotFound, AlreadyExists, StoreUnavailable, StorageFull. It reads codes and attributes only, so that no
-client library has to be imported. Programming errors pass through untouched.
+it into NotFound, AlreadyExists, StoreRefused, StoreUnavailable, StorageFull. It reads codes and attributes only, so
+that no client library has to be imported. Programming errors pass through untouched.
 
-Invariant: only an answer that says "this file is not there" becomes NotFound. A missing bucket, a refused
-login or a silence is StoreUnavailable, because a decision taken on it as on an absence could delete live files.
+Invariant: only an answer that says "this file is not there" becomes NotFound. A missing bucket or a refused login is
+StoreRefused, a silence is StoreUnavailable, because a decision taken on it as on an absence could delete live files.
 """
 
 import errno
@@ -14,23 +14,30 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from statelog.schemas.errors import NotFound, StatelogError, StorageFull, StoreUnavailable
+from statelog.schemas.errors import NotFound, StatelogError, StorageFull, StoreRefused, StoreUnavailable
 from statelog.storage.store_url import mask_url
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["GuardedReader", "guarded", "is_conflict", "is_missing", "is_taken", "translate"]
+__all__ = ["GuardedReader", "guarded", "is_conflict", "is_missing", "is_taken", "is_transient", "translate"]
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "quotaExceeded"})
 _FULL_WORDS = ("QuotaExceededException", "No space left on device")
 _NO_PLACE_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "FilesystemNotFound"})
 _CONFLICT_CODES = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_TRANSIENT_STATUSES = frozenset({500, 502, 503, 504})
+_BROKEN_NAMES = frozenset({"ConnectionError", "ChunkedEncodingError"})
 _DENIED_NAMES = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "RefreshError", "ClientAuthenticationError"}
 )
 _DENIED_HINT = "Check the credentials in the storage options, and what they may do on this path"
+_LOCAL_HINT = (
+    "Check which user this is, and the rights of the log's directory: a log that several users share is made with the "
+    "storage option directory_mode=2770, or given to their group with chmod -R g+rwXs"
+)
 _NO_PLACE_HINT = "Create the bucket or container, or correct the root URL; statelog never creates one"
 _OURS = (StatelogError, TypeError, AttributeError, AssertionError, MemoryError)
 
@@ -87,6 +94,19 @@ def is_missing(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError) and _answer(error).code not in _NO_PLACE_CODES
 
 
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may well succeed at once: the store says so (500, 502, 503, 504), or a connection broke.
+
+    Not a timeout, which took its time already, nor a connection that broke below a client that repeats by itself.
+    """
+    if isinstance(error, ConnectionError):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, OSError) and names & _BROKEN_NAMES and "Timeout" not in names:
+        return True
+    return _answer(error).status in _TRANSIENT_STATUSES
+
+
 def _is_full(error: BaseException, answer: _Answer) -> bool:
     number = getattr(error, "errno", None)
     text = str(error)
@@ -98,11 +118,24 @@ def _is_full(error: BaseException, answer: _Answer) -> bool:
     )
 
 
-def _hint(error: BaseException, answer: _Answer) -> str:
+def _is_refused(error: BaseException, answer: _Answer) -> bool:
+    return (
+        isinstance(error, PermissionError)
+        or getattr(error, "errno", None) in _REFUSED_ERRNOS
+        or answer.status in (401, 403)
+        or answer.code in _NO_PLACE_CODES
+        or type(error).__name__ in _DENIED_NAMES
+    )
+
+
+def _kind_and_hint(error: Exception, answer: _Answer, url: str) -> tuple[type[StatelogError], str]:
+    if _is_full(error, answer):
+        return StorageFull, ""
+    if not _is_refused(error, answer):
+        return StoreUnavailable, ""
     if answer.code in _NO_PLACE_CODES:
-        return _NO_PLACE_HINT
-    denied = isinstance(error, PermissionError) or answer.status in (401, 403) or type(error).__name__ in _DENIED_NAMES
-    return _DENIED_HINT if denied else ""
+        return StoreRefused, _NO_PLACE_HINT
+    return StoreRefused, _LOCAL_HINT if url.startswith("file:") else _DENIED_HINT
 
 
 def translate(error: Exception, *, action: str, url: str, path: str, reading: bool) -> StatelogError:
@@ -116,8 +149,8 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
     number = getattr(error, "errno", None)
     reason = mask_url(f"{type(error).__name__}: {error}")
     code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "") or None
-    kind = StorageFull if _is_full(error, answer) else StoreUnavailable
-    return kind(f"Cannot {action} {path}: {reason}", hint=_hint(error, answer), store=url, path=path, code=code)
+    kind, hint = _kind_and_hint(error, answer, url)
+    return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, code=code)
 
 
 @contextmanager
@@ -132,12 +165,21 @@ def guarded(*, action: str, url: str, path: str, reading: bool) -> Generator[Non
 
 
 class GuardedReader(io.RawIOBase):
-    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader."""
+    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader.
 
-    def __init__(self, source: BinaryIO, guard: Callable[[], AbstractContextManager[None]]) -> None:
+    `repeat` makes a read again that failed for a moment; a read that failed leaves the source where it was.
+    """
+
+    def __init__(
+        self,
+        source: BinaryIO,
+        guard: Callable[[], AbstractContextManager[None]],
+        repeat: Callable[[Callable[[], bytes]], bytes] | None = None,
+    ) -> None:
         super().__init__()
         self._source = source
         self._guard = guard
+        self._repeat = repeat
 
     def readable(self) -> bool:
         """True: it only reads."""
@@ -159,9 +201,12 @@ class GuardedReader(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Fill `buffer` as far as one read goes; 0 at the end."""
         with self._guard(), memoryview(buffer).cast("B") as view:
-            data = self._source.read(len(view))
+            data = self._read(len(view))
             view[: len(data)] = data
             return len(data)
+
+    def _read(self, size: int) -> bytes:
+        return self._repeat(lambda: self._source.read(size)) if self._repeat else self._source.read(size)
 
     def close(self) -> None:
         """Close the source too."""

@@ -1,8 +1,7 @@
 """The store port on any fsspec file system, and the factory that picks an implementation for a root URL.
 
-Owns the client's settings (no cache, no sharing, timeouts) and the two ways to create exclusively: a conditional
-write on object stores, and a temporary file that is renamed to a free name on HDFS, which has no conditional write.
-Never asks `exists()`, never renames on an object store, never streams into a published name.
+Owns the client's settings (no cache, no sharing, timeouts), the exclusive create by a conditional write, and the
+repeats of what failed for a moment. Never asks `exists()`, never renames, never streams into a published name.
 
 Invariants: the file system is made in the process that uses it, once per process (a client does not survive a
 fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
@@ -11,11 +10,12 @@ fork); a listing comes from the store, whole, or is an error; no secret is in `r
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import fsspec
@@ -26,6 +26,7 @@ from statelog.storage.store import FileInfo, Store
 from statelog.storage.store_errors import GuardedReader, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store_local import LocalStore, make_private
 from statelog.storage.store_probe import ProbeOperations, prove_put_if_absent, stale_temporaries
+from statelog.storage.store_repeats import Repeats
 from statelog.storage.store_url import (
     RootUrl,
     check_options,
@@ -34,6 +35,7 @@ from statelog.storage.store_url import (
     is_temporary,
     log_url,
     mask_options,
+    parse_directory_mode,
     parse_root,
     temporary_name,
 )
@@ -43,10 +45,12 @@ __all__ = ["Connect", "FsspecStore", "open_store"]
 Connect = Callable[[], tuple[AbstractFileSystem, str]]
 """Makes a fresh file system, and tells the path of the log's directory on it."""
 
-_MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+T = TypeVar("T")
+
+_MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
 _CREATE_TRIES = 4
 _READ_BYTES = 256 << 10
-_PACKAGES = {"s3": "statelog[s3]", "gs": "gcsfs", "abfs": "adlfs", "hdfs": "pyarrow, with Hadoop's libhdfs"}
+_PACKAGES = {"s3": "statelog[s3]", "gs": "gcsfs", "abfs": "adlfs", "webhdfs": "statelog[hdfs]"}
 # fsspec's memory file system checks and writes in two steps and is shared by the whole process.
 _MEMORY_LOCK = RLock()
 
@@ -68,7 +72,7 @@ def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | 
     options = dict(storage_options or {})
     check_options(root, options)
     if root.local is not None:
-        return LocalStore(root.local, log)
+        return LocalStore(root.local, log, directory_mode=parse_directory_mode(options))
     _require_package(root)
     return FsspecStore(root, log, options)
 
@@ -85,7 +89,8 @@ def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, obje
     """The options of the file system: the caller's, our timeouts where it names none, and what it may not choose."""
     options: dict[str, object] = {}
     if protocol == "s3":
-        # s3fs repeats a failed call five times by itself; botocore's own repeats would multiply with that.
+        # s3fs repeats timeouts and broken connections by itself, and we repeat 500, 502, 503 and 504: botocore's own
+        # repeats would multiply with both.
         ours = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1, "mode": "standard"}}
         theirs = given.get("config_kwargs", {})
         options["config_kwargs"] = {**ours, **theirs} if isinstance(theirs, Mapping) else theirs
@@ -95,6 +100,14 @@ def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, obje
         options |= {"connection_timeout": 10, "read_timeout": 30}
     rest = {name: value for name, value in given.items() if name != "config_kwargs" or protocol != "s3"}
     return {**options, **rest, "use_listings_cache": False, "skip_instance_cache": True}
+
+
+def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
+    from statelog.storage.store_webhdfs import WebHdfs  # It needs requests: an extra of its own
+
+    place = urlsplit(url)
+    user = {"user": place.username} if place.username else {}
+    return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
 
 
 class FsspecStore:
@@ -107,14 +120,15 @@ class FsspecStore:
         storage_options: Mapping[str, object] | None = None,
         *,
         connect: Connect | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
-        """`connect` stands in for the file system that the URL names, for tests."""
+        """`connect` stands in for the file system that the URL names, and `repeats` for the usual ones, in tests."""
         self._root = root
         self._log = log
         self._url = log_url(root, log)
         self._options = dict(storage_options or {})
         self._connect = connect
-        self._renames = root.protocol == "hdfs"
+        self._repeats = repeats or Repeats()
         self._in_memory = root.protocol == "memory"
         self._made: _Made | None = None
 
@@ -134,34 +148,24 @@ class FsspecStore:
         """Prove put-if-absent here, and clear out temporary files that a crash left more than a day ago."""
         operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
         prove_put_if_absent(operations, url=self._url, token=uuid4().hex)
-        hidden = [info for info in self._files("") if is_temporary(info.path)]
-        if hidden:
-            for path in stale_temporaries(hidden, self.now_s()):
-                self._delete(path)
+        self.sweep(self.now_s())
 
     def put_if_absent(self, path: str, data: bytes) -> None:
         """Create a file by a conditional write of the whole of it."""
         self._create(check_path(path), data)
 
     def put(self, path: str, data: bytes) -> None:
-        """Replace a file. On HDFS, which cannot replace, there is an instant in which it is not there."""
-        check_path(path)
-        with self._guard("write", path, reading=False):
-            if self._renames:
-                self._publish(path, lambda fs, temporary: fs.pipe_file(temporary, data), replace=True)
-            else:
-                self._fs.pipe_file(self._full(path), data)
+        """Replace a file by one write of the whole of it."""
+        full = self._full(check_path(path))
+        self._ask("write", path, lambda: self._fs.pipe_file(full, data))
 
     def upload(self, local: Path, path: str) -> None:
-        """Copy a local file here; object stores show it only when it is whole."""
-        check_path(path)
-        with self._guard("upload", path, reading=False):
-            if self._renames:
-                self._publish(path, lambda fs, temporary: fs.put_file(str(local), temporary), replace=True)
-            elif self._in_memory:
-                self._fs.pipe_file(self._full(path), local.read_bytes())
-            else:
-                self._fs.put_file(str(local), self._full(path))
+        """Copy a local file here; it shows only when it is whole."""
+        full = self._full(check_path(path))
+        if self._in_memory:
+            self._ask("upload", path, lambda: self._fs.pipe_file(full, local.read_bytes()))
+        else:
+            self._ask("upload", path, lambda: self._fs.put_file(str(local), full))
 
     def download(self, path: str, local: Path) -> None:
         """Copy a file to `local`, which appears whole or not at all."""
@@ -170,8 +174,7 @@ class FsspecStore:
         with self._guard("make a local copy of", path, reading=False):
             os.close(make_private(temporary))
         try:
-            with self._guard("download", path, reading=True):
-                self._fs.get_file(source, str(temporary))
+            self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
             with self._guard("make a local copy of", path, reading=False):
                 temporary.replace(local)
         finally:
@@ -184,10 +187,11 @@ class FsspecStore:
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A buffered reader of ranges; its reads raise our errors."""
         full = self._full(check_path(path))
-        with self._guard("open", path, reading=True):
-            # All readers of fsspec's memory share one cursor.
-            source = io.BytesIO(self._fs.cat_file(full)) if self._in_memory else self._open_range(full)
-        reader = GuardedReader(source, lambda: self._guard("read", path, reading=True))
+        if self._in_memory:  # All its readers share one cursor.
+            source: BinaryIO = io.BytesIO(self._read(path))
+        else:
+            source = self._ask("open", path, lambda: self._open_range(full), reading=True)
+        reader = GuardedReader(source, lambda: self._guard("read", path, reading=True), self._repeats)
         return io.BufferedReader(reader, _READ_BYTES)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
@@ -198,18 +202,23 @@ class FsspecStore:
         """Delete a file."""
         self._delete(check_path(path))
 
+    def sweep(self, now_s: float) -> None:
+        """Delete temporary files that are a day old: probes of the clock and of conditional writes, HDFS' uploads."""
+        for path in stale_temporaries(self._files(""), now_s):
+            self._delete(path)
+
     def now_s(self) -> float:
         """The store's clock: the time that it stamps on a small object written now. Three small requests.
 
         Some stores stamp whole seconds, rounded down.
         """
         path = temporary_name(f"clock-{uuid4().hex}")
-        with self._guard("ask the time of", path, reading=False):
-            self._fs.pipe_file(self._full(path), b"t")
-            try:
-                return _modified_s(self._fs.info(self._full(path)))
-            finally:
-                self._delete(path)
+        full = self._full(path)
+        self._ask("ask the time of", path, lambda: self._fs.pipe_file(full, b"t"))
+        try:
+            return _modified_s(self._ask("ask the time of", path, lambda: self._fs.info(full)))
+        finally:
+            self._delete(path)
 
     # ---- below here: paths that may be temporary
 
@@ -228,6 +237,8 @@ class FsspecStore:
 
     def _open_url(self) -> tuple[AbstractFileSystem, str]:
         try:
+            if self._root.protocol == "webhdfs":
+                return _open_webhdfs(self._url, client_options("webhdfs", self._options))
             return fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
         except TypeError as error:
             raise ConfigError(f"The storage options do not fit: {error}", store=self._url) from error
@@ -242,13 +253,12 @@ class FsspecStore:
     def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
         return guarded(action=action, url=self._url, path=path, reading=reading)
 
+    def _ask(self, action: str, path: str, call: Callable[[], T], *, reading: bool = False) -> T:
+        """What one call of the file system returns, repeated where it failed for a moment; its errors are ours."""
+        with self._guard(action, path, reading=reading):
+            return self._repeats(call)
+
     def _create(self, path: str, data: bytes) -> None:
-        if self._renames:
-            with self._guard("create", path, reading=False):
-                self._publish(path, lambda fs, temporary: fs.pipe_file(temporary, data), replace=False)
-            if self._read(path) != data:
-                raise self._taken(path)
-            return
         with self._guard("create", path, reading=False), _MEMORY_LOCK if self._in_memory else nullcontext():
             self._create_conditionally(path, data)
 
@@ -256,7 +266,7 @@ class FsspecStore:
         """One conditional write; two that met at the store are told apart by looking, and tried again."""
         for tries_left in reversed(range(_CREATE_TRIES)):
             try:
-                self._fs.pipe_file(self._full(path), data, mode="create")
+                self._repeats(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
             except Exception as error:
                 if is_taken(error) or (is_conflict(error) and self._is_there(path)):
                     raise self._taken(path) from error
@@ -264,24 +274,6 @@ class FsspecStore:
                     raise
             else:
                 return
-
-    def _publish(self, path: str, write: Callable[[AbstractFileSystem, str], object], *, replace: bool) -> None:
-        """Write a temporary file and give it its name, in the way of HDFS: a rename refuses a name that is taken."""
-        fs, target = self._fs, self._full(path)
-        temporary = f"{target.rpartition('/')[0]}/{temporary_name(uuid4().hex)}"
-        fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        try:
-            write(fs, temporary)
-            if replace:
-                self._delete(path)
-            fs.mv(temporary, target)
-        except Exception as error:
-            if not replace and self._is_there(path):
-                raise self._taken(path) from error
-            raise
-        finally:
-            with suppress(FileNotFoundError):
-                fs.rm_file(temporary)
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -294,24 +286,28 @@ class FsspecStore:
         return AlreadyExists(f"{path} is there already", store=self._url, path=path)
 
     def _read(self, path: str) -> bytes:
-        with self._guard("read", path, reading=True):
-            return self._fs.cat_file(self._full(path))
+        return self._ask("read", path, lambda: self._fs.cat_file(self._full(path)), reading=True)
 
     def _delete(self, path: str) -> None:
-        with self._guard("delete", path, reading=False):
+        def remove() -> None:
             try:
                 self._fs.rm_file(self._full(path))
             except FileNotFoundError as error:
                 if not is_missing(error):
                     raise
 
+        self._ask("delete", path, remove)
+
     def _files(self, prefix: str) -> Sequence[FileInfo]:
         """All files below a prefix, temporary ones too, complete or not at all."""
         base = self._connected().base
         with self._guard("list", prefix, reading=False):
-            found = _walk(self._fs, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))
+            found = _walk(self._entries, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))
             infos = [self._info(base, entry) for entry in found]
         return [info for info in infos if info.path.startswith(prefix)]
+
+    def _entries(self, directory: str) -> Sequence[dict[str, object]]:
+        return self._repeats(lambda: self._fs.ls(directory, detail=True))
 
     def _info(self, base: str, entry: Mapping[str, object]) -> FileInfo:
         name, size = str(entry["name"]), entry["size"]
@@ -320,14 +316,14 @@ class FsspecStore:
         return FileInfo(name[len(base) + 1 :], size, _modified_s(entry))
 
 
-def _walk(fs: AbstractFileSystem, directory: str) -> list[dict[str, object]]:
+def _walk(ls: Callable[[str], Sequence[dict[str, object]]], directory: str) -> list[dict[str, object]]:
     """All files below a directory. fsspec's own `find` leaves out, silently, what it could not list."""
     files: list[dict[str, object]] = []
     pending = [directory]
     while pending:
         current = pending.pop()
         try:
-            entries = fs.ls(current, detail=True)
+            entries = ls(current)
         except FileNotFoundError as error:
             if not is_missing(error):
                 raise
@@ -344,6 +340,8 @@ def _walk(fs: AbstractFileSystem, directory: str) -> list[dict[str, object]]:
 
 def _modified_s(entry: Mapping[str, object]) -> float:
     """The time of the last write in a listing's entry, whatever the file system calls it."""
+    if "modificationTime" in entry:  # HDFS counts milliseconds.
+        entry = {**entry, "modificationTime": float(str(entry["modificationTime"])) / 1000}
     value = next((entry[key] for key in _MODIFIED_KEYS if entry.get(key) is not None), None)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

@@ -1,8 +1,11 @@
 """The store port on a local or mounted directory.
 
 Owns the durable write: a temporary file in the same directory, fsync, an exclusive hard link (or a rename, where
-replacing is meant), and fsync of the directory. Files get mode 0600 and directories 0700. Never overwrites a
-file that must only be created, never follows a symbolic link out of the log's directory to delete something.
+replacing is meant), and fsync of the directory. Never overwrites a file that must only be created, never follows a
+symbolic link out of the log's directory to delete something.
+
+The rights of the log's directory are those of all that is made below it, whatever the umask and whoever makes it: 0700,
+and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
 
 Invariant: a call that returned survives a power cut, and no name ever shows a part of a file.
 """
@@ -11,6 +14,7 @@ import errno
 import io
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -38,13 +42,14 @@ def _fsync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def _make_directory(directory: Path) -> None:
+def _make_directory(directory: Path, mode: int) -> None:
     """Make it and what is missing above it, each one durable in its parent."""
     if directory.is_dir():
         return
-    _make_directory(directory.parent)
+    _make_directory(directory.parent, mode)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
+        directory.chmod(mode)
     _fsync_directory(directory.parent)
 
 
@@ -53,7 +58,7 @@ def make_private(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object]) -> Path:
+def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> Path:
     """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
     temporary = directory / temporary_name(uuid4().hex)
     handle = make_private(temporary)
@@ -61,6 +66,8 @@ def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object]) -> Pat
         with open(handle, "wb") as file:  # noqa: PTH123 - it takes over a descriptor, which Path cannot
             fill(file)
             file.flush()
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -68,9 +75,9 @@ def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object]) -> Pat
     return temporary
 
 
-def _replace_durably(target: Path, fill: Callable[[BinaryIO], object]) -> None:
+def _replace_durably(target: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
     """Write `target` whole, replacing an earlier one atomically; it is on disk when this returns. Raises OSError."""
-    temporary = _write_temporary(target.parent, fill)
+    temporary = _write_temporary(target.parent, fill, mode)
     try:
         temporary.replace(target)
     finally:
@@ -99,8 +106,10 @@ def _link(temporary: Path, target: Path) -> None:
 class LocalStore:
     """One log's directory below a local root. Stateless: safe in threads, after a fork, and to pickle."""
 
-    def __init__(self, root: Path, log: str) -> None:
+    def __init__(self, root: Path, log: str, *, directory_mode: int = 0o700) -> None:
+        """`directory_mode` are the rights of the log's directory, and of what is missing above it, if made here."""
         self._root = root
+        self._directory_mode = directory_mode
         self._directory = root / check_name("log", log)
 
     def __repr__(self) -> str:
@@ -119,8 +128,7 @@ class LocalStore:
             )
         operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
         prove_put_if_absent(operations, url=self.url, token=uuid4().hex)
-        for path in stale_temporaries(self._files("", hidden=True), self.now_s()):
-            self._delete(path)
+        self.sweep(self.now_s())
 
     def put_if_absent(self, path: str, data: bytes) -> None:
         """Create a file by an exclusive hard link, so that exactly one caller wins."""
@@ -164,10 +172,15 @@ class LocalStore:
         """Delete a file, unless a symbolic link leads out of the log's directory."""
         self._delete(check_path(path))
 
+    def sweep(self, now_s: float) -> None:
+        """Delete temporary files that are a day old."""
+        for path in stale_temporaries(self._files("", hidden=True), now_s):
+            self._delete(path)
+
     def now_s(self) -> float:
         """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
         with self._guard("ask the time of", ".", reading=False):
-            _make_directory(self._directory)
+            self._make(self._directory)
             probe = _write_temporary(self._directory, lambda file: file.write(b"t"))
             try:
                 return probe.stat().st_mtime
@@ -177,11 +190,18 @@ class LocalStore:
     def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
         return guarded(action=action, url=self.url, path=path, reading=reading)
 
+    def _make(self, directory: Path) -> int:
+        """Have a directory of the log, or the log's own, and return the rights of the latter. Raises OSError."""
+        _make_directory(self._directory, self._directory_mode)
+        mode = stat.S_IMODE(self._directory.stat().st_mode) & 0o2777
+        _make_directory(directory, mode)
+        return mode
+
     def _create(self, path: str, data: bytes) -> None:
         target = self._directory / path
         with self._guard("create", path, reading=False):
-            _make_directory(target.parent)
-            temporary = _write_temporary(target.parent, lambda file: file.write(data))
+            mode = self._make(target.parent)
+            temporary = _write_temporary(target.parent, lambda file: file.write(data), mode & 0o666)
             try:
                 _link(temporary, target)
             except FileExistsError as error:
@@ -193,8 +213,8 @@ class LocalStore:
     def _replace(self, action: str, path: str, fill: Callable[[BinaryIO], object]) -> None:
         target = self._directory / path
         with self._guard(action, path, reading=False):
-            _make_directory(target.parent)
-            _replace_durably(target, fill)
+            mode = self._make(target.parent)
+            _replace_durably(target, fill, mode & 0o666)
 
     def _read(self, path: str) -> bytes:
         with self._guard("read", path, reading=True):

@@ -1,8 +1,9 @@
 """The in-memory twin of the store port, for tests and for the simulation of a whole system.
 
 Owns a `MemoryDisk` that any number of `MemoryStore` handles share, as processes share a bucket. A hook decides per
-call whether it fails, and on which side of its effect; a disk can be full, and its files can be damaged on
-purpose. The clock is a parameter. It keeps every promise of the port and invents no outcome a real store lacks.
+call whether it fails, and on which side of its effect; a disk can be full, its files can be damaged on purpose, and it
+can be told to stop honouring put-if-absent, as a gateway does that was set up anew. The clock is a parameter. Apart
+from that it keeps every promise of the port, and invents no outcome a real store lacks.
 
 Invariants: all files change under one lock and are immutable bytes, so nothing torn is ever visible.
 """
@@ -18,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from statelog.schemas.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo
-from statelog.storage.store_probe import ProbeOperations, prove_put_if_absent
+from statelog.storage.store_probe import ProbeOperations, prove_put_if_absent, stale_temporaries
 from statelog.storage.store_url import check_path, check_prefix, is_temporary
 
 __all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore"]
@@ -54,6 +55,8 @@ class MemoryDisk:
     def __init__(self, clock: Callable[[], float], *, capacity_bytes: int | None = None) -> None:
         self.clock = clock
         self.capacity_bytes = capacity_bytes
+        self.honours_absence = True
+        """Set to False it is a store that stopped keeping its word: every create overwrites, and says that it won."""
         self._lock = Lock()
         self._files: dict[str, _File] = {}
         self._late: list[Callable[[], None]] = []
@@ -74,7 +77,7 @@ class MemoryDisk:
         """Write a file whole. Raises AlreadyExists if it must be `absent` and is not, StorageFull with no effect."""
         with self._lock:
             old = self._files.get(path)
-            if absent and old is not None:
+            if absent and old is not None and self.honours_absence:
                 raise AlreadyExists(f"{path} is there already", path=path)
             grown = self._used() + len(data) - (len(old.data) if old else 0)
             if self.capacity_bytes is not None and grown > self.capacity_bytes:
@@ -192,6 +195,13 @@ class MemoryStore:
     def delete(self, path: str) -> None:
         """Delete a file."""
         self._delete(check_path(path))
+
+    def sweep(self, now_s: float) -> None:
+        """Delete temporary files that are a day old; only tests make them here."""
+        self._ask("sweep", "")
+        found = [info._replace(path=info.path[len(self._prefix) :]) for info in self._disk.files(self._prefix)]
+        for path in stale_temporaries(found, now_s):
+            self._disk.remove(self._prefix + path)
 
     def now_s(self) -> float:
         """The disk's clock."""

@@ -6,9 +6,10 @@ makes that call fail, never lie. So its age limit serves liveness, and safety ne
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from statelog.schemas.errors import AlreadyExists, NotFound, StoreUnavailable, UnsafeStore
+from statelog.schemas.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
 from statelog.storage.store import FileInfo
 from statelog.storage.store_url import is_temporary, temporary_name
 
@@ -35,13 +36,20 @@ def prove_put_if_absent(operations: ProbeOperations, *, url: str, token: str) ->
     path = temporary_name(f"probe-{token}")
     first, second = f"first {token}".encode(), f"second {token}".encode()
     try:
-        _create_first(operations, path, first, url)
-        if _succeeds(operations, path, second):
-            raise UnsafeStore("The store overwrites a file that must only be created", hint=_HINT, store=url)
-        if _content(operations, path, url) != first:
-            raise UnsafeStore("The store refused the second create, but kept its bytes", hint=_HINT, store=url)
-    finally:
-        operations.delete(path)
+        _prove(operations, path, (first, second), url)
+    except BaseException:
+        with suppress(StatelogError):  # Why the proof failed is what counts; what it left is swept.
+            operations.delete(path)
+        raise
+    operations.delete(path)
+
+
+def _prove(operations: ProbeOperations, path: str, contents: tuple[bytes, bytes], url: str) -> None:
+    _create_first(operations, path, contents[0], url)
+    if _succeeds(operations, path, contents[1]):
+        raise UnsafeStore("The store overwrites a file that must only be created", hint=_HINT, store=url)
+    if _content(operations, path, url) != contents[0]:
+        raise UnsafeStore("The store refused the second create, but kept its bytes", hint=_HINT, store=url)
 
 
 def _create_first(operations: ProbeOperations, path: str, data: bytes, url: str) -> None:

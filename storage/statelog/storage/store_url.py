@@ -18,21 +18,27 @@ from statelog.schemas.errors import ConfigError, InvalidName
 from statelog.schemas.names import check_name
 
 __all__ = [
+    "DIRECTORY_MODE",
     "PROTOCOLS",
     "RootUrl",
     "check_options",
     "check_path",
     "check_prefix",
+    "is_secret_option",
     "is_temporary",
     "log_url",
     "mask_options",
     "mask_url",
+    "parse_directory_mode",
     "parse_root",
     "temporary_name",
 ]
 
-PROTOCOLS = ("file", "s3", "gs", "hdfs", "abfs", "memory")
+PROTOCOLS = ("file", "s3", "gs", "webhdfs", "abfs", "memory")
+DIRECTORY_MODE = "directory_mode"
+"""The one storage option of local roots."""
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+_HDFS_HINT = "HDFS is reached over WebHDFS: write webhdfs://NAME-NODE:PORT/path, with its web port, often 9870"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
 _SECRET_OPTION = re.compile(
@@ -80,6 +86,8 @@ def _protocol(scheme: str, shown: str) -> str:
     protocol = _ALIASES.get(scheme, scheme)
     if protocol not in PROTOCOLS:
         allowed = ", ".join((*PROTOCOLS, *_ALIASES))
+        if protocol == "hdfs":
+            raise ConfigError(f"Root URL {shown!r} is of HDFS' own protocol", hint=_HDFS_HINT)
         raise ConfigError(f"Root URL {shown!r} has the unsupported protocol {scheme!r}", hint=f"Use one of {allowed}")
     return protocol
 
@@ -113,13 +121,15 @@ def _remote_root(protocol: str, rest: str, shown: str) -> RootUrl:
 def _check_place(protocol: str, place: str, shown: str) -> None:
     """What stands before '@' is a user on HDFS and a container on Azure; elsewhere, and with ':', it is a secret."""
     before, at, _ = place.rpartition("@")
-    if at and (":" in before or protocol not in ("hdfs", "abfs")):
+    if at and (":" in before or protocol not in ("webhdfs", "abfs")):
         raise ConfigError(f"Root URL {shown!r} carries credentials", hint="Give them as storage options instead")
-    if protocol == "hdfs":
+    if protocol == "webhdfs":
         try:
-            _ = urlsplit(f"hdfs://{place}").port
+            port = urlsplit(f"webhdfs://{place}").port
         except ValueError as error:
             raise ConfigError(f"Root URL {shown!r} has an invalid port") from error
+        if port is None:
+            raise ConfigError(f"Root URL {shown!r} names no port", hint=_HDFS_HINT)
 
 
 def log_url(root: RootUrl, log: str) -> str:
@@ -167,8 +177,22 @@ def check_options(root: RootUrl, options: Mapping[str, object]) -> None:
     own = sorted(_OWN_OPTIONS & options.keys())
     if own:
         raise ConfigError(f"Storage options {own} are set by statelog itself", hint="Leave them out")
-    if root.local is not None and options:
-        raise ConfigError(f"A local root takes no storage options, but {sorted(options)} are given", root=root.url)
+    if root.local is not None and options.keys() - {DIRECTORY_MODE}:
+        hint = f"The only one is {DIRECTORY_MODE}: the rights of the log's directory, as in chmod"
+        raise ConfigError(f"A local root does not take the storage options {sorted(options)}", hint=hint, root=root.url)
+
+
+def parse_directory_mode(options: Mapping[str, object]) -> int:
+    """The rights of a new local log directory, 0700 unless the options name others. Raises ConfigError."""
+    given = options.get(DIRECTORY_MODE, 0o700)
+    try:
+        mode = given if isinstance(given, int) else int(str(given), 8)
+    except ValueError:
+        mode = -1
+    if mode & ~0o2777 or mode & 0o700 != 0o700:
+        hint = "Write it as in chmod; 2770 shares the log with the group of the directory"
+        raise ConfigError(f"{DIRECTORY_MODE} is {given!r} and does not give its owner all rights", hint=hint)
+    return mode
 
 
 def mask_url(text: str) -> str:
@@ -181,8 +205,13 @@ def mask_options(options: Mapping[str, object]) -> dict[str, object]:
     return {name: _masked(name, value) for name, value in options.items()}
 
 
+def is_secret_option(name: str) -> bool:
+    """Whether a storage option of this name may hold a secret."""
+    return _SECRET_OPTION.search(name) is not None
+
+
 def _masked(name: str, value: object) -> object:
-    if _SECRET_OPTION.search(name):
+    if is_secret_option(name):
         return "***"
     if isinstance(value, Mapping):
         nested = cast("Mapping[object, object]", value)
