@@ -18,7 +18,7 @@ from statelog.producer.outbox import Outbox
 from statelog.schemas.changes import chunk_slices, split
 from statelog.schemas.chunk import ChangeSetChecksum, encode_chunk
 from statelog.schemas.errors import KeyGroupMismatch
-from statelog.schemas.handle import Entry
+from statelog.schemas.handle import Entry, gaps_of
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.storage.local_copy import LocalCopy
 
@@ -118,6 +118,8 @@ class ChangeSet:
             sqn=self.sqn,
             index=part.chunks,
             value_schema_id=grant.value_schema.id,
+            witness=outbox.witness(),
+            key=grant.descriptor.nonce,
             batch=changes,
         )
         part.chunks += 1
@@ -158,4 +160,5 @@ class ChangeSet:
             end_offset=offsets[-1] + 1,
             checksum=part.checksum.value,
             key_groups=part.key_groups,
+            gaps=gaps_of(offsets),
         )

@@ -12,6 +12,7 @@ from statelog.schemas.errors import (
     CommitRefused,
     Fenced,
     IdentityChanged,
+    InvalidChange,
     KeyGroupMismatch,
     Misuse,
     OverlappingTasks,
@@ -23,8 +24,17 @@ from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger import Commit
 
-__all__ = ["check_checkpoint_id", "check_handle", "check_metadata", "make_commit", "refuse_overlaps", "refused"]
+__all__ = [
+    "check_checkpoint_id",
+    "check_handle",
+    "check_meta",
+    "check_metadata",
+    "make_commit",
+    "refuse_overlaps",
+    "refused",
+]
 
+MAX_META_BYTES = 8 << 20  # Leaves as much for the handles and the metadata of the commit.
 _MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 
 
@@ -84,6 +94,25 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     for text in texts:
         if not isinstance(text, str) or _has_no_bytes(text):
             raise Misuse(f"commit metadata is text, and {text!r} is not", hint="Write numbers and other things as text")
+
+
+def check_meta(key: object, value: object, held_bytes: int) -> int:
+    """The bytes of a meta record. Raises InvalidChange unless it is text and bytes.
+
+    ValueTooLarge if no commit could hold it beside `held_bytes` of others that are not committed yet.
+    """
+    if type(key) is not str or type(value) is not bytes or _has_no_bytes(key):
+        raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
+    size = len(key.encode()) + len(value)
+    if held_bytes + size > MAX_META_BYTES:
+        raise ValueTooLarge(
+            "meta records are larger than a commit may hold",
+            hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room",
+            size_bytes=size,
+            held_bytes=held_bytes,
+            max_bytes=MAX_META_BYTES,
+        )
+    return size
 
 
 def check_checkpoint_id(checkpoint_id: object) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from statelog.producer.commit import make_commit, refused
 from statelog.producer.grant import Grant
 from statelog.producer.opening import Opened, open_epoch, random_nonce
-from statelog.schemas.errors import ClosedError, Fenced, OutcomeUnknown, Unavailable
+from statelog.schemas.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
 from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.ledger import Commit
 from statelog.schemas.ledger_state import LastCommit
@@ -63,9 +63,19 @@ class Committer:
         return self.opened.grant
 
     @property
+    def position(self) -> int:
+        """The ledger position that is folded: what was acknowledged lies below it."""
+        return self.opened.ledger.fold.position
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more can be committed: the last commit was final, did not end well, or was overtaken."""
         return bool(self._over)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the last commit counts, and another writer has taken over behind it."""
+        return self._over == _TAKEN_OVER
 
     @property
     def base(self) -> Checkpoint:
@@ -87,6 +97,8 @@ class Committer:
         Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be and
         that could not be settled (or must not be); Damaged.
         """
+        if self.is_overtaken:
+            raise Fenced("another writer took over behind the last commit", writer=self.grant.writer, hint=_AGAIN)
         if self._over:
             raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
@@ -100,10 +112,23 @@ class Committer:
             if not settle:
                 raise
             offset, taken_over = self._settle(commit, handles, metadata, error)
+        self._log.saw(offset + 1)
         self._crash("committed")
         self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
         self._over = "the last commit was final" if final else taken_over
         return self.last
+
+    def refresh(self) -> None:
+        """Read what other processes of the same job committed under the grant since.
+
+        Raises Fenced if the grant is over, Damaged, Unavailable.
+        """
+        ledger, grant = self.opened.ledger, self.grant
+        ledger.fold_end()
+        live = ledger.fold.live_epoch(grant.epoch)
+        if live is None or live.nonce != grant.nonce:
+            raise Fenced("the grant is over: another writer took over", writer=grant.writer)
+        self.last = ledger.fold.last_commit(grant.writer)
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
@@ -132,10 +157,10 @@ class Committer:
         for _ in range(_SETTLE_ATTEMPTS):
             old = self.opened
             try:
-                taken_over = self._reopen()
-                offset = self._valid_offset(old, commit)
-            except (Unavailable, OutcomeUnknown) as failure:
-                raise error from failure
+                taken_over, end_position = self._reopen()
+                offset = self._valid_offset(old, commit, end_position)
+            except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
+                raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
             if offset is not None:
                 return offset, taken_over
             if taken_over:
@@ -153,8 +178,12 @@ class Committer:
                 error = newer
         raise error
 
-    def _reopen(self) -> str:
-        """Take the epoch anew. Either way an Open settles what was sent before; returns why it is not ours, if so."""
+    def _reopen(self) -> tuple[str, int]:
+        """Take the epoch anew. Either way an Open settles what was sent before.
+
+        Returns why it is not ours, if so, and a position above that Open. No new question is asked for the ledger's
+        end: an old answer to it could hide a commit that is there.
+        """
         old = self.opened
         old.producer.close()
         try:
@@ -166,20 +195,23 @@ class Committer:
                 new_nonce=self._new_nonce,
                 clock=self._clock,
             )
-        except Fenced:
-            return _TAKEN_OVER
+        except Fenced as fenced:
+            position = fenced.facts.get("position")
+            if not isinstance(position, int):
+                raise OutcomeUnknown("others keep opening in between", writer=old.grant.writer, hint=_AGAIN) from fenced
+            return _TAKEN_OVER, position
         # Changes that wait for the next change set have the shape of the old grant's value schema.
         opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)
         self.opened = opened
-        return ""
+        return "", opened.grant.epoch + 1
 
-    def _valid_offset(self, old: Opened, commit: Commit) -> int | None:
-        """Where the ledger shows the commit valid, if it does. `old` stood right before it.
+    def _valid_offset(self, old: Opened, commit: Commit, end_position: int) -> int | None:
+        """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood right before it.
 
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
         """
         try:
-            for valid in old.ledger.read_end():
+            for valid in old.ledger.read_to(end_position):
                 if valid.commit == commit:
                     return valid.offset
             last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here.

@@ -19,7 +19,8 @@ class Grant:
     """The right to persist and commit under an epoch.
 
     `base` is the writer's last valid checkpoint when it opened, and `metadata` what that commit carried: final, since
-    nothing older can become valid any more. `value_schema` is the one that new changes are written with.
+    nothing older can become valid any more. `value_schema` is the one that new changes are written with, `witness` the
+    ledger position that was folded when it was given.
     """
 
     descriptor: Descriptor
@@ -30,6 +31,7 @@ class Grant:
     partitions: tuple[int, ...]
     base: Checkpoint = NO_CHECKPOINT
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    witness: int = 0
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
         """The handle of checkpoints that were written under it, the first of which continues `base`."""

@@ -21,7 +21,7 @@ from threading import get_ident
 from types import TracebackType
 from weakref import WeakSet
 
-from statelog.schemas.errors import ClosedError, Misuse
+from statelog.schemas.errors import ClosedError, Fenced, Misuse
 
 __all__ = ["Guard", "Life"]
 
@@ -51,7 +51,18 @@ class Guard:
     what to do when it is over (`again`), and for a second thread or process (`apart`).
     """
 
-    __slots__ = ("__weakref__", "_again", "_apart", "_pid", "_thread", "_what", "_writer", "life", "user")
+    __slots__ = (
+        "__weakref__",
+        "_again",
+        "_apart",
+        "_is_overtaken",
+        "_pid",
+        "_thread",
+        "_what",
+        "_writer",
+        "life",
+        "user",
+    )
 
     def __init__(self, what: str, writer: str, *, again: str, apart: str) -> None:
         self.life = Life.OPEN
@@ -62,6 +73,7 @@ class Guard:
         self._writer = writer
         self._again = again
         self._apart = apart
+        self._is_overtaken = False
         _living.add(self)
 
     @property
@@ -70,7 +82,9 @@ class Guard:
         return self._pid != os.getpid()
 
     def check(self) -> None:
-        """Raise ClosedError unless it is open and its owner asks."""
+        """Raise ClosedError unless it is open and its owner asks; Fenced if another writer took over meanwhile."""
+        if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
+            raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
             raise ClosedError(f"the {self._what} is {self.life.value}", writer=self._writer, hint=self._again)
         self.check_owner()
@@ -100,6 +114,11 @@ class Guard:
         """Something is in doubt. One that was closed meanwhile, perhaps by a signal's handler, stays closed."""
         if self.life is Life.OPEN:
             self.become(Life.FAILED)
+
+    def overtake(self) -> None:
+        """All that was told committed counts, and another writer owns what comes next."""
+        self._is_overtaken = True
+        self.fail()
 
     def fail_unless_refused(self, error: BaseException) -> None:
         """What is not a clear refusal of one change, such as Ctrl-C half way, leaves the buffer in doubt."""

@@ -6,6 +6,7 @@ outcomes: whatever they sent lies before it and is final, or will never be valid
 Invariants:
 - Every Open goes out through a new producer, so nothing an earlier one has in flight can follow it.
 - An Open whose outcome is unknown is not waited for: the next one settles it.
+- What a person gave up is filled with void records before the first chunk: chunks lie where commits may list them.
 - After success the fold stands right behind our Open; the state that it shows for our partitions only we can change.
 """
 
@@ -18,8 +19,11 @@ from statelog.producer.grant import Grant
 from statelog.schemas.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.handle import Checkpoint
-from statelog.schemas.ledger import LossRange, Open
+from statelog.schemas.ledger import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.names import check_name
+from statelog.schemas.rights import WRITING
+from statelog.storage.anchors import check_data_records
+from statelog.storage.bulk import append_all
 from statelog.storage.kafka import Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log import Log
@@ -43,9 +47,11 @@ class Opened:
     producer: Producer
 
     def close(self) -> None:
-        """Release both clients. Idempotent."""
-        self.producer.close()
-        self.ledger.close()
+        """Release both clients, the second one whatever becomes of the first. Idempotent."""
+        try:
+            self.producer.close()
+        finally:
+            self.ledger.close()
 
 
 def open_epoch(
@@ -60,7 +66,8 @@ def open_epoch(
 ) -> Opened:
     """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
     and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
-    the name must still belong to one of them, so that a re-open never takes them back from somebody else.
+    the name must still belong to one of them, so that a re-open never takes them back from somebody else: Fenced names
+    the ledger position below which that was found.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
@@ -68,11 +75,16 @@ def open_epoch(
     taken = _partitions(log, partitions)
     issued = None if ours is None else set(ours)
     failure: StatelogError = Fenced("other writers keep opening in between", writer=writer, log=log.name)
-    ledger = log.newest_ledger()
+    log.verify(WRITING)
+    stored = log.manifests.newest()
+    newest = stored.manifest if stored else None
+    ledger = log.newest_ledger(newest, clock=clock)
     try:
         for _ in range(_ATTEMPTS):
             ledger.fold_end()
             _check_data(log, ledger.fold, taken)
+            anchors = newest.anchors if newest else ()
+            check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position)
             _check_expected(ledger.fold, writer, expect)
             _check_still_ours(ledger.fold, writer, taken, issued)
             nonce = new_nonce()
@@ -108,15 +120,17 @@ def _try_open(
         prior=fold.prior(writer, partitions),
         last=fold.last_checkpoint(writer),
         identity=log.descriptor.identity,
+        witness=fold.position,
     )
     producer = log.kafka.producer()
     try:
         epoch = append_record(producer, ledger.topic, record, clock=clock)
-        void = ledger.verdict(epoch, record)
+        void = ledger.verdict(epoch, record, verify=log.verify)
         fold = ledger.fold
         last = fold.last_commit(writer)
         live = fold.live_epoch(epoch)
         if void is None and live is not None and live.nonce == nonce:
+            _fill_given_up(log, fold, producer, partitions)
             grant = Grant(
                 descriptor=log.descriptor,
                 value_schema=log.value_schemas.newest(),
@@ -126,7 +140,9 @@ def _try_open(
                 partitions=partitions,
                 base=fold.last_checkpoint(writer),
                 metadata=last.metadata if last else {},
+                witness=fold.position,
             )
+            log.saw(fold.position)
             return Opened(grant, ledger, producer)
     except BaseException:
         producer.close()
@@ -156,7 +172,8 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> None:
     committed = {p: fold.committed_position(p) for p in partitions if fold.committed_position(p)}
     if not committed:
         return
-    for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
+    there = log.kafka.offsets(log.data_topic, sorted(committed), at_least=not_given_up(fold.accepted, committed))
+    for partition, (_, end) in there.items():
         lost = LossRange(partition, end, committed[partition])
         if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
             raise BeyondEnd(
@@ -167,6 +184,20 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> None:
                 committed_position=committed[partition],
                 hint="The brokers lost acknowledged changes: restore them, or accept the loss by name",
             )
+
+
+def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: Sequence[int]) -> None:
+    """Fill a partition that ends below its committed position, which somebody gave up, with void records up to it.
+
+    A chunk below that position could never be committed. Others that do the same at the same time only use up offsets.
+    Raises OutcomeUnknown: the next Open fills what is missing.
+    """
+    committed = {p: fold.committed_position(p) for p in partitions if fold.committed_position(p)}
+    if not committed:
+        return
+    for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
+        if end < committed[partition]:
+            append_all(producer, log.data_topic, partition, VOID_VALUE, committed[partition] - end)
 
 
 def _given_up(lost: LossRange, accepted: Sequence[LossRange]) -> bool:
@@ -181,7 +212,12 @@ def _check_still_ours(
 ) -> None:
     newest = fold.live_epoch(fold.prior(writer, partitions))
     if ours is not None and (newest is None or newest.nonce not in ours):
-        raise Fenced("another writer took over", writer=writer, by_writer=newest.writer if newest else None)
+        raise Fenced(
+            "another writer took over",
+            writer=writer,
+            by_writer=newest.writer if newest else None,
+            position=fold.position,
+        )
 
 
 def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:

@@ -3,6 +3,7 @@
 Invariants:
 - Bytes in flight count from a record's send to its report, good or bad, and never pass the limit, unless one record
   alone is larger than it. Who would pass it waits here, and goes on polling meanwhile.
+- Records that flow are not failed by a timer: the limit is the time without any report, not the time of all of them.
 - A callback records and never raises. Callbacks run inside `poll`, in the thread of the owner.
 - Nothing is sent twice, and after a failure nothing more is sent.
 """
@@ -19,7 +20,7 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
 
 __all__ = ["Failure", "Outbox"]
 
-_GRACE_S = 5.0  # Waiting outlives the client's own delivery timeout, so every record is reported before it ends.
+_GRACE_S = 5.0  # Where the client gives up before we do, its own reason is waited for.
 _POLL_S = 0.1
 
 
@@ -42,8 +43,11 @@ class Outbox:
         *,
         clock: Callable[[], float] = time.monotonic,
         meter: Meter | None = None,
+        witness: Callable[[], int] | None = None,
     ) -> None:
         self.grant = grant
+        self.witness = witness or (lambda: grant.witness)
+        """The ledger position that every chunk names."""
         self.owned = frozenset(grant.partitions)
         self.chunk_bytes = settings.chunk_bytes
         self.meter = meter or Meter()
@@ -53,6 +57,8 @@ class Outbox:
         self._producer = producer
         self._topic = topic
         self._limit = settings.in_flight_bytes_max
+        self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
+        self._reports = 0
         self._clock = clock
 
     @property
@@ -83,23 +89,25 @@ class Outbox:
     def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Poll until `done` or until `timeout_s` are over; says whether it is done.
 
-        Longer than the client itself waits for a delivery nobody waits: then the change set `sqn` has failed.
+        Longer than `stall_timeout_s` without any report nobody waits: then the change set `sqn` has failed.
         """
         if done():
             return True
-        now_s = self._clock()
-        overdue_s = now_s + self._producer.delivery_timeout_s + _GRACE_S
-        until_s = overdue_s if timeout_s is None else min(overdue_s, now_s + timeout_s)
+        now_s = started_s = heard_s = self._clock()
         while True:
+            stalled_s, reports = heard_s + self._stall_s, self._reports
+            until_s = stalled_s if timeout_s is None else min(stalled_s, started_s + timeout_s)
             self._producer.poll(min(_POLL_S, max(0.0, until_s - now_s)))
             if done():
                 return True
             now_s = self._clock()
-            if now_s >= until_s:
-                break
-        if until_s == overdue_s:
-            self.fail(sqn, "no delivery report in time")
-        return done()
+            if self._reports != reports:
+                heard_s = now_s
+            elif now_s >= stalled_s:
+                self.fail(sqn, f"no delivery report within {self._stall_s:g} s")
+                return done()
+            if timeout_s is not None and now_s >= started_s + timeout_s:
+                return False
 
     def fail(self, sqn: int, reason: str) -> None:
         """Note that the change set `sqn` is not surely in the log. The earliest one stays."""
@@ -132,6 +140,7 @@ class Outbox:
         def report(delivery: Delivery) -> None:
             self.in_flight_chunks -= 1
             self.in_flight_bytes -= size
+            self._reports += 1
             if delivery.status is DeliveryStatus.OK:
                 self.meter.chunk_s.add(delivery.latency_s)
                 landed(delivery.offset)

@@ -35,6 +35,7 @@ class PendingStep:
     end_sqn: int
     change_sets: tuple[ChangeSet, ...]
     meta: Mapping[str, bytes]
+    meta_bytes: int
 
     def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
         """The entries of its change sets, which have all landed."""
@@ -65,6 +66,11 @@ class Pipeline:
     def unsent_changes(self) -> int:
         """How many changes wait here to be sent. From any thread."""
         return sum(change_set.held_changes for change_set in self._unsent)
+
+    @property
+    def meta_bytes(self) -> int:
+        """How many bytes of meta records are in checkpoints that no commit has confirmed."""
+        return sum(step.meta_bytes for step in self.steps)
 
     @property
     def is_untouched(self) -> bool:
@@ -113,7 +119,13 @@ class Pipeline:
         self._send_rolled()
         self.sequence = self.sequence.all_held()
         change_sets, self._rolled = tuple(self._rolled), []
-        step = PendingStep(checkpoint_id=checkpoint_id, end_sqn=self.sequence.held, change_sets=change_sets, meta=meta)
+        step = PendingStep(
+            checkpoint_id=checkpoint_id,
+            end_sqn=self.sequence.held,
+            change_sets=change_sets,
+            meta=meta,
+            meta_bytes=sum(len(key.encode()) + len(value) for key, value in meta.items()),
+        )
         self.steps.append(step)
         return step
 

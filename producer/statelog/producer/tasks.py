@@ -16,7 +16,7 @@ Invariants:
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -44,6 +44,7 @@ __all__ = ["Coordinator", "TaskGrant", "TaskWriter", "resume_grant"]
 _SLOTS = 1 << 31
 _SALT_BITS = 32
 _AGAIN = "Make a new one for every attempt of a task"
+_APART = "Commit in the thread that opened it, or hand the grant over: resume_grant makes another of it"
 
 
 def _random_salt() -> int:
@@ -112,8 +113,9 @@ class TaskWriter:
         """Many changes at once. Columns and errors as `Writer.append_batch`."""
         self._guard.check()
         try:
-            if self._buffer.extend(table):
-                self._send()
+            for is_full in self._buffer.extend(table):
+                if is_full:
+                    self._send()
         except BaseException as error:
             self._guard.fail_unless_refused(error)
             raise
@@ -163,6 +165,7 @@ class Coordinator:
         if opened is None:
             opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
         self._log = log
+        self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
         self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
 
     @property
@@ -176,15 +179,25 @@ class Coordinator:
         return self._committer.last
 
     @property
+    def position(self) -> int:
+        """The ledger position that includes everything that this one was told: for `recover(at_least=)` elsewhere."""
+        return self._committer.position
+
+    @property
     def base(self) -> Checkpoint:
         """The checkpoint that the next commit continues."""
         return self._committer.base
 
     def task(self, checkpoint_id: int) -> TaskGrant:
-        """What the tasks of the next checkpoint need. Raises CheckpointMismatch if it is not later than the last."""
+        """What the tasks of the next checkpoint need.
+
+        Raises CheckpointMismatch if it is not later than the last, ClosedError.
+        """
+        self._guard.check()
         if checkpoint_id <= self.base.id:
             raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {self.base.id}")
-        return TaskGrant(grant=self.grant, base=self.base, checkpoint_id=checkpoint_id)
+        grant = replace(self.grant, witness=self._committer.position)
+        return TaskGrant(grant=grant, base=self.base, checkpoint_id=checkpoint_id)
 
     def commit(
         self,
@@ -201,18 +214,32 @@ class Coordinator:
         OverlappingTasks before anything is written. Raises as `Writer.confirm`; unless it is misuse, the coordinator is
         over then.
         """
+        self._guard.check()
         if not unique_keys:
             refuse_overlaps(handles)
+        for handle in handles:
+            check_handle(self.grant, handle, checkpoint_id)  # Quiet ones, which are not listed, too.
         listed = [handle for handle in handles if not handle.is_quiet]
         for handle in listed:
             if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
-                check_handle(self.grant, handle, checkpoint_id)
                 verify_handle(self._log, handle.continuing(self.base))
         return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
 
+    def refresh(self) -> None:
+        """Read what other processes of the same job committed under this grant. Raises Fenced if the grant is over,
+        Damaged, Unavailable, ClosedError.
+        """
+        self._guard.check()
+        self._committer.refresh()
+
     def close(self) -> None:
-        """Release the clients. Idempotent."""
-        self._committer.close()
+        """Release the clients. Idempotent. Raises ClosedError in a second thread while the owner's lives."""
+        if self._guard.life is Life.CLOSED:
+            return
+        self._guard.check_end()
+        self._guard.become(Life.CLOSED)
+        if not self._guard.is_inherited:  # The clients belong to the parent; touching them here would hang.
+            self._committer.close()
 
     def __enter__(self) -> Self:
         return self

@@ -28,7 +28,7 @@ from typing import Self
 import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
-from statelog.producer.commit import check_checkpoint_id, check_handle, check_metadata
+from statelog.producer.commit import check_checkpoint_id, check_handle, check_meta, check_metadata
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
 from statelog.producer.lifecycle import Guard, Life
@@ -39,7 +39,7 @@ from statelog.producer.pipeline import PendingStep, Pipeline
 from statelog.producer.sequence import INITIAL
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
-from statelog.schemas.errors import CheckpointMismatch, InvalidChange, Misuse, PersistFailed
+from statelog.schemas.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.schemas.handle import Checkpoint, Handle
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
@@ -80,6 +80,7 @@ class Writer:
         self._crash = crash
         self._meter = Meter()
         self._meta: dict[str, bytes] = {}
+        self._meta_bytes = 0
         self._guard = Guard("writer", name, again="Open it again", apart=_APART)
         opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
         try:
@@ -113,6 +114,11 @@ class Writer:
     def last_commit(self) -> LastCommit | None:
         """This writer's last valid commit (checkpoint, offset, metadata), where its source resumes; None: none."""
         return self._committer.last
+
+    @property
+    def position(self) -> int:
+        """The ledger position that includes all that this writer was told: for `recover(at_least=)` elsewhere."""
+        return self._committer.position
 
     @property
     def initial_sequence_number(self) -> int:
@@ -181,12 +187,14 @@ class Writer:
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
-        null value deletes), and `value`, or for typed values the fields themselves. Raises as `put`.
+        null value deletes), and `value`, or for typed values the fields themselves. All of it is checked before any of
+        it is buffered; then it is sent piece by piece, however large it is. Raises as `put`.
         """
         self._guard.check()
         try:
-            if self._buffer.extend(table):
-                self._send()
+            for is_full in self._buffer.extend(table):
+                if is_full:
+                    self._send()
         except BaseException as error:
             self._guard.fail_unless_refused(error)
             raise
@@ -194,11 +202,10 @@ class Writer:
     def append_meta(self, key: str, value: bytes) -> None:
         """A meta record of this writer, committed with the changes; the last one of a key wins.
 
-        Raises InvalidChange, ClosedError.
+        Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
         """
         self._guard.check()
-        if type(key) is not str or type(value) is not bytes:
-            raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
+        self._meta_bytes += check_meta(key, value, self._meta_bytes + self._pipeline.meta_bytes)
         self._meta[key] = value
 
     # ---- persist, confirm, commit
@@ -229,7 +236,7 @@ class Writer:
         started_s = self._clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
-            self._meta = {}
+            self._meta, self._meta_bytes = {}, 0
             self._crash("sent")
         return self._promise(step, started_s)
 
@@ -328,9 +335,15 @@ class Writer:
     # ---- inside
 
     def _new_outbox(self) -> Outbox:
-        opened = self._committer.opened
+        committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
         return Outbox(
-            opened.producer, self._log.data_topic, opened.grant, self._settings, clock=self._clock, meter=self._meter
+            committer.opened.producer,
+            self._log.data_topic,
+            committer.grant,
+            self._settings,
+            clock=self._clock,
+            meter=self._meter,
+            witness=lambda: committer.position,
         )
 
     def _send(self) -> None:
@@ -379,8 +392,8 @@ class Writer:
         self._meter.commit_attempts.add(self._committer.attempts)
         if final:
             self.close()
-        elif self._committer.is_over:
-            self._guard.fail()
+        elif self._committer.is_overtaken:
+            self._guard.overtake()
         return last.offset
 
     def _check_start(self, from_sqn: int | None) -> None:
