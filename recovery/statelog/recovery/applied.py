@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from statelog.schemas.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.identity import LogIdentity
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.runs import key_groups_of
 
 __all__ = ["Applied", "Place", "rest_of"]
@@ -133,14 +134,27 @@ class Applied:
             if fields["format"] > _FORMAT:
                 raise UnknownFormat("what was applied is kept in a newer format", found=fields["format"], known=_FORMAT)
             position, next_key_group, rows = (int(number) for number in fields["place"])
-            ranges = fields["key_groups"]
-            groups = None if ranges is None else frozenset(g for start, end in ranges for g in range(start, end))
+            if position < 0 or rows < 0 or not _DONE <= next_key_group <= MAX_KEY_GROUPS:
+                raise ValueError("a place that no state has")  # noqa: TRY301 - one error for all that it may be
+            groups = None if fields["key_groups"] is None else _groups_of(fields["key_groups"])
             identity = LogIdentity.from_datum(fields)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise Corrupt(
                 f"this does not say what was applied: {error!r}", hint="Give back what Applied.to_json returned"
             ) from error
         return cls(identity=identity, place=Place(position, next_key_group, rows), key_groups=groups)
+
+
+def _groups_of(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """What `_ranges` was made of. Raises ValueError, before it counts, for ranges that it does not make."""
+    groups: set[int] = set()
+    last = -1
+    for start, end in ranges:
+        if not last < start < end <= MAX_KEY_GROUPS:
+            raise ValueError(f"from {start} to {end} are no key groups")
+        groups.update(range(start, end))
+        last = end
+    return frozenset(groups)
 
 
 def _ranges(groups: frozenset[int]) -> list[tuple[int, int]]:

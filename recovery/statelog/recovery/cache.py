@@ -24,13 +24,19 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from statelog.recovery.cache_directory import CacheDirectory
+from statelog.recovery.host import Start, begin
 from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.runs import RunFile
 from statelog.storage.store import Store
 
-__all__ = ["CacheStatistics", "CachedRun", "RunCache", "check_limits"]
+__all__ = ["CacheStatistics", "CachedRun", "RunCache", "check_limits", "start_janitor"]
 
 _LONGEST_WAIT_S = 3600.0
+
+
+def start_janitor(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, which the end of the process does not wait for."""
+    Thread(target=work, name="statelog-cache", daemon=True).start()
 
 
 class CacheStatistics(NamedTuple):
@@ -91,6 +97,7 @@ class RunCache:
     idle_s     how long a run stays after its last reader; 0 removes it at once
     max_bytes  the most that all runs together may take; idle ones go first, those idle longest before others
     clock      seconds, for `idle_s` only
+    start      begins the thread that removes what was idle for too long
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class RunCache:
         idle_s: float,
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        start: Start = start_janitor,
     ) -> None:
         check_limits(idle_s=idle_s, max_bytes=max_bytes)
         self._directory = directory
@@ -111,7 +119,8 @@ class RunCache:
         self._downloading = 0
         self._counts = CacheStatistics(0, 0, 0, 0, 0, 0, 0, 0)
         self._closed = False
-        self._janitor: Thread | None = None
+        self._start = start
+        self._janitor: Future[None] | None = None
 
     @property
     def is_foreign(self) -> bool:
@@ -258,8 +267,7 @@ class RunCache:
     def _wake_janitor(self) -> None:
         """Have a thread that waits for the next deadline: one for the cache, from the first idle run on."""
         if self._janitor is None:
-            self._janitor = Thread(target=self._clean_up, name="statelog-cache", daemon=True)
-            self._janitor.start()
+            self._janitor = begin(self._start, self._clean_up)
         self._changed.notify_all()
 
     def _clean_up(self) -> None:
@@ -297,7 +305,7 @@ class RunCache:
             self._directory.remove()
             janitor = self._janitor
         if janitor is not None:
-            janitor.join()
+            janitor.result()
 
     def __enter__(self) -> Self:
         return self

@@ -12,16 +12,16 @@ Invariants:
 """
 
 import hashlib
-import os
-import uuid
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from statelog.schemas.errors import ClosedError, CorruptRun
+from statelog.recovery.host import Host
+from statelog.schemas.errors import CorruptRun
 from statelog.schemas.runs import RunFile
 from statelog.storage.own_directory import OwnDirectory, make_own
+from statelog.storage.own_process import OwnProcess
 from statelog.storage.store import Store
 from statelog.storage.store_errors import guarded
 
@@ -35,18 +35,22 @@ class CacheWarning(UserWarning):
 class CacheDirectory:
     """The directory of this attempt. Made by `create`; belongs to the process that made it."""
 
-    def __init__(self, own: OwnDirectory) -> None:
+    def __init__(self, own: OwnDirectory, host: Host | None = None) -> None:
         self._own = own
+        self._host = host or Host()
+        self._owner = OwnProcess("the cache")
 
     @classmethod
-    def create(cls, base: Path) -> "CacheDirectory":
+    def create(cls, base: Path, host: Host | None = None) -> "CacheDirectory":
         """Sweep what dead attempts left in `base`, and make a new directory there.
 
         Raises StoreUnavailable, StorageFull; warns of what cannot be swept.
         """
         with _local("make a cache in", base):
+            host = host or Host()
+            host.disk("make", base)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return cls(make_own(base, "attempt-"))
+            return cls(make_own(base, "attempt-", new_id=host.new_id), host)
 
     @property
     def path(self) -> Path:
@@ -60,17 +64,11 @@ class CacheDirectory:
 
     def check_owner(self) -> None:
         """Raise ClosedError in a fork of the process that made the directory."""
-        if self.is_foreign:
-            raise ClosedError(
-                "the cache was made in another process",
-                hint="Make caches after the fork, in the process that uses them",
-                made_in_pid=self._own.pid,
-                used_in_pid=os.getpid(),
-            )
+        self._owner.check()
 
     def new_file(self) -> Path:
         """A name that no file has or had."""
-        return self.path / f"{uuid.uuid4().hex}.run"
+        return self.path / f"{self._host.new_id()}.run"
 
     def fetch(self, store: Store, run: RunFile, file: Path) -> None:
         """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
@@ -80,8 +78,11 @@ class CacheDirectory:
         partial = file.with_suffix(".partial")
         try:
             with _local("download a run to", partial):
+                self._host.disk("download", partial)
                 store.download(run.path, partial)
+                self._host.disk("verify", partial)
                 _verify(partial, run)
+                self._host.disk("rename", partial)
                 partial.rename(file)
         finally:
             partial.unlink(missing_ok=True)
@@ -89,11 +90,13 @@ class CacheDirectory:
     def open(self, file: Path) -> BinaryIO:
         """A reader of a file that was fetched. Raises StoreUnavailable."""
         with _local("open", file):
+            self._host.disk("open", file)
             return file.open("rb")
 
     def delete(self, file: Path) -> None:
         """Delete a file that was fetched; open readers keep on reading. Warns if it stays."""
         try:
+            self._host.disk("delete", file)
             file.unlink(missing_ok=True)
         except OSError as error:
             warnings.warn(f"a cached run stays until the cache is closed: {error}", CacheWarning, stacklevel=2)

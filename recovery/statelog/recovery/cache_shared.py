@@ -11,6 +11,7 @@ Invariants:
 """
 
 import os
+import time
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from statelog.recovery.cache import CacheStatistics, RunCache, check_limits
+from statelog.recovery.cache import CacheStatistics, RunCache, check_limits, start_janitor
 from statelog.recovery.cache_directory import CacheDirectory, CacheWarning
+from statelog.recovery.host import Host
 from statelog.schemas.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.runs import RunFile
@@ -36,6 +38,7 @@ class CacheSettings:
     directory  where the copies lie, on a local disk; many processes and logs may share one
     idle_s     how long a copy stays after its last reader, as long as anybody holds the cache
     max_bytes  the most that the copies of one log in one process may take; None for no bound
+    host       for simulations: threads, ids, clock and faults of the local disk
 
     Raises ConfigError.
     """
@@ -43,6 +46,7 @@ class CacheSettings:
     directory: Path
     idle_s: float = 600.0
     max_bytes: int | None = None
+    host: Host | None = None
 
     def __post_init__(self) -> None:
         check_limits(idle_s=self.idle_s, max_bytes=self.max_bytes)
@@ -53,7 +57,7 @@ class CacheSettings:
 
 
 class CachedOpener:
-    """One user of a log's shared cache. Not for several owners at once: each recovery has its own.
+    """One user of a log's shared cache. Not for several owners at once: each recovery has its own, for its threads.
 
     A full disk, a full cache and a copy that does not verify cost a CacheWarning, and the run is read from the store
     itself: whether the file there is damaged, only its own reader can say. A run whose copy turned out damaged later is
@@ -64,28 +68,36 @@ class CachedOpener:
         self._store = log.store
         self._key = _Key(log.descriptor.identity, log.name, log.store.url)
         self._settings = settings
+        self._lock = Lock()
+        self._is_held = False
         self._joined: RunCache | None = None
         self._copied: set[str] = set()
         self._distrusted: set[str] = set()
 
     def hold(self) -> None:
         """Join the log's cache. Idempotent. Raises ConfigError, StoreUnavailable; a full disk only warns."""
+        self._is_held = True
         try:
             self._cache()
         except StorageFull as error:
             _warn(error)
 
     def open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
-        """A reader of the local copy. Raises NotFound, StoreUnavailable, and as `hold`."""
+        """A reader of the local copy. Raises NotFound, StoreUnavailable, and as `hold`.
+
+        From any thread. One that comes after `close` reads from the store, so that it joins nothing behind its owner.
+        """
         if run.path in self._distrusted:
             return self._store.open(run.path)
         try:
-            copy = self._cache().open(self._store, run)
+            cache = self._cache()
+            copy = self._store.open(run.path) if cache is None else cache.open(self._store, run)
         except (StorageFull, CorruptRun) as error:
             _warn(error)
             self._copied.discard(run.path)
             return self._store.open(run.path)
-        self._copied.add(run.path)
+        if cache is not None:
+            self._copied.add(run.path)
         return copy
 
     def distrust(self, run: RunFile) -> bool:
@@ -109,7 +121,9 @@ class CachedOpener:
 
     def close(self) -> None:
         """Leave the cache; its last user closes it. Idempotent."""
-        cache, self._joined = self._joined, None
+        with self._lock:
+            self._is_held = False
+            cache, self._joined = self._joined, None
         if cache is not None and not cache.is_foreign:
             _leave(self._key, cache)
 
@@ -122,10 +136,13 @@ class CachedOpener:
     ) -> None:
         self.close()
 
-    def _cache(self) -> RunCache:
-        if self._joined is None or self._joined.is_foreign:
-            self._joined = _join(self._key, self._settings)
-        return self._joined
+    def _cache(self) -> RunCache | None:
+        with self._lock:
+            if not self._is_held:
+                return None
+            if self._joined is None or self._joined.is_foreign:
+                self._joined = _join(self._key, self._settings)
+            return self._joined
 
 
 def _warn(error: StatelogError) -> None:
@@ -162,8 +179,13 @@ def _join(key: _Key, settings: CacheSettings) -> RunCache:
     with _registry.lock:
         shared = _registry.caches.get(key)
         if shared is None:
+            host = settings.host
             cache = RunCache(
-                CacheDirectory.create(settings.directory), idle_s=settings.idle_s, max_bytes=settings.max_bytes
+                CacheDirectory.create(settings.directory, host),
+                idle_s=settings.idle_s,
+                max_bytes=settings.max_bytes,
+                clock=host.clock if host else time.monotonic,
+                start=host.start if host else start_janitor,
             )
             shared = _registry.caches[key] = _Shared(cache, settings)
         elif shared.settings != settings:

@@ -13,27 +13,29 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from contextlib import closing
-from threading import Event, Thread
+from threading import Event
 
 import pyarrow as pa
 
 from statelog.recovery.applied import Place, rest_of
 from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.host import GRACE_S, Host, begin
 from statelog.recovery.live import Live
+from statelog.recovery.patience import Patience
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.portion import cut_to_frames, encode_frame
 from statelog.recovery.progress import Phase
 from statelog.recovery.reading import Reading
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.spill import SpillQueue
-from statelog.recovery.spilled_tail import SpilledTail
-from statelog.schemas.errors import ClosedError
+from statelog.schemas.errors import ClosedError, StorageFull, Unavailable
 from statelog.storage.log import Log
+from statelog.storage.own_process import OwnProcess
 
 __all__ = ["Fetch"]
 
-_SORTED_FRAME_BYTES = 256 * 1024
 _OFFER_S = 1.0
 
 
@@ -54,6 +56,7 @@ class Fetch:
         place: Place | None,
         follow: Callable[[RecoveryPlan], Live] | None,
         poll_s: float,
+        host: Host,
     ) -> None:
         self._log = log
         self._held = held
@@ -61,10 +64,12 @@ class Fetch:
         self._place = place
         self._follow = follow
         self._poll_s = poll_s
+        self._host = host
         self._stop = Event()
         self._fetched = Event()
-        self._thread = Thread(target=self._run, name="statelog-fetch", daemon=True)
+        self._running: Future[None] | None = None
         self._frame_bytes = settings.frame_bytes
+        self._owner = OwnProcess("the stream")
         self.queue = queue
         self.reading: Reading | None = None
 
@@ -72,12 +77,16 @@ class Fetch:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._running = begin(self._host.start, self._run)
+
+    def check_owner(self) -> None:
+        """Raise ClosedError in a fork of the process that made this."""
+        self._owner.check()
 
     @property
     def is_running(self) -> bool:
         """Whether the thread is at work, and the plan not to be touched."""
-        return self._thread.is_alive()
+        return self._running is not None and not self._running.done() and not self._owner.is_foreign
 
     @property
     def is_fetched(self) -> bool:
@@ -93,26 +102,31 @@ class Fetch:
         self._stop.set()
 
     def abandon(self) -> None:
-        """Let go of what is queued and let the thread end, without waiting for it. Idempotent."""
+        """Let go of what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
+        if self._owner.is_foreign:
+            return  # The thread is not here, and may have held the queue's lock when it was left behind.
         self._stop.set()
         self.queue.close()
 
     def close(self) -> None:
-        """As `abandon`, and wait for the thread. Idempotent."""
+        """As `abandon`, and wait for the thread, but not for a broker or a store that does not answer it.
+
+        Then it ends by itself, once it is answered or gives up, and removes the lease. Idempotent; void in a fork.
+        """
         self.abandon()
-        self._thread.join()
+        if self._running is not None and not self._owner.is_foreign:
+            wait([self._running], GRACE_S)
 
     # ---- in the thread
 
     def _run(self) -> None:
+        """Raises nothing: the queue hands on what went wrong."""
         try:
             self._held.use(self._read_state)
             if self._follow is None:
                 self._state_is_fetched()
             else:
-                with closing(self._follow(self._held.plan)) as live:
-                    self._state_is_fetched()
-                    self._read_live(live)
+                self._follow_on(self._follow)
             self.queue.end()
         except BaseException as error:  # noqa: BLE001 - the taker raises it
             self.queue.fail(error)
@@ -126,8 +140,8 @@ class Fetch:
     def _read_state(self, plan: RecoveryPlan) -> None:
         if self._place is None or self._place.position != plan.position:
             self._place = Place(plan.position)
-        self.reading = Reading(self._log, plan, self._settings, self._beat, opener=self._held.opener)
-        with closing(self._tail()) as tail:
+        self.reading = Reading(self._log, plan, self._settings, self._beat, opener=self._held.opener, host=self._host)
+        with closing(self.reading.open_tail()) as tail:
             rows = rest_of(self.reading.merged(tail, drop_deletes=True), self._place)
             for batch in cut_to_frames(rows, self._frame_bytes):
                 self._put(batch)
@@ -138,28 +152,51 @@ class Fetch:
     def _put(self, batch: pa.RecordBatch) -> None:
         assert self._place is not None, "reading the state begins with a place"
         place = self._place.after(batch)
-        self.queue.put(encode_frame(batch, place))
+        self._queue(encode_frame(batch, place))
         self._place = place
         self._held.pin()
+
+    def _queue(self, data: memoryview) -> None:
+        """Put a frame; if the disk is full, and that is wished, wait until the taker has drained it."""
+        try:
+            self.queue.put(data)
+        except StorageFull:
+            if not self._settings.waits_for_room:
+                raise
+            while not self.queue.offer(data, _OFFER_S):
+                self._held.renew()
 
     def _beat(self, _: Phase) -> None:
         if self.queue.is_closed:
             raise ClosedError("the stream was closed")
         self._held.renew()
 
-    def _tail(self) -> SpilledTail:
-        return SpilledTail(
-            fold_bytes=self._settings.fold_bytes, frame_bytes=_SORTED_FRAME_BYTES, open_queue=self._settings.disk_queue
-        )
+    def _follow_on(self, follow: Callable[[RecoveryPlan], Live]) -> None:
+        """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
+
+        def pause(timeout_s: float) -> bool:
+            self._held.renew()
+            return self._stop.wait(timeout_s)
+
+        patience = Patience(self._settings.lease_ttl_s, self._host.clock)
+        try:
+            live = patience.call(lambda: follow(self._held.plan), pause)
+        except Unavailable:
+            if self._stop.is_set():
+                return
+            raise
+        with closing(live):
+            self._state_is_fetched()
+            self._read_live(live)
 
     def _read_live(self, live: Live) -> None:
         place = Place.complete(self._held.plan.position)
         while not self._stop.is_set():
             commits = live.commits()
             for commit in commits:
-                with closing(self._tail()) as tail:
-                    after = Place.complete(commit.end_position)
-                    self._offer_all(live, live.changes(commit, tail, self._check_open), place, after)
+                after = Place.complete(commit.end_position)
+                with closing(live.changes(commit, self._check_open)) as tables:
+                    self._offer_all(live, tables, place, after)
                 place = after
                 live.passed(commit)
                 if self._stop.is_set():

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from statelog.recovery.pile import Pile
 from statelog.schemas.changes import DELETE
 from statelog.schemas.key_order import last_rows
 from statelog.schemas.runs import key_groups_of
@@ -114,26 +115,21 @@ class TailFold:
 
     def __init__(self, *, partitions: int, fold_bytes: int) -> None:
         self._fold_bytes = fold_bytes // max(1, partitions)
-        self._tables: dict[int, list[pa.Table]] = {}
-        self._pending: dict[int, int] = {}
+        self._piles: dict[int, Pile] = {}
         self._folded: dict[int, int] = {}
 
     def add(self, partition: int, changes: pa.RecordBatch) -> None:
         """The next changes of a partition, in offset order."""
         if not changes.num_rows:
             return
-        self._tables.setdefault(partition, []).append(pa.Table.from_batches([changes]))
-        pending = self._pending.get(partition, 0) + changes.nbytes
-        self._pending[partition] = pending
-        if pending > max(self._fold_bytes, self._folded.get(partition, 0)):
-            self._fold(partition)
+        pile = self._piles.setdefault(partition, Pile())
+        pile.add(changes)
+        folded = self._folded.get(partition, 0)
+        if pile.size_bytes - folded > max(self._fold_bytes, folded):
+            pile.replace(newest(pile.tables(), keep_deletes=True))
+            self._folded[partition] = pile.size_bytes
 
     def tables(self, partition: int) -> list[pa.Table]:
         """What a partition holds, oldest first; a key may still come more than once."""
-        return self._tables.get(partition, [])
-
-    def _fold(self, partition: int) -> None:
-        folded = newest(self._tables[partition], keep_deletes=True)
-        self._tables[partition] = folded
-        self._folded[partition] = sum(table.nbytes for table in folded)
-        self._pending[partition] = 0
+        pile = self._piles.get(partition)
+        return [] if pile is None else pile.tables()

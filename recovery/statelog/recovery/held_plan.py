@@ -3,7 +3,9 @@
 Owns the retries of a recovery. Never reads a run or a chunk; what is read with the plan is the caller's.
 
 Invariants:
-- The plan is used only after its lease was written and the checks passed with the lease in place.
+- The plan is used only after its lease was written and the checks passed with the lease in place. Who may not write to
+  the store, or does not want to, reads without one: the same checks, and truncation that does not wait.
+- The lease names every wanted partition, also those without a tail: whoever follows needs what is committed there next.
 - Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
   longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no attempt.
 - Whatever ends a use with an error removes the lease and lets the opener go.
@@ -13,7 +15,8 @@ Invariants:
 from collections.abc import Callable
 from typing import TypeVar
 
-from statelog.recovery.plan import RecoveryPlan
+from statelog.recovery.host import Host
+from statelog.recovery.plan import RecoveryPlan, partitions_of
 from statelog.recovery.planner import Planner
 from statelog.recovery.preflight import check_plan
 from statelog.recovery.settings import RecoverySettings
@@ -21,6 +24,7 @@ from statelog.recovery.sources import SnapshotFailed
 from statelog.schemas.errors import Misuse, OffsetGone
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log
+from statelog.storage.own_process import OwnProcess
 
 __all__ = ["HeldPlan"]
 
@@ -28,18 +32,34 @@ T = TypeVar("T")
 
 
 class HeldPlan:
-    """The plan of one recovery. `plans` counts how often it was made, `plan_s` the seconds since it was last taken."""
+    """The plan of one recovery.
 
-    def __init__(self, log: Log, planner: Planner, settings: RecoverySettings, clock: Callable[[], float]) -> None:
+    `plans` counts how often it was made, `plan_s` the seconds since it was last taken; `had_lease` tells whether the
+    last one stood under a lease.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        planner: Planner,
+        settings: RecoverySettings,
+        host: Host,
+        key_groups: frozenset[int] | None = None,
+    ) -> None:
+        """`key_groups` are those whose partitions are held, None for all: what is resumed wants more than it reads."""
         self._log = log
         self._planner = planner
         self._settings = settings
-        self._clock = clock
+        self._host = host
+        self._clock = host.clock
+        self._partitions = partitions_of(key_groups, log.descriptor)
         self._plan: RecoveryPlan | None = None
         self._lease: LeaseHolder | None = None
         self.opener = settings.cache.opener(log)
         self._plan_s = 0.0
+        self._owner = OwnProcess("the recovery")
         self.plans = 0
+        self.had_lease = False
 
     @property
     def plan(self) -> RecoveryPlan:
@@ -66,8 +86,9 @@ class HeldPlan:
     def use(self, use: Callable[[RecoveryPlan], T]) -> T:
         """What `use` makes of the plan. It is called again with another plan if the log moved on, or a snapshot failed.
 
-        Raises what `use` and planning raise.
+        Raises what `use` and planning raise, and ClosedError in a fork.
         """
+        self._owner.check()
         try:
             return self._try(use)
         except BaseException:
@@ -103,7 +124,9 @@ class HeldPlan:
             self._lease.renew()
 
     def release(self) -> None:
-        """Remove the lease and let the opener go. Idempotent; the next use takes both anew."""
+        """Remove the lease and let the opener go. Idempotent; the next use takes both anew. Void in a fork."""
+        if self._owner.is_foreign:
+            return  # Lease and cache are the parent's.
         try:
             self._remove_lease()
         finally:
@@ -122,6 +145,8 @@ class HeldPlan:
         if self._lease is None:
             self._lease = self._claim(self._plan)
             self._lease.__enter__()
+            self.had_lease = self._lease.is_held
+            self._say_without()
             check_plan(self._log, self._plan)
         self.opener.hold()
         self._plan_s += self._clock() - started_s
@@ -133,10 +158,17 @@ class HeldPlan:
             holder=self._settings.holder,
             manifest_number=plan.manifest_number,
             position=plan.base_position,
-            next_offsets=plan.next_offsets,
+            next_offsets=plan.held_offsets(self._partitions),
             ttl_s=self._settings.lease_ttl_s,
             clock=self._clock,
+            new_id=self._host.new_id,
+            wanted=self._settings.lease,
         )
+
+    def _say_without(self) -> None:
+        text = f"{self._log.name}: recovered without a lease, which the store does not let this reader write"
+        if self._settings.lease and not self.had_lease and text not in self._planner.warnings:
+            self._planner.warnings.append(text)
 
     def _drop_snapshot(self, failed: SnapshotFailed) -> None:
         """After a bad copy, or a clean-up that took the manifest too, plan again. Else the snapshot is damaged."""

@@ -6,23 +6,25 @@ verified, folded and sorted as the tail of a state is.
 Invariants:
 - A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
 - A lease is capped by its age, so that a stuck reader cannot hold the log for ever; one that moves on makes a new one.
-  A store that is away for a moment ends no follower whose lease still stands.
+- A broker that is away for less than `stall_timeout_s` ends no follower, nor does a store that is away while the lease
+  still stands. A commit that was folded is returned, and read, all the same.
 """
 
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from statelog.recovery.host import Host
+from statelog.recovery.patience import Patience
 from statelog.recovery.plan import RecoveryPlan, partitions_of
 from statelog.recovery.reading import Reading
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.sources import Converter
 from statelog.recovery.spilled_tail import SpilledTail
-from statelog.schemas.errors import OffsetGone, Unavailable
+from statelog.schemas.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.ledger_client import LedgerClient
@@ -53,19 +55,21 @@ class Live:
         plan: RecoveryPlan,
         key_groups: frozenset[int] | None,
         settings: RecoverySettings,
-        clock: Callable[[], float] = time.monotonic,
+        host: Host | None = None,
     ) -> None:
         self._log = log
         # Local copies serve a restart: they have no say over commits that were not there when it began.
         self._settings = replace(settings, local_copies=None)
-        self._clock = clock
+        self._host = host or Host()
+        self._clock = self._host.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self._position = plan.position
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
+        self._patience = Patience(settings.stall_timeout_s, self._clock)
         self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state)
-        self._claimed_s = clock()
+        self._claimed_s = self._clock()
         try:
             self._lease = self._claim()
         except BaseException:
@@ -74,36 +78,63 @@ class Live:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the changes that come out now. It moves on when somebody adds a value schema to the log."""
+        """The schema of the changes that come out now. It moves on with the first change in a newer value schema."""
         return self._converter.schema
 
     def commits(self) -> list[LiveCommit]:
-        """The commits since this was asked last, oldest first."""
+        """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now."""
         self.renew()
-        with _saying_what_to_do():
-            found = self._ledger.read_end()
+        self._patience.ask()
+        try:
+            with _saying_what_to_do():
+                found = self._ledger.read_end()
+        except BrokerUnavailable:
+            if self._patience.is_over:
+                raise
+            return []
+        self._patience.heard()
         if not found:
             self._move_on(self._ledger.fold.position)
         accepted = self._ledger.fold.accepted
-        if found and self._settings.value_schema_id is None:
-            # A schema is stored before the first chunk that uses it, so it is there for all of these commits.
-            self._converter = Converter(self._log, self._settings)
         return [
             LiveCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
             for valid in found
         ]
 
-    def changes(self, commit: LiveCommit, tail: SpilledTail, check: Callable[[], None]) -> Iterator[pa.Table]:
+    def changes(self, commit: LiveCommit, check: Callable[[], None]) -> Generator[pa.Table]:
         """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
+        with _saying_what_to_do():
+            reading, tail = self._read(commit, check)
+            with closing(tail):
+                yield from reading.merge(tail, drop_deletes=False)
+
+    def _read(self, commit: LiveCommit, check: Callable[[], None]) -> tuple[Reading, SpilledTail]:
+        """Read a commit whole; once more if it turns out to hold values of a newer schema than was known."""
 
         def beat(_: object) -> None:
             check()
             self.renew()
 
         plan = replace(self._base, replay=commit.replay)
-        reading = Reading(self._log, plan, self._settings, beat, converter=self._converter)
-        with _saying_what_to_do():
-            yield from reading.merged(tail, drop_deletes=False)
+        while True:
+            converter = self._converter
+            reading = Reading(self._log, plan, self._settings, beat, converter=converter, host=self._host)
+            tail = reading.open_tail()
+            try:
+                reading.fill(tail)
+                if not self._has_newer(converter):
+                    return reading, tail
+            except IncompatibleSchema:
+                if not self._has_newer(converter):
+                    raise
+            except BaseException:
+                tail.close()
+                raise
+            tail.close()
+            self._converter = Converter(self._log, self._settings, converter.newest_id)
+
+    def _has_newer(self, converter: Converter) -> bool:
+        return self._settings.value_schema_id is None and converter.newest_id > converter.target.id
 
     def passed(self, commit: LiveCommit) -> None:
         """The commit was handed over: the log is not needed up to here any more."""
@@ -128,9 +159,12 @@ class Live:
             return
         older = self._lease
         try:
-            self._lease = self._claim()
+            newer = self._claim()
         except Unavailable:
             return  # The older lease stands, and whether it can be renewed decides; the next commit tries again.
+        if older.is_held and not newer.is_held:
+            return  # As above: the store takes no new one.
+        self._lease = newer
         self._claimed_s = now_s
         older.release()
 
@@ -143,6 +177,8 @@ class Live:
             next_offsets=self._next_offsets,
             ttl_s=self._settings.lease_ttl_s,
             clock=self._clock,
+            new_id=self._host.new_id,
+            wanted=self._settings.lease,
         ).__enter__()
 
 

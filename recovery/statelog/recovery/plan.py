@@ -91,6 +91,14 @@ class RecoveryPlan:
         """The first offset that is read of every partition that is read at all."""
         return {partition: ranges[0][0] for partition, ranges in self.replay.ranges.items() if ranges}
 
+    def held_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        """What a lease has to hold of these partitions: what is read, and all that will be committed behind it.
+
+        A partition without a tail is held from its committed position on, from 0 if nothing was committed there.
+        """
+        committed, read = self.state.committed_positions, self.next_offsets
+        return {partition: read.get(partition, committed.get(partition, 0)) for partition in partitions}
+
     @property
     def run_rows(self) -> int:
         """Rows to read from runs."""

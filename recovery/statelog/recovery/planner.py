@@ -4,6 +4,7 @@ Owns the choice of the snapshot and what is known to be wrong with the others. N
 
 Invariants:
 - Manifests are listed before the target is taken, so no snapshot that was listed can lie above it.
+- A plan is never older than what this process was told or has read through this log, nor than what the caller knows of.
 - The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
 - A snapshot that failed is never used again, nobody passes over it in silence, and if the log does not reach back to
   an older one, its error is what the caller gets.
@@ -17,14 +18,17 @@ from statelog.recovery.checkpoint_search import CheckpointSearch
 from statelog.recovery.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.schemas.errors import (
     BeyondEnd,
+    BrokerUnavailable,
     CorruptManifest,
     IdentityChanged,
     NotFound,
     OffsetGone,
     StatelogError,
 )
+from statelog.schemas.ledger import not_given_up
 from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Manifest
+from statelog.schemas.rights import READING
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log import Log
 
@@ -35,19 +39,24 @@ class RecoveryWarning(UserWarning):
     """Something stored is damaged, and the recovery went around it without loss."""
 
 
-def log_offsets(log: Log) -> LogOffsets:
-    """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable."""
-    ledger = log.kafka.offsets(log.ledger_topic, [0])[0]
-    return LogOffsets({p: (start, end) for p, (start, end) in log.data_offsets().items()}, (ledger.start, ledger.end))
+def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:
+    """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable.
+
+    What the plan knows to have been there is asked for again before it is taken for lost.
+    """
+    ledger = log.kafka.offsets(log.ledger_topic, [0], at_least={0: plan.position})[0]
+    data = log.data_offsets(at_least=not_given_up(plan.state.accepted, plan.state.committed_positions))
+    return LogOffsets({p: (start, end) for p, (start, end) in data.items()}, (ledger.start, ledger.end))
 
 
 class Planner:
     """Makes plans for one request until one of them can be carried out."""
 
-    def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None) -> None:
+    def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, at_least: int = 0) -> None:
         self._log = log
         self._at = at
-        self._key_groups = wanted_key_groups(key_groups, log.descriptor)
+        self._at_least = at_least
+        self.key_groups = wanted_key_groups(key_groups, log.descriptor)
         self._target: int | None = None
         self._failed: dict[int, StatelogError] = {}
         self.warnings: list[str] = []
@@ -60,18 +69,35 @@ class Planner:
         BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
         """
         log = self._log
-        log.verify()
-        numbers = log.manifests.numbers()
-        end = log.kafka.offsets(log.ledger_topic, [0])[0].end
-        manifests = _Manifests(self, numbers)
+        log.verify(READING)
+        manifests = _Manifests(self, log.manifests.numbers())
+        newest = next(iter(manifests), None)
+        end = self._end(max(self._at_least, log.position), newest.position if newest else 0)
         target = self._take_target(manifests, end)
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
             plan = self._plan_from(base, target)
-            check_reach(plan, log_offsets(log), log.name)
+            check_reach(plan, log_offsets(log, plan), log.name)
         except OffsetGone as error:
             raise self._out_of_reach(error, base, manifests, end) from error
+        log.saw(plan.position)
         return plan
+
+    def _end(self, at_least: int, snapshot: int) -> int:
+        """The ledger's end. An answer below what is known to be there is asked again, and never believed.
+
+        One that stays below a snapshot is a loss, which is for the plan to tell.
+        """
+        end = self._log.ledger_end(at_least=max(at_least, snapshot))
+        if snapshot <= end < at_least:
+            raise BrokerUnavailable(
+                "Kafka shows an older end of the ledger than this process knows of",
+                topic=self._log.ledger_topic,
+                log_end=end,
+                position=at_least,
+                hint="An old leader may have answered: try again. If it stays so, the ledger lost its tail",
+            )
+        return end
 
     def pin(self) -> None:
         """From now on the target stays where it is, also if the newest state was asked for."""
@@ -172,7 +198,7 @@ class Planner:
     def _plan_from(self, base: Manifest | None, target: int) -> RecoveryPlan:
         state, commits = self._read_ledger(base, target)
         bodies = (valid.commit.read_body() for valid in commits)
-        return make_plan(self._log.descriptor, base, state, bodies, self._key_groups)
+        return make_plan(self._log.descriptor, base, state, bodies, self.key_groups)
 
     def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit]]:
         ledger = self._log.ledger(base)

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statelog.recovery.applied import Applied, Place
+from statelog.schemas.arrow_bytes import DECODING_ERRORS
 from statelog.schemas.changes import chunk_slices
+from statelog.schemas.errors import Corrupt
 
 __all__ = ["Portion", "cut_to_frames", "decode_frame", "encode_frame"]
 
@@ -39,10 +41,15 @@ def encode_frame(changes: pa.RecordBatch, place: Place) -> memoryview:
 
 
 def decode_frame(data: memoryview) -> tuple[pa.Table, Place]:
-    """The inverse; nothing is copied."""
-    position, next_key_group, rows = _PLACE.unpack_from(data)
-    with pa.ipc.open_stream(pa.py_buffer(data).slice(_PLACE.size)) as reader:
-        return reader.read_all(), Place(position, next_key_group, rows)
+    """The inverse; nothing is copied. Raises Corrupt."""
+    try:
+        position, next_key_group, rows = _PLACE.unpack_from(data)
+        with pa.ipc.open_stream(pa.py_buffer(data).slice(_PLACE.size)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except DECODING_ERRORS as error:
+        raise Corrupt(f"a frame does not decode: {error}", size_bytes=data.nbytes) from error
+    return table, Place(position, next_key_group, rows)
 
 
 def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,5 @@
-"""The checks before the first byte is read: the snapshot is still there, the log reaches back, the anchors still hold.
+"""The checks before the first byte is read: the snapshot is still there, the log reaches back, the anchors still hold,
+and nothing that lies in the data topic bears witness of a ledger that once reached further.
 
 They run after the lease was written: what they find cannot be truncated or cleaned up as long as the lease stands.
 """
@@ -6,7 +7,7 @@ They run after the lease was written: what they find cannot be truncated or clea
 from statelog.recovery.plan import RecoveryPlan, check_reach
 from statelog.recovery.planner import log_offsets
 from statelog.schemas.errors import NotFound, OffsetGone
-from statelog.storage.anchors import check_anchors
+from statelog.storage.anchors import check_anchors, check_data_records
 from statelog.storage.log import Log
 
 __all__ = ["check_plan"]
@@ -15,10 +16,10 @@ __all__ = ["check_plan"]
 def check_plan(log: Log, plan: RecoveryPlan) -> None:
     """Raise OffsetGone if the plan came too late (plan again), BeyondEnd or AnchorMismatch if records were lost."""
     _check_manifest(log, plan)
-    check_reach(plan, log_offsets(log), log.name)
+    check_reach(plan, log_offsets(log, plan), log.name)
     anchors = plan.manifest.anchors if plan.manifest else ()
-    for topic in ("data", "ledger"):
-        check_anchors(log, [anchor for anchor in anchors if anchor.topic == topic], plan.state.accepted)
+    check_anchors(log, [anchor for anchor in anchors if anchor.topic == "ledger"])
+    check_data_records(log, plan.partitions, anchors, plan.state.accepted, plan.position)
 
 
 def _check_manifest(log: Log, plan: RecoveryPlan) -> None:

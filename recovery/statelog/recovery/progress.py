@@ -1,8 +1,12 @@
-"""Progress of a recovery: how much of what it has to read was read, how fast, and how long the rest may take. Pure.
+"""Progress of a recovery: how much of it was read and loaded, how fast, and how long the rest may take. Pure.
+
+To read everything is one half of a recovery, to load it the other: a dict, for example, takes longer to fill than its
+bytes take to come.
 
 Invariants:
 - Done never exceeds the total, and neither rate nor remaining time is ever negative.
-- Rate and remaining time are of bytes, over the whole phase; before the first byte there is no remaining time.
+- The whole is done only when everything was read and loaded. The rate is of bytes read; the remaining time follows from
+  both halves, and before anything was done there is none.
 """
 
 from dataclasses import dataclass
@@ -26,7 +30,8 @@ class Phase(StrEnum):
 class Progress:
     """One report. Bytes are of run files and of record values; changes are rows of runs and changes of the tail.
 
-    `rate_bytes_s` is bytes per second since the start; `eta_s` is None as long as nothing can be said.
+    `loaded` is the share of the wanted key groups that the target has, from 0 to 1. `rate_bytes_s` is bytes per second
+    since the start; `eta_s` is None as long as nothing can be said.
     """
 
     phase: Phase
@@ -34,14 +39,15 @@ class Progress:
     bytes_total: int
     changes_done: int
     changes_total: int
+    loaded: float
     elapsed_s: float
     rate_bytes_s: float
     eta_s: float | None
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1, by bytes; 1 if there is nothing to read."""
-        return self.bytes_done / self.bytes_total if self.bytes_total else 1.0
+        """From 0 to 1: half for the bytes read, half for what was loaded."""
+        return _fraction(self.bytes_done, self.bytes_total, self.loaded)
 
 
 class ProgressTracker:
@@ -55,21 +61,23 @@ class ProgressTracker:
         self._reported_s = started_s
         self._reported_phase = Phase.READ
 
-    def report(self, phase: Phase, *, bytes_done: int, changes_done: int, now_s: float) -> Progress:
-        """The report for what is done at `now_s`."""
-        bytes_done = min(bytes_done, self._bytes_total)
+    def report(self, phase: Phase, *, bytes_done: int, changes_done: int, loaded: float, now_s: float) -> Progress:
+        """The report for what is done at `now_s`. Done as a phase means that nothing is left."""
+        is_done = phase is Phase.DONE
+        loaded = 1.0 if is_done else min(1.0, loaded)
+        bytes_done = self._bytes_total if is_done else min(bytes_done, self._bytes_total)
         elapsed_s = max(0.0, now_s - self._started_s)
-        rate = bytes_done / elapsed_s if elapsed_s > 0 else 0.0
-        left = self._bytes_total - bytes_done
+        fraction = _fraction(bytes_done, self._bytes_total, loaded)
         return Progress(
             phase=phase,
             bytes_done=bytes_done,
             bytes_total=self._bytes_total,
-            changes_done=min(changes_done, self._changes_total),
+            changes_done=self._changes_total if is_done else min(changes_done, self._changes_total),
             changes_total=self._changes_total,
+            loaded=loaded,
             elapsed_s=elapsed_s,
-            rate_bytes_s=rate,
-            eta_s=left / rate if rate > 0 else (0.0 if left == 0 else None),
+            rate_bytes_s=bytes_done / elapsed_s if elapsed_s > 0 else 0.0,
+            eta_s=_left_s(fraction, elapsed_s),
         )
 
     def due(self, phase: Phase, now_s: float) -> bool:
@@ -78,3 +86,14 @@ class ProgressTracker:
         if is_due:
             self._reported_s, self._reported_phase = now_s, phase
         return is_due
+
+
+def _fraction(bytes_done: int, bytes_total: int, loaded: float) -> float:
+    read = bytes_done / bytes_total if bytes_total else 1.0
+    return (read + loaded) / 2
+
+
+def _left_s(fraction: float, elapsed_s: float) -> float | None:
+    if fraction == 1.0:
+        return 0.0
+    return elapsed_s * (1.0 - fraction) / fraction if fraction > 0 and elapsed_s > 0 else None

@@ -14,7 +14,6 @@ Invariants:
   longer replay, if the log reaches back; else it is the error. Nothing damaged is ever skipped.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -27,6 +26,7 @@ from statelog.recovery.applied import Applied, Place
 from statelog.recovery.at import At, AtPosition
 from statelog.recovery.fetch import Fetch
 from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.host import Host
 from statelog.recovery.live import Live
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
@@ -38,10 +38,11 @@ from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.stream import Stream
 from statelog.recovery.target_arrow import fill_table
 from statelog.recovery.target_dict import fill_dict
-from statelog.recovery.target_parquet import fill_parquet
+from statelog.recovery.target_parquet import fill_parquet, require_file
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import ConfigError, Misuse, NotFound
+from statelog.schemas.errors import BeyondEnd, ConfigError, Misuse, NotFound
 from statelog.schemas.ledger_state import LastCommit
+from statelog.storage.anchors import newest_witness
 from statelog.storage.log import Log
 
 __all__ = ["Recovery", "recover", "recover_dict"]
@@ -56,27 +57,36 @@ def recover(
     *,
     key_groups: Iterable[int] | None = None,
     at: At | None = None,
+    at_least: int = 0,
+    barrier: bool = False,
     resume: Applied | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    host: Host | None = None,
 ) -> "Recovery":
     """Plan a recovery and hold what it needs; the state is read when a target is asked for.
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
     reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called
-    in this thread. The lease on the store is held until a target is filled or the recovery is closed.
+    in this thread; `host` is for simulations. The lease on the store is held until a target is filled or the recovery
+    is closed.
+
+    The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
+    than the position `at_least`: the `position` of a writer in another process, say. `barrier` includes everything that
+    anybody was told before the call; it appends a void record, so it needs the right to write the ledger.
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """
+    if barrier and at_least:
+        raise Misuse("a barrier includes every position", hint="Leave at_least out")
     wanted = None if key_groups is None else frozenset(key_groups)
     if resume is not None:
         if wanted is not None or at is not None:
             raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
         resume.check(log.descriptor.identity)
         at, wanted = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
-    planner = Planner(log, at, wanted)
-    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, clock, resume)
+    planner = Planner(log, at, wanted, at_least=_barrier(log) if barrier else at_least)
+    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, host or Host(), resume)
     try:
         recovery.prepare()
     except NotFound as error:
@@ -84,6 +94,20 @@ def recover(
             raise
         raise NotFound(error.message, hint=_GONE_HINT, **error.facts) from error
     return recovery
+
+
+def _barrier(log: Log) -> int:
+    """A barrier's position. Its record stands where the ledger ended: what was seen there before proves a lost tail."""
+    witness, position = newest_witness(log), log.barrier()
+    if witness >= position:
+        raise BeyondEnd(
+            "the ledger ended below what the writer of a chunk had seen of it",
+            topic=log.ledger_topic,
+            log_end=position - 1,
+            position=witness,
+            hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
+        )
+    return position
 
 
 def recover_dict(
@@ -106,16 +130,18 @@ class Recovery:
         planner: Planner,
         settings: RecoverySettings,
         progress: OnProgress | None,
-        clock: Callable[[], float],
+        host: Host,
         resume: Applied | None = None,
     ) -> None:
         self._log = log
         self._resume = resume
         self._fetch: Fetch | None = None
-        self._held = HeldPlan(log, planner, settings, clock)
+        key_groups = planner.key_groups if resume is None else resume.key_groups
+        self._held = HeldPlan(log, planner, settings, host, key_groups)
         self._settings = settings
         self._progress = progress
-        self._clock = clock
+        self._host = host
+        self._clock = host.clock
         self._statistics: RecoveryStatistics | None = None
 
     # ---- targets
@@ -131,8 +157,8 @@ class Recovery:
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
         """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
 
-        Rows come by partition and in no order within it; `ordered` sorts by (key group, key), at about three times the
-        cost. Raises Damaged, Unavailable.
+        Rows come by partition and in no order within it; `ordered` sorts by (key group, key), which takes a little
+        longer, and beside the table only the memory of `to_parquet`. Raises Damaged, Unavailable, StorageFull.
         """
         return self._fill(
             lambda reading: fill_table(reading.sorted_tables() if ordered else reading.slices(), reading.schema),
@@ -142,9 +168,12 @@ class Recovery:
     def to_parquet(self, path: str | PathLike[str]) -> int:
         """Write the same table, sorted by (key group, key), to a local file; returns the rows.
 
-        Holds only the folded tail in memory. The file appears whole or not at all, replacing an older one. Raises
-        StorageFull, Damaged, Unavailable.
+        Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
+        `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
+        ahead (six of a megabyte or more, up to 64 MB in their files). The file appears whole or not at all, replacing
+        an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
         """
+        self._check(lambda: require_file(Path(path)))
         return self._fill(lambda reading: fill_parquet(reading.sorted_tables(), reading.schema, Path(path)), int)
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
@@ -158,7 +187,7 @@ class Recovery:
         require_rocksdict()
         from statelog.recovery.target_rocksdb import fill_rocksdb, require_absent
 
-        require_absent(Path(path))
+        self._check(lambda: require_absent(Path(path)))
         return self._fill(lambda reading: fill_rocksdb(reading, Path(path), sst_bytes), int)
 
     # ---- streams
@@ -178,7 +207,7 @@ class Recovery:
         on leases. Raises as `stream`.
         """
         key_groups = self._start().key_groups
-        return self._open_stream(lambda plan: Live(self._log, plan, key_groups, self._settings, self._clock), poll_s)
+        return self._open_stream(lambda plan: Live(self._log, plan, key_groups, self._settings, self._host), poll_s)
 
     # ---- what it is
 
@@ -227,6 +256,8 @@ class Recovery:
         """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""
         if self._fetch is not None:
             self._fetch.close()
+            if self._fetch.is_running:
+                return  # The plan is the thread's, which waits for a broker or a store, and lets go of it at its end.
         self._held.release()
 
     def __enter__(self) -> Self:
@@ -249,19 +280,28 @@ class Recovery:
         started_s, start, tracker = self._clock(), self._start(), self._tracker(self.plan)
         place = None if self._resume is None else start.place
         try:
-            queue = self._settings.queue()
+            queue = self._settings.queue(self._host.open_spill_file)
         except ConfigError:
             self.close()
             raise
-        fetch = Fetch(self._log, self._held, self._settings, queue, place=place, follow=follow, poll_s=poll_s)
+        fetch = Fetch(
+            self._log,
+            self._held,
+            self._settings,
+            queue,
+            place=place,
+            follow=follow,
+            poll_s=poll_s,
+            host=self._host,
+        )
 
-        def on_portion(phase: Phase) -> None:
+        def on_portion(phase: Phase, key_group: int) -> None:
             if fetch.reading is not None:
-                self._report(tracker, fetch.reading, phase)
+                self._report(tracker, fetch.reading, phase, fetch.reading.share_through(key_group))
 
         def on_complete(rows: int) -> None:
             if fetch.reading is not None:
-                self._report(tracker, fetch.reading, Phase.DONE)
+                self._report(tracker, fetch.reading, Phase.DONE, 1.0)
                 self._statistics = self._numbers(fetch.reading, rows, started_s)
 
         self._fetch = fetch
@@ -273,6 +313,14 @@ class Recovery:
         return self._resume or Applied(
             identity=self._log.descriptor.identity, place=place, key_groups=self.plan.key_groups
         )
+
+    def _check(self, check: Callable[[], None]) -> None:
+        """Refuse a target before anything is read for it."""
+        try:
+            check()
+        except BaseException:
+            self.close()
+            raise
 
     def _check_idle(self) -> None:
         if self._fetch is not None and self._fetch.is_running:
@@ -300,9 +348,9 @@ class Recovery:
 
         def beat(phase: Phase) -> None:
             self._held.renew()
-            self._report(tracker, reading, phase)
+            self._report(tracker, reading, phase, reading.loaded)
 
-        reading = Reading(self._log, plan, self._settings, beat, opener=self._held.opener)
+        reading = Reading(self._log, plan, self._settings, beat, opener=self._held.opener, host=self._host)
         return reading
 
     def _tracker(self, plan: RecoveryPlan) -> ProgressTracker:
@@ -313,7 +361,7 @@ class Recovery:
             interval_s=self._settings.progress_interval_s,
         )
 
-    def _report(self, tracker: ProgressTracker, reading: Reading, phase: Phase) -> None:
+    def _report(self, tracker: ProgressTracker, reading: Reading, phase: Phase, loaded: float) -> None:
         now_s = self._clock()
         if self._progress is not None and tracker.due(phase, now_s):
             self._progress(
@@ -321,6 +369,7 @@ class Recovery:
                     phase,
                     bytes_done=reading.runs_read.size_bytes + reading.tail_read.size_bytes,
                     changes_done=reading.runs_read.changes + reading.tail_read.changes,
+                    loaded=loaded,
                     now_s=now_s,
                 )
             )
@@ -342,4 +391,5 @@ class Recovery:
             plan_s=self._held.take_plan_s(),
             total_s=self._clock() - started_s,
             plans=self._held.plans,
+            has_lease=self._held.had_lease,
         )

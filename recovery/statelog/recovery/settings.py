@@ -8,6 +8,7 @@ from tempfile import gettempdir
 
 from statelog.recovery.opener import NoCache, OpenerSettings
 from statelog.recovery.spill import SpillQueue
+from statelog.recovery.spill_file import OpenSpillFile, open_spill_file
 from statelog.schemas.errors import ConfigError
 from statelog.storage.local_copy import check_directory
 
@@ -16,6 +17,7 @@ __all__ = ["RecoverySettings"]
 _NO_CACHE = NoCache()
 
 _FRAME_BYTES = 4 * 1024 * 1024
+_STREAM_SEGMENT_BYTES = 1 << 30
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
 
 
@@ -25,13 +27,17 @@ class RecoverySettings:
 
     stall_timeout_s      give up when Kafka makes no progress for this long
     lease_ttl_s          how long truncation waits for this reader after its last sign of life
+    lease                whether truncation waits for this reader. Without one it writes nothing to the store, and plans
+                         again, or fails with OffsetGone, if truncation overtakes it
     holder               the reader's name in its lease, for people
     attempts             how often to plan when the log is truncated, or a snapshot fails, under our hands
-    fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream
-                         sorts and spills what that leaves
+    fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream and
+                         the sorted targets sort and spill what that leaves, and hold about three times as much then
     memory_bytes         of a stream: what was fetched and not applied yet, held in memory; the rest is spilled
     segment_bytes        of a stream: the size at which a spill segment is sealed and the next one begins
-    spill_directories    of a stream: existing directories for its segments, used in turn
+    spill_directories    of streams and sorted targets: existing directories for what they spill, used in turn
+    waits_for_room       of a stream: when the disk is full of what its reader has not taken yet, wait for the reader,
+                         with the lease held, and do not end with StorageFull
     threads              how many slices are folded at the same time
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
@@ -44,12 +50,14 @@ class RecoverySettings:
 
     stall_timeout_s: float = 30.0
     lease_ttl_s: float = 120.0
+    lease: bool = True
     holder: str = "recovery"
     attempts: int = 5
     fold_bytes: int = 128 * 1024 * 1024
     memory_bytes: int = 64 * 1024 * 1024
     segment_bytes: int = 64 * 1024 * 1024
     spill_directories: tuple[str | PathLike[str], ...] = field(default_factory=lambda: (gettempdir(),))
+    waits_for_room: bool = False
     threads: int = 2
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
@@ -71,14 +79,29 @@ class RecoverySettings:
         """About how many bytes a stream hands out at once: a budget holds several."""
         return min(self.memory_bytes // 8, _FRAME_BYTES)
 
-    def queue(self) -> SpillQueue:
+    def queue(self, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:
         """A queue within these bounds. Raises ConfigError for directories that cannot be used."""
-        return self._queue(self.memory_bytes)
+        return SpillQueue(
+            memory_bytes=self.memory_bytes,
+            segment_bytes=self.segment_bytes,
+            directories=self._directories(0),
+            open_file=open_file,
+        )
 
-    def disk_queue(self) -> SpillQueue:
-        """A queue that keeps nothing in memory. Raises as `queue`."""
-        return self._queue(0)
+    def disk_queue(self, open_file: OpenSpillFile = open_spill_file, number: int = 0) -> SpillQueue:
+        """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `queue`.
 
-    def _queue(self, memory_bytes: int) -> SpillQueue:
-        directories = tuple(Path(directory) for directory in self.spill_directories)
-        return SpillQueue(memory_bytes=memory_bytes, segment_bytes=self.segment_bytes, directories=directories)
+        There may be many, so each has few files.
+        """
+        return SpillQueue(
+            memory_bytes=0,
+            segment_bytes=max(self.segment_bytes, _STREAM_SEGMENT_BYTES),
+            directories=self._directories(number),
+            open_file=open_file,
+        )
+
+    def _directories(self, first: int) -> tuple[Path, ...]:
+        """All of them, beginning with this one, so that they are used in turn."""
+        paths = tuple(Path(directory) for directory in self.spill_directories)
+        first %= max(1, len(paths))
+        return paths[first:] + paths[:first]

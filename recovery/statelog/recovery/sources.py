@@ -9,14 +9,19 @@ Invariants:
 """
 
 import warnings
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
+from statelog.recovery.ahead import Piece
 from statelog.recovery.fold import select_key_groups
+from statelog.recovery.patience import Patience, PatientReader, Pause
 from statelog.recovery.plan import RecoveryPlan, RunPart
 from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes import change_schema
 from statelog.schemas.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
@@ -25,9 +30,10 @@ from statelog.storage.kafka import Reader
 from statelog.storage.local_copy import LocalCopyReader
 from statelog.storage.log import Log
 from statelog.storage.replay import replay
-from statelog.storage.run_reader import RunReader, RunSource
 
-__all__ = ["Converter", "Counter", "SnapshotFailed", "TailChanges", "run_tables", "tail_changes"]
+__all__ = ["Converter", "Counter", "SnapshotFailed", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
+
+_PIECE_BYTES = 1 << 20
 
 TailChanges = tuple[int, pa.RecordBatch]
 """A partition, and the next changes of it."""
@@ -62,18 +68,21 @@ class Counter:
 
 
 class Converter:
-    """Changes of any value schema of the log as changes of one."""
+    """Changes of any value schema of the log as changes of one. `newest_id` is the newest that was met, or is made."""
 
-    def __init__(self, log: Log, settings: RecoverySettings) -> None:
+    def __init__(self, log: Log, settings: RecoverySettings, target_id: int | None = None) -> None:
+        """`target_id` is the schema to convert to, None for that of the settings: by default the newest."""
         self._log = log
-        wanted = settings.value_schema_id
+        wanted = settings.value_schema_id if target_id is None else target_id
         self.target: ValueSchema = log.value_schemas.newest() if wanted is None else log.value_schemas.get(wanted)
         self.schema = change_schema(log.descriptor.key_type, self.target.arrow_type)
+        self.newest_id = self.target.id
 
     def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
         """A chunk's changes. Raises IncompatibleSchema if an older schema than theirs was asked for."""
         if value_schema_id == self.target.id:
             return changes
+        self.newest_id = max(self.newest_id, value_schema_id)
         writer = self._log.value_schemas.get(value_schema_id)
         value = convert(changes.column("value"), writer, self.target)
         return pa.RecordBatch.from_arrays([*changes.columns[:3], value], schema=self.schema)
@@ -86,19 +95,39 @@ class Converter:
         return pa.Table.from_batches(batches, self.schema)
 
 
+def run_pieces(plan: RecoveryPlan, part: RunPart, handles: RunHandles) -> list[Piece[list[pa.Table]]]:
+    """What is read of one run: the wanted changes, sorted, a table for each row group; small row groups together.
+
+    Each piece that is read at the same time as another needs an open file of its own, so it has to be worth one.
+    """
+    wanted, index = _wanted(plan), part.run.index.row_groups
+    pieces: list[Piece[list[pa.Table]]] = []
+    numbers: list[int] = []
+    size_bytes = 0
+    for number in part.row_groups:
+        numbers.append(number)
+        size_bytes += index[number].size_bytes
+        if size_bytes >= _PIECE_BYTES or number == part.row_groups[-1]:
+            pieces.append(Piece(size_bytes, partial(handles.row_groups, numbers, wanted)))
+            numbers, size_bytes = [], 0
+    return pieces
+
+
 def run_tables(
-    log: Log, source: RunSource, plan: RecoveryPlan, part: RunPart, converter: Converter, counter: Counter
+    log: Log,
+    plan: RecoveryPlan,
+    part: RunPart,
+    pieces: Iterable[list[pa.Table]],
+    converter: Converter,
+    counter: Counter,
 ) -> Iterator[pa.Table]:
-    """The wanted changes of one run, sorted, a table for each row group. Raises SnapshotFailed, StoreUnavailable."""
-    run, rows, size_bytes = part.run, 0, 0
+    """The results of a run's pieces in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
+    spans = [part.run.index.row_groups[number] for number in part.row_groups]
     try:
-        with RunReader(source, run.file) as reader:
-            for table in reader.tables(_wanted(plan)):
-                share = part.size_bytes * table.num_rows // max(1, part.rows)
-                counter.add(table.num_rows, share)
-                rows, size_bytes = rows + table.num_rows, size_bytes + share
-                yield converter.table(table, run.value_schema_id)
-        counter.add(part.rows - rows, part.size_bytes - size_bytes)
+        for span, table in zip(spans, chain.from_iterable(pieces), strict=True):
+            counter.add(span.rows, span.size_bytes)
+            if table.num_rows:
+                yield converter.table(table, part.run.value_schema_id)
     except CorruptRun as error:
         raise SnapshotFailed(error) from error
     except NotFound as error:
@@ -126,14 +155,35 @@ def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
 
 
 def tail_changes(
-    log: Log, plan: RecoveryPlan, converter: Converter, counter: Counter, settings: RecoverySettings
+    log: Log,
+    plan: RecoveryPlan,
+    converter: Converter,
+    counter: Counter,
+    settings: RecoverySettings,
+    *,
+    pause: Pause,
+    clock: Callable[[], float],
 ) -> Generator[TailChanges]:
-    """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`."""
-    reader = _tail_reader(log, plan, settings.local_copies)
+    """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`.
+
+    A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
+    value schema while the lease stands.
+    """
+    timeout_s, schemas = settings.stall_timeout_s, Patience(settings.lease_ttl_s, clock)
+    known: dict[int, pa.Schema] = {}
+
+    def from_kafka() -> Reader:
+        return PatientReader(log.kafka.reader(log.data_topic), Patience(timeout_s, clock), pause)
+
+    def schema(schema_id: int) -> pa.Schema:
+        if schema_id not in known:
+            known[schema_id] = schemas.call(lambda: log.change_schema(schema_id), pause)
+        return known[schema_id]
+
+    reader = _tail_reader(log, plan, settings.local_copies, from_kafka)
     counter.is_local = isinstance(reader, LocalCopyReader)
-    timeout_s = settings.stall_timeout_s
     try:
-        for chunk in replay(reader, log.data_topic, plan.replay, log.change_schema, stall_timeout_s=timeout_s):
+        for chunk in replay(reader, log.data_topic, plan.replay, schema, stall_timeout_s=timeout_s):
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
             changes = chunk.changes if plan.key_groups is None else select_key_groups(chunk.changes, plan.key_groups)
             yield chunk.partition, converter.batch(changes, chunk.value_schema_id)
@@ -141,12 +191,12 @@ def tail_changes(
         reader.close()
 
 
-def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None) -> Reader:
+def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
     """The local copies if they hold all of the tail, verified; else Kafka."""
     if local_copies is not None and plan.replay.listed:
         try:
-            return LocalCopyReader(local_copies, log.name, plan.replay, lambda: log.kafka.reader(log.data_topic))
+            return LocalCopyReader(local_copies, log.name, plan.replay, from_kafka)
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
             text = f"the tail is read from Kafka, because the local copies do not hold all of it: {error}"
             warnings.warn(text, RecoveryWarning, stacklevel=2)
-    return log.kafka.reader(log.data_topic)
+    return from_kafka()

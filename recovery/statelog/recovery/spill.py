@@ -9,6 +9,8 @@ Invariants:
 - `put` never waits for the taker; `offer` never spills.
 - Segments are sealed at `segment_bytes`, rotate over the directories, and are let go when their last frame was taken
   and no view holds them. When the queue fails or is closed, everything is let go at once.
+- Each segment is an open file. So with every 32 of them the next ones are twice as large, and where the process
+  may open no more files, the last one grows on.
 """
 
 from collections import deque
@@ -22,9 +24,12 @@ from typing import Self
 
 from statelog.recovery.spill_file import OpenSpillFile, check_directories, open_spill_file
 from statelog.recovery.spill_segment import SpillSegment
-from statelog.schemas.errors import ClosedError, StorageFull
+from statelog.schemas.errors import ClosedError, StorageFull, StoreUnavailable
+from statelog.storage.local_disk import NO_MORE_FILES
 
 __all__ = ["SpillQueue", "SpillStatistics", "SpillView"]
+
+_FEW_SEGMENTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,30 +213,48 @@ class SpillQueue:
     def _spill(self, data: memoryview) -> None:
         """Append to the last segment, or to a new one; a full directory passes the frame on to the next."""
         last = self._disk[-1] if self._disk else None
-        if last is not None and not last.is_sealed:
-            try:
-                last.append(data)
-            except StorageFull:
-                last.seal()
-                self._spill_to_new(data)
-        else:
+        if last is None:
             self._spill_to_new(data)
+        elif last.end_offset < self._segment_bytes << len(self._disk) // _FEW_SEGMENTS:
+            self._spill_to_last(last, data)
+        else:
+            try:
+                self._spill_to_new(data)
+            except StoreUnavailable as error:
+                if error.facts.get("code") not in NO_MORE_FILES:
+                    raise
+                self._spill_to_last(last, data)
         self._spilled_bytes += data.nbytes
-        if self._disk[-1].end_offset >= self._segment_bytes:
-            self._disk[-1].seal()
+
+    def _spill_to_last(self, last: SpillSegment, data: memoryview) -> None:
+        try:
+            last.append(data)
+        except StorageFull:
+            self._spill_to_new(data)
 
     def _spill_to_new(self, data: memoryview) -> None:
+        """Begin a segment with the frame, and seal the one before."""
         full: StorageFull | None = None
         for _ in self._directories:
             try:
-                self._disk.append(self._new_segment(data))
+                segment = self._new_segment(data)
             except StorageFull as error:
                 full = error
             else:
+                self._seal_last(segment)
+                self._disk.append(segment)
                 self._segments += 1
                 return
         assert full is not None, "there is at least one directory"
         raise full
+
+    def _seal_last(self, following: SpillSegment) -> None:
+        if self._disk:
+            try:
+                self._disk[-1].seal()
+            except BaseException:
+                following.release()
+                raise
 
     def _new_segment(self, data: memoryview) -> SpillSegment:
         segment = SpillSegment(next(self._next_directory), self._open_file)

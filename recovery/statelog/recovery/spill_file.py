@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from statelog.schemas.errors import ConfigError, StorageFull, StoreUnavailable
+from statelog.schemas.errors import ConfigError
+from statelog.storage.local_disk import FULL, local_disk_error
 
 __all__ = ["OpenSpillFile", "SpillFile", "check_directories", "open_spill_file"]
+
+_FULL_HINT = "Free space, name more spill_directories, or raise memory_bytes; then run again"
 
 
 class SpillFile(Protocol):
@@ -97,11 +100,5 @@ def _local_disk(directory: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(
-                "a spill directory is full",
-                path=str(directory),
-                code=errno.errorcode[error.errno],
-                hint="Free space, name more spill_directories, or raise memory_bytes; then run again",
-            ) from error
-        raise StoreUnavailable(f"the local disk failed: {error}", path=str(directory)) from error
+        is_full = errno.errorcode.get(error.errno or 0) in FULL
+        raise local_disk_error(error, directory, hint=_FULL_HINT if is_full else "") from error

@@ -13,6 +13,7 @@ Invariants:
 - Every portion is right. But the state is only whole when `applied.is_complete` says so: after an error in between, the
   reader has a part of it, and goes on with `recover(log, resume=applied)`.
 - Closed, dropped or failed, it leaves neither a lease nor a byte on the disk.
+- A fork of the process that made it neither uses nor closes it.
 """
 
 import weakref
@@ -33,7 +34,8 @@ __all__ = ["Stream"]
 class Stream:
     """Made by `Recovery.stream` and `Recovery.follow`.
 
-    `on_portion` and `on_complete`, which gets the rows of the state, are called in the taker's thread.
+    `on_portion`, which gets the last key group of a portion, and `on_complete`, which gets the rows of the state, are
+    called in the taker's thread.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Stream:
         fetch: Fetch,
         start: Applied,
         *,
-        on_portion: Callable[[Phase], None],
+        on_portion: Callable[[Phase, int], None],
         on_complete: Callable[[int], None],
     ) -> None:
         self._fetch = fetch
@@ -63,6 +65,7 @@ class Stream:
         What was taken before counts as applied.
         Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
         """
+        self._fetch.check_owner()
         self._put_down()
         if self._has_ended:
             return None
@@ -114,10 +117,12 @@ class Stream:
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
         """Wait until that is so, or fetching failed; False if it takes longer."""
+        self._fetch.check_owner()
         return self._fetch.wait_fetched(timeout_s)
 
     def statistics(self) -> SpillStatistics:
         """What lies in memory and on the disk."""
+        self._fetch.check_owner()
         return self._fetch.queue.statistics()
 
     @contextmanager
@@ -126,6 +131,7 @@ class Stream:
 
         Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
         """
+        self._fetch.check_owner()
         view = self._fetch.queue.view()
         try:
             yield (Portion(changes, self._at(place)) for changes, place in map(decode_frame, view))
@@ -136,10 +142,11 @@ class Stream:
 
     def stop(self) -> None:
         """End a stream that follows: what was fetched still comes out, and then nothing."""
+        self._fetch.check_owner()
         self._fetch.stop()
 
     def close(self) -> None:
-        """Let go of everything that was fetched, and wait until the thread has ended. Idempotent."""
+        """Let go of everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
         self._abandon.detach()
         self._fetch.close()
 
@@ -162,7 +169,7 @@ class Stream:
         if place.is_complete:
             self._on_complete(self._rows)
         else:
-            self._on_portion(Phase.LOAD if self._fetch.is_fetched else Phase.READ)
+            self._on_portion(Phase.LOAD if self._fetch.is_fetched else Phase.READ, place.next_key_group)
 
     def _end(self) -> None:
         self._has_ended = True

@@ -4,27 +4,37 @@ Invariant: the file appears under its name whole or not at all, and only after e
 leaves beside it is swept by the next one of that name.
 """
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from statelog.recovery.durable import make_parents, sync
 from statelog.recovery.target_arrow import STATE_COLUMNS
+from statelog.schemas.errors import AlreadyExists
 from statelog.storage.own_directory import make_own
 from statelog.storage.run_file import local_disk
 
-__all__ = ["fill_parquet"]
+__all__ = ["fill_parquet", "require_file"]
+
+
+def require_file(path: Path) -> None:
+    """Raise AlreadyExists if there is a directory: a file is replaced, nothing else."""
+    if path.is_dir():
+        raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
 
 
 def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> int:
     """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
 
-    Raises StorageFull, StoreUnavailable for the local disk, and whatever reading the tables raises.
+    Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
+    the local disk, and whatever reading the tables raises.
     """
     wanted = pa.schema([schema.field(name) for name in STATE_COLUMNS])
+    require_file(path)
     with local_disk(path):
+        make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial")
     with partial:
         made = partial.path / "state.parquet"
@@ -32,9 +42,9 @@ def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> i
             writer = pq.ParquetWriter(str(made), wanted, compression="lz4", write_page_checksum=True)
         rows = _write(writer, tables, path)
         with local_disk(path):
-            _make_durable(made)
+            sync(made)
             made.replace(path)
-            _make_durable(path.parent)
+            sync(path.parent)
     return rows
 
 
@@ -49,11 +59,3 @@ def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path) -> 
         with local_disk(path):
             writer.close()
     return rows
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

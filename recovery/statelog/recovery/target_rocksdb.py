@@ -10,6 +10,7 @@ Invariants:
 - Memory holds a few thousand rows beyond what the tables themselves hold.
 """
 
+import errno
 import os
 from collections import deque
 from collections.abc import Generator
@@ -20,18 +21,20 @@ from pathlib import Path
 import pyarrow as pa
 import rocksdict
 
+from statelog.recovery.durable import make_parents, sync
 from statelog.recovery.raw_keys import in_raw_order, raw_keys
 from statelog.recovery.reading import Reading
 from statelog.recovery.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
-from statelog.schemas.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
+from statelog.schemas.errors import AlreadyExists, ConfigError
 from statelog.schemas.value_avro import avro_values
 from statelog.schemas.values import ValueSchema
+from statelog.storage.local_disk import local_disk_error
 from statelog.storage.own_directory import make_own
 
 __all__ = ["fill_rocksdb", "require_absent"]
 
 _PIECE_BYTES = 4 << 20
-_FULL = (os.strerror(28), os.strerror(122))  # RocksDB tells ENOSPC and EDQUOT in words only.
+_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
 
 
 def require_absent(path: Path) -> None:
@@ -52,7 +55,7 @@ def fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
         raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
     require_absent(path)
     with _local_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial")
     with partial:
         sst, made = partial.path / "sst", partial.path / "db"
@@ -155,7 +158,7 @@ def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
 
 def _make_durable(directory: Path) -> None:
     for path in [*directory.iterdir(), directory]:
-        _sync(path)
+        sync(path)
 
 
 def _publish(made: Path, path: Path) -> None:
@@ -165,15 +168,7 @@ def _publish(made: Path, path: Path) -> None:
     except OSError:
         require_absent(path)
         raise
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 @contextmanager
@@ -182,7 +177,9 @@ def _local_disk(path: Path) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        if type(error) is not Exception and not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            raise local_disk_error(error, path) from error
+        if type(error) is not Exception:
             raise
-        kind = StorageFull if any(text in str(error) for text in _FULL) else StoreUnavailable
-        raise kind(f"the local disk failed: {error}", path=str(path)) from error
+        number = next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
+        raise local_disk_error(OSError(number, str(error)), path) from error

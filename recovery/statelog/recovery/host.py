@@ -1,0 +1,70 @@
+"""`Host`: what a recovery takes from the machine that it runs on: time, threads, ids and spill files.
+
+Everything has the real one as its default. A simulation gives its own, and then decides what runs when, what fails on
+the local disk, and which ids come out. Work that was begun cannot be ended from outside: it ends by itself.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from statelog.recovery.spill_file import OpenSpillFile, open_spill_file
+
+__all__ = ["GRACE_S", "DiskHook", "Host", "NewId", "Start", "begin", "new_id", "no_faults", "start_thread"]
+
+T = TypeVar("T")
+
+Start = Callable[[Callable[[], None]], None]
+"""Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
+DiskHook = Callable[[str, Path], None]
+"""Asked before a step (make, download, verify, rename, open, delete) on a path: may raise OSError, or harm the file."""
+NewId = Callable[[], str]
+"""32 hex digits that nobody had before."""
+GRACE_S = 2.0
+"""How long to wait for a thread of ours that was told to end: ample, unless it waits for a broker or a store."""
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, which the end of the process does not wait for."""
+    threading.Thread(target=work, name="statelog-recovery", daemon=True).start()
+
+
+def no_faults(_step: str, _path: Path) -> None:
+    """A disk that does what it is told."""
+
+
+def new_id() -> str:
+    """A random one."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The machine. `clock`: seconds from any start. `disk`: asked at every step on the cache's files."""
+
+    clock: Callable[[], float] = time.monotonic
+    start: Start = start_thread
+    new_id: NewId = new_id
+    open_spill_file: OpenSpillFile = open_spill_file
+    disk: DiskHook = no_faults
+
+
+def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
+    """Begin a piece of work; what it returns or raises is the future's."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever asks for the result
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    start(run)
+    return future
