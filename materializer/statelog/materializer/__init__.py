@@ -6,6 +6,7 @@ from statelog.materializer.events import (
     CleanUpHeldBack,
     Event,
     LogAgeAlarm,
+    OffsetUnpublished,
     RestoreBudgetOutOfReach,
     RoundCompleted,
     RoundEndedLate,
@@ -13,6 +14,7 @@ from statelog.materializer.events import (
     RoundLost,
     RoundSkipped,
     RoundStarted,
+    Started,
     Stopped,
 )
 from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
@@ -37,6 +39,7 @@ __all__ = [
     "Materializer",
     "MaterializerSettings",
     "MaterializerStatistics",
+    "OffsetUnpublished",
     "Rates",
     "RestoreBudgetOutOfReach",
     "RestoreEstimate",
@@ -48,6 +51,7 @@ __all__ = [
     "RoundSkipped",
     "RoundStarted",
     "Skipped",
+    "Started",
     "Stopped",
     "Tail",
     "install_signal_handlers",

@@ -5,20 +5,24 @@ is taken up by the next winner.
 
 Invariants:
 - Files and manifests to delete come from the listing taken before the put, never from a later one.
-- Nothing goes before the oldest kept snapshot was read back; with fewer manifests than the policy keeps, nothing is
+- Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
+  built on the older one; with fewer manifests than the policy keeps, nothing is
   truncated.
-- Truncation follows manifests that were read again after the put, and the leases of that moment.
+- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases of that moment;
+  and only while the directory is still the log's.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
+from statelog.materializer.kept import KeptManifest, KeptManifests
 from statelog.materializer.outcome import CleanUp
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.verified import VerifiedRuns
-from statelog.schemas.errors import CorruptRun, NotFound
+from statelog.schemas.errors import CorruptManifest, CorruptRun, NotFound
 from statelog.schemas.lease import Lease, expired
-from statelog.schemas.manifest import Manifest
+from statelog.schemas.manifest import Manifest, check_chain
 from statelog.schemas.names import manifest_number, manifest_path
 from statelog.schemas.retention import (
     Floor,
@@ -50,18 +54,21 @@ class Disposal:
 # ---- before the put
 
 
-def decide(log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings) -> Disposal:
+def decide(
+    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, known: KeptManifests
+) -> Disposal:
     """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
     files = list(listing)
-    put_s = {number: info.modified_s for info in files if (number := manifest_number(info.path)) is not None}
+    listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
+    put_s = {number: info.modified_s for number, info in listed.items()}
     now_s = log.store.now_s()
     live, over = _leases(log, now_s, settings.lease_cap_s)
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
-    beside = _read(log, kept - {own.number})
+    beside = known.read(log.manifests, listed, kept - {own.number})
     return Disposal(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
-        condemned=condemned([info.path for info in files], own, beside, over),
+        condemned=condemned([info.path for info in files], own, [one.manifest for one in beside], over),
     )
 
 
@@ -72,17 +79,6 @@ def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lea
     for lease, modified_s, _ in list_leases(log.store):
         (over if expired(lease, modified_s, now_s, cap_s) else live).append(lease)
     return live, over
-
-
-def _read(log: Log, numbers: Collection[int]) -> list[Manifest]:
-    """These manifests, ascending. One that is gone by now was dropped by a newer winner."""
-    found: list[Manifest] = []
-    for number in sorted(numbers):
-        try:
-            found.append(log.manifests.read(number).manifest)
-        except NotFound:
-            continue
-    return found
 
 
 # ---- after the put
@@ -97,8 +93,9 @@ def clean_up(
     crash: Callable[[str], None],
 ) -> CleanUp:
     """Remove what `disposal` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
-    kept = _read(log, disposal.kept)
-    held_back = _check_oldest(log, own, kept, verified)
+    links = verified.manifests.read(log.manifests, log.manifests.listed(), disposal.kept)
+    kept = [link.manifest for link in links]
+    held_back = _check_oldest(log, own, kept, verified) or _check_links(links)
     crash("after-check")
     if held_back:
         return CleanUp(held_back=held_back)
@@ -106,14 +103,18 @@ def clean_up(
         log.store.delete(manifest_path(number))
     crash("after-drop")
     truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
+    now_s = log.store.now_s()
     if len(kept) >= settings.retention.keep:
-        live, _ = _leases(log, log.store.now_s(), settings.lease_cap_s)
+        live, _ = _leases(log, now_s, settings.lease_cap_s)
         floor = truncation_floor(kept, live)
+        log.manifests.check_place()
         truncated = _truncate(log, floor, crash)
     for path in disposal.condemned:
         log.store.delete(path)
+    log.store.sweep(now_s)
     crash("after-delete")
     verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
+    verified.manifests.forget_all_but(disposal.kept)
     there = log.data_offsets()
     return CleanUp(
         manifests_dropped=len(disposal.dropped),
@@ -142,6 +143,21 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
         if path in {run.path for run in own.runs}:
             raise CorruptRun(f"a run of the newest snapshot is damaged: {error}", path=path) from error
         return f"manifest {kept[0].number} does not verify: {error}"
+    return ""
+
+
+def _check_links(links: Iterable[KeptManifest]) -> str:
+    """Why two kept neighbours are not of one chain, or an empty string if all are.
+
+    One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
+    time, and until then nobody can say which of them tells what may be removed.
+    """
+    for older, newer in pairwise(links):
+        if newer.manifest.number == older.manifest.number + 1:
+            try:
+                check_chain(older.manifest, older.sha256, newer.manifest)
+            except CorruptManifest as error:
+                return f"manifests {older.manifest.number} and {newer.manifest.number} are of no one chain: {error}"
     return ""
 
 

@@ -17,6 +17,12 @@ class Control:
         self._bell = threading.Event()
         self._is_stopped = False
         self._is_triggered = False
+        self._is_abandoned = False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the round in flight is to end before its put, if it can."""
+        return self._is_abandoned
 
     @property
     def is_stopped(self) -> bool:
@@ -32,6 +38,11 @@ class Control:
         """Wish that the daemon ends once the round in flight is over."""
         self._is_stopped = True
         self._bell.set()
+
+    def insist(self) -> None:
+        """Wish for the end; a second time, do not wait for the round in flight either: it ends before its put."""
+        self._is_abandoned = self._is_stopped
+        self.stop()
 
     def trigger(self) -> None:
         """Wish for a round now. If one is in flight, it is followed by another: what is committed by now is covered."""

@@ -3,10 +3,12 @@
 When a round begins is decided in `schedule`. Rounds, and looks at the tail beside them, run on threads of their own;
 this one only waits, for at most as long as a round may take.
 
-    failure       tolerated while the world is in the way, up to a number in a row; anything else ends the daemon
+    failure       tolerated while the world is in the way, up to a number in a row, and for some minutes whatever their
+                  number; anything else ends the daemon
     given up      a round that outlives its time counts as failed, and the schedule moves on. It ends by itself at its
                   next step; only if it was at its put already it is finished, late, and counts after all
-    stop          between rounds: a round in flight is finished, or given up
+    stop          between rounds: a round in flight is finished, or given up once its grace period is over or somebody
+                  insists; it ends at its next step before the put, and is left alone if it does not
 
 Invariants:
 - At most one round is in flight, those given up aside. No more of those hang than failures are tolerated, and no more
@@ -27,6 +29,7 @@ from statelog.materializer.control import Control
 from statelog.materializer.events import (
     CleanUpHeldBack,
     Event,
+    OffsetUnpublished,
     RestoreBudgetOutOfReach,
     RoundCompleted,
     RoundEndedLate,
@@ -34,6 +37,7 @@ from statelog.materializer.events import (
     RoundLost,
     RoundSkipped,
     RoundStarted,
+    Started,
     Stopped,
 )
 from statelog.materializer.flight import Flight, Start, start_thread
@@ -45,10 +49,10 @@ from statelog.materializer.schedule import (
     Situation,
     cause_of_round,
     delay_after,
-    first_delay_s,
     look_every_s,
 )
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.starting import ask_first_delay_s
 from statelog.materializer.statistics import (
     MaterializerStatistics,
     with_failure,
@@ -59,10 +63,22 @@ from statelog.materializer.statistics import (
 from statelog.materializer.tail import Tail, TailGauge
 from statelog.materializer.verified import VerifiedRuns
 from statelog.materializer.watchdog import Watchdog
-from statelog.schemas.errors import OffsetGone, RoundGivenUp, StatelogError, Unavailable
+from statelog.schemas.errors import (
+    Damaged,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    RoundGivenUp,
+    StatelogError,
+    StoreRefused,
+    Unavailable,
+)
 from statelog.storage.log import Log
 
 __all__ = ["Materializer"]
+
+_LAST_STEP_S = 10.0  # for a round that was told to end to reach its next step
+_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 
 
 def _ignore(_event: Event) -> None:
@@ -111,6 +127,9 @@ class Materializer:
         self._gauge: TailGauge | None = None
         self._due_s = self._look_due_s = clock()
         self._ended_s: float | None = None
+        self._stopped_s: float | None = None
+        self._told_s: float | None = None
+        self._failing_since_s = 0.0
         self._outlook = RestoreOutlook.IN_TIME
 
     # ---- from any thread
@@ -156,8 +175,16 @@ class Materializer:
             clock=self._wall_clock,
             new_nonce=self._new_nonce,
             verified=self._verified,
-            is_given_up=lambda: self._clock() >= over_s,
+            is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
         )
+
+    def _is_grace_over(self) -> bool:
+        """Whether a stop waits for the round in flight no longer."""
+        if not self._control.is_stopped:
+            return False
+        if self._stopped_s is None:
+            self._stopped_s = self._clock()
+        return self._control.is_abandoned or self._clock() >= self._stopped_s + self._settings.stop_grace_s
 
     # ---- round after round
 
@@ -167,7 +194,10 @@ class Materializer:
         Raises the last error when more rounds in a row failed than are tolerated, and at once for any error that
         trying again cannot mend: Damaged, Unsafe, Misuse.
         """
-        self._due_s = self._clock() + first_delay_s(self._log.name, self._settings)
+        delay_s = ask_first_delay_s(self._log, self._settings)
+        self._due_s = self._clock() + delay_s
+        first_s = 0.0 if self._control.is_triggered else delay_s
+        self._on_event(Started(log=self._log.name, at_s=self._clock(), first_round_s=first_s))
         dog = Watchdog(
             self._log.name,
             self._settings.alarm_age_s,
@@ -179,9 +209,26 @@ class Materializer:
             with dog:
                 while not (self._control.is_stopped and self._round is None):
                     self._turn()
+        except Damaged as error:
+            raise self._after_all(error) from error
         finally:
             self._drop_gauge()
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
+
+    def _after_all(self, error: StatelogError) -> StatelogError:
+        """What damage turns out to be: a log that is being deleted loses its descriptor last, and is NotFound then."""
+        for _ in range(_DELETE_LOOKS):
+            try:
+                self._log.verify()
+            except NotFound as gone:
+                return gone
+            except IdentityChanged:
+                self._wait(_DELETE_LOOK_S)
+            except StatelogError:
+                break
+            else:
+                break
+        return error
 
     def _turn(self) -> None:
         """Take in what ended, begin what is due, and wait for the next of either."""
@@ -224,7 +271,15 @@ class Materializer:
         )
 
     def _over_s(self, flight: Flight[RoundOutcome]) -> float:
-        return flight.started_s + self._settings.round_timeout_s
+        """When a round is waited for no longer: at a stop, a moment after it was told to end."""
+        over_s = flight.started_s + self._settings.round_timeout_s
+        self._is_grace_over()  # It notes when a stop was wished for.
+        if self._stopped_s is None:
+            return over_s
+        if self._control.is_abandoned and self._told_s is None:
+            self._told_s = self._clock()
+        grace_s = self._stopped_s + self._settings.stop_grace_s
+        return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
 
     def _next_look_s(self) -> float:
         """When the next look is due; never while one is under way, too many hang, or the daemon is to end."""
@@ -276,7 +331,7 @@ class Materializer:
         """A round that was given up ended after all. It counts if it ended well; damage that it found is damage."""
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
         outcome: RoundOutcome | None = None
-        with suppress(Unavailable):  # It was counted as failed when it was given up.
+        with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
             outcome = flight.result()
         self._on_event(RoundEndedLate(log=self._log.name, at_s=self._clock(), outcome=outcome))
         if outcome is not None:
@@ -289,7 +344,7 @@ class Materializer:
         self._look_due_s = self._clock() + look_every_s(self._settings)
         try:
             tail = look.result()
-        except (Unavailable, OffsetGone):
+        except (Unavailable, StoreRefused, OffsetGone):
             # The next round tells whether this is more than a moment's trouble, and the watchdog if none does.
             self._drop_gauge()
             return
@@ -341,10 +396,17 @@ class Materializer:
 
     def _tolerates(self, error: StatelogError) -> bool:
         tolerated = self._settings.failures_tolerated
-        few = self._statistics.failures_in_a_row <= tolerated and self._statistics.hanging <= tolerated
-        return isinstance(error, Unavailable) and few
+        lasted_s = self._clock() - self._failing_since_s
+        is_short = tolerated > 0 and lasted_s < self._settings.failures_tolerated_s
+        few = self._statistics.failures_in_a_row <= tolerated or is_short
+        if isinstance(error, RoundGivenUp) and self._control.is_stopped:
+            return True
+        # Rights can be away for a moment, too: credentials run out, and are renewed.
+        return isinstance(error, Unavailable | StoreRefused) and few and self._statistics.hanging <= tolerated
 
     def _failed(self, error: StatelogError) -> None:
+        if self._statistics.failures_in_a_row == 0:
+            self._failing_since_s = self._clock()
         self._statistics = with_failure(self._statistics)
         self._on_event(
             RoundFailed(
@@ -364,6 +426,8 @@ class Materializer:
                 self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
                 if outcome.clean_up.held_back:
                     self._on_event(CleanUpHeldBack(log=name, at_s=at_s, reason=outcome.clean_up.held_back))
+                if outcome.unpublished:
+                    self._on_event(OffsetUnpublished(log=name, at_s=at_s, reason=outcome.unpublished))
             case Skipped():
                 self._on_event(RoundSkipped(log=name, at_s=at_s, outcome=outcome))
             case Lost():

@@ -5,15 +5,16 @@ Partitions hold adjacent key groups, so their sorted changes one after the other
 Invariants:
 - Nothing is complete before the last partition's replay has ended: only then is it known that all that was listed
   is there. A caller that stops earlier must publish nothing.
-- Memory holds about three times `FOLD_BYTES`, whatever the number and the size of the commits: what is folded beyond
-  that waits in sorted files in the scratch directory, and is merged as a stream.
+- Memory holds about three times `FOLD_BYTES`, whatever the number and the size of the commits and of their values: what
+  is folded beyond that waits in sorted segments in the scratch directory, and is merged as a stream.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
+from statelog.materializer.segments import Segments
 from statelog.schemas.changes import live, newest_sorted
 from statelog.schemas.replay_plan import ReplayPlan
 from statelog.schemas.values import ValueSchema, convert
@@ -21,13 +22,10 @@ from statelog.storage.kafka import Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log import Log
 from statelog.storage.replay import CommittedChunk, replay
-from statelog.storage.run_file import local_disk
-from statelog.storage.run_merge import merge_streams
 
-__all__ = ["FOLD_BYTES", "delta_tables", "to_schema"]
+__all__ = ["FOLD_BYTES", "delta_tables", "fold", "to_schema"]
 
 FOLD_BYTES = 64 << 20
-_SEGMENT_ROWS = 32 * 1024
 
 
 def delta_tables(
@@ -41,7 +39,7 @@ def delta_tables(
     try:
         for partition in sorted(plan.listed):
             chunks = _replay_partition(log, reader, plan, partition)
-            for table in _fold(log, chunks, schema, scratch, fold_bytes):
+            for table in fold(log, chunks, schema, scratch, fold_bytes):
                 yield live(table) if drop_deletes else table
     finally:
         reader.close()
@@ -67,42 +65,29 @@ def _replay_partition(log: Log, reader: Reader, plan: ReplayPlan, partition: int
     return replay(reader, log.data_topic, only, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S)
 
 
-def _fold(
-    log: Log, chunks: Iterator[CommittedChunk], schema: ValueSchema, scratch: Path, fold_bytes: int
+def fold(
+    log: Log, chunks: Iterable[CommittedChunk], schema: ValueSchema, scratch: Path, fold_bytes: int
 ) -> Iterator[pa.Table]:
-    """Fold one partition's chunks: in memory while they are few, else by sorted files that are merged at the end."""
-    segments: list[Path] = []
+    """Fold one partition's chunks: in memory while they are few, else by sorted files that are merged at the end.
+
+    Sorted tables with the last change of every key. Raises StorageFull, StoreUnavailable for the scratch directory.
+    """
     waiting: list[pa.Table] = []
     size_bytes = 0
-    try:
+    with Segments(scratch, fold_bytes) as segments:
         for chunk in chunks:
-            table = pa.Table.from_batches([chunk.changes])
-            waiting.append(to_schema(log, table, chunk.value_schema_id, schema))
-            size_bytes += chunk.size_bytes
+            table = to_schema(log, pa.Table.from_batches([chunk.changes]), chunk.value_schema_id, schema)
+            waiting.append(table)
+            size_bytes += max(chunk.size_bytes, table.nbytes)
             if size_bytes >= fold_bytes:
-                segments.append(_spill(_newest(waiting), scratch / f"segment-{len(segments)}.arrow"))
-                waiting, size_bytes = [], 0
+                segments.add(_newest(waiting))
+                size_bytes = 0
         last = [_newest(waiting)] if waiting else []
-        if segments:
-            yield from merge_streams([*map(_read_segment, segments), last], drop_deletes=False)
-        else:
-            yield from last
-    finally:
-        for segment in segments:
-            segment.unlink()
+        yield from segments.merged(last) if len(segments) else last
 
 
-def _newest(tables: list[pa.Table]) -> pa.Table:
-    return newest_sorted(pa.concat_tables(tables))
-
-
-def _spill(table: pa.Table, path: Path) -> Path:
-    with local_disk(path), pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=_SEGMENT_ROWS)
-    return path
-
-
-def _read_segment(path: Path) -> Iterator[pa.Table]:
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
-        for number in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(number)])
+def _newest(waiting: list[pa.Table]) -> pa.Table:
+    """The newest changes of what waits, which waits no more: it would double what a merge holds."""
+    together = pa.concat_tables(waiting)
+    waiting.clear()
+    return newest_sorted(together)

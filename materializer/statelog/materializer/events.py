@@ -14,6 +14,7 @@ __all__ = [
     "CleanUpHeldBack",
     "Event",
     "LogAgeAlarm",
+    "OffsetUnpublished",
     "RestoreBudgetOutOfReach",
     "RoundCompleted",
     "RoundEndedLate",
@@ -21,8 +22,18 @@ __all__ = [
     "RoundLost",
     "RoundSkipped",
     "RoundStarted",
+    "Started",
     "Stopped",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The daemon runs; its first round begins in `first_round_s` seconds, unless something asks for one before."""
+
+    log: str
+    at_s: float
+    first_round_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,15 @@ class CleanUpHeldBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetUnpublished:
+    """A round completed, but its position could not be published: lag tools show an earlier one, and nothing else."""
+
+    log: str
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogAgeAlarm:
     """Changes committed `age_s` seconds ago are in no snapshot, or for so long nothing was heard of the log.
 
@@ -125,13 +145,15 @@ class Stopped:
 
 
 Event = (
-    RoundStarted
+    Started
+    | RoundStarted
     | RoundCompleted
     | RoundSkipped
     | RoundLost
     | RoundFailed
     | RoundEndedLate
     | CleanUpHeldBack
+    | OffsetUnpublished
     | LogAgeAlarm
     | RestoreBudgetOutOfReach
     | Stopped

@@ -8,10 +8,10 @@ for the newest manifest again before it believes that: its plan may only be old.
 """
 
 from statelog.schemas.errors import BeyondEnd, OffsetGone
-from statelog.schemas.ledger import LossRange, given_up
+from statelog.schemas.ledger import LossRange, given_up, not_given_up
 from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Manifest
-from statelog.storage.anchors import check_anchors
+from statelog.storage.anchors import check_anchors, check_data_records
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log import Log
 
@@ -20,8 +20,9 @@ __all__ = ["check_data", "check_ledger"]
 
 def check_ledger(log: Log, newest: Manifest | None) -> None:
     """Before the ledger is folded. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
-    there = log.kafka.offsets(log.ledger_topic, [0])[0]
-    _check(log.ledger_topic, 0, newest.position if newest else 0, there, ())
+    needed = newest.position if newest else 0
+    there = log.kafka.offsets(log.ledger_topic, [0], at_least={0: needed})[0]
+    _check(log.ledger_topic, 0, needed, there, ())
     if newest:
         check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"])
 
@@ -29,10 +30,10 @@ def check_ledger(log: Log, newest: Manifest | None) -> None:
 def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
     """Before data is read, with what was accepted up to `target`. Raises as `check_ledger` does."""
     needed = newest.next_offsets if newest else {}
-    for partition, there in log.data_offsets().items():
+    for partition, there in log.data_offsets(at_least=not_given_up(target.accepted, needed)).items():
         _check(log.data_topic, partition, needed.get(partition, 0), there, target.accepted)
-    if newest:
-        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "data"], target.accepted)
+    anchors = newest.anchors if newest else ()
+    check_data_records(log, range(log.descriptor.partitions), anchors, target.accepted, target.position)
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:

@@ -7,7 +7,8 @@ Invariants:
 - The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
 - Whatever a manifest names was uploaded and read back before its put.
 - A loser deletes nothing, and nothing that it uploaded is ever used.
-- What is missing is believed only while the manifest that needs it is still the newest; else the round is Lost.
+- What is missing is believed only while the manifest that needs it is still the newest (else the round is Lost), and
+  damage only while the directory is the log's.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
 - A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
@@ -15,7 +16,7 @@ Invariants:
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,15 +25,27 @@ from statelog.materializer.cleanup import Disposal, clean_up, decide
 from statelog.materializer.compaction import merge_runs
 from statelog.materializer.delta import delta_tables
 from statelog.materializer.draft import Draft
-from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
 from statelog.materializer.preflight import check_data, check_ledger
 from statelog.materializer.scratch import scratch_directory
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.starting import prove_truncation
 from statelog.materializer.target import Target, choose_target
 from statelog.materializer.verified import VerifiedRuns
-from statelog.schemas.errors import Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
-from statelog.schemas.manifest import Manifest, next_manifest
+from statelog.schemas.errors import (
+    CorruptRun,
+    Damaged,
+    DataLoss,
+    NotFound,
+    OffsetGone,
+    RoundGivenUp,
+    StatelogError,
+    StoreUnavailable,
+)
+from statelog.schemas.manifest import Manifest, RunRef, next_manifest
+from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.replay_plan import plan_replay
+from statelog.schemas.rights import ROLLING_UP
 from statelog.storage.anchors import take_anchors
 from statelog.storage.log import Log
 from statelog.storage.manifest_chain import StoredManifest
@@ -50,12 +63,12 @@ CRASH_POINTS = (
     "after-list",  # what will be removed is decided
     "after-put",  # the manifest stands; we do not know yet whether it counts
     "after-win",  # we know
-    "after-publish",  # the group offset is published
     "after-check",  # the oldest kept snapshot was verified
     "after-drop",  # old manifests are gone
     "after-truncate-data",
     "after-truncate-ledger",
     "after-delete",  # files that nobody names are gone
+    "after-publish",  # the group offset is published
 )
 """The names that `crash` is called with, in order: one between every two steps."""
 
@@ -99,9 +112,27 @@ def run_round(
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable, RoundGivenUp among it.
     """
-    started_s = clock()
     steps = _Steps(crash, is_given_up)
-    log.verify()
+    try:
+        return _round(log, settings, clock, new_nonce, verified or VerifiedRuns(), steps)
+    except Damaged:
+        log.manifests.check_place()  # In another directory, all that the log needs is missing.
+        raise
+
+
+def _round(
+    log: Log,
+    settings: MaterializerSettings,
+    clock: Callable[[], float],
+    new_nonce: Callable[[], bytes],
+    verified: VerifiedRuns,
+    steps: "_Steps",
+) -> RoundOutcome:
+    started_s = clock()
+    log.verify(ROLLING_UP)
+    if not verified.may_truncate:
+        prove_truncation(log)
+        verified.may_truncate = True
     newest = log.manifests.newest()
     number = newest.manifest.number if newest else 0
     steps.passed("after-newest")
@@ -110,12 +141,13 @@ def run_round(
         target = choose_target(log, newest.manifest if newest else None, settings)
         steps.passed("after-fold")
         if not _has_news(newest, target):
+            check_data(log, newest.manifest if newest else None, target.state)
             return Skipped(number=number, position=newest.manifest.position if newest else 0)
 
         def roll_up(target: Target) -> RoundOutcome:
             with scratch_directory(settings.scratch) as scratch:
                 work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
-                return work.run(started_s, verified or VerifiedRuns())
+                return work.run(started_s, verified)
 
         try:
             return roll_up(target)
@@ -225,13 +257,16 @@ class _Work:
         merged = merge_runs(self._log, draft, self._settings.fanout)
         self._steps.passed("after-merge")
         uploaded = draft.upload()
-        _, read_back_s = self._timed(lambda: draft.read_back(uploaded))
+        lost, read_back_s = self._timed(lambda: self._read_back(draft, uploaded))
+        if lost:
+            return lost
         verified.add(uploaded)
         self._steps.passed("after-upload")
-        won = self._put(draft)
+        won = self._put(draft, verified)
         if isinstance(won, Lost):
             return won
-        removed = self._finish(won, verified)
+        removed = clean_up(self._log, won.manifest, won.disposal, self._settings, verified, self._steps.passed)
+        unpublished = self._publish(won.manifest.position)
         return Completed(
             number=won.manifest.number,
             position=won.manifest.position,
@@ -247,6 +282,7 @@ class _Work:
             duration_s=self._clock() - started_s,
             behind=self._target.behind,
             clean_up=removed,
+            unpublished=unpublished,
         )
 
     def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
@@ -264,10 +300,27 @@ class _Work:
         draft.runs.append(run)
         return run.rows
 
-    def _put(self, draft: Draft) -> _Won | Lost:
+    def _read_back(self, draft: Draft, uploaded: Iterable[RunRef]) -> Lost | None:
+        """Read what was uploaded. Nobody names it yet: what did not arrive whole is no damage, and is made anew."""
+        try:
+            draft.read_back(uploaded)
+        except (CorruptRun, NotFound) as error:
+            newest = newest_number(self._log)
+            if newest > (self._base.number if self._base else 0):
+                return Lost(number=newest)  # And its winner cleaned up.
+            raise StoreUnavailable(
+                f"a run did not arrive whole: {error.message}",
+                hint="Nothing names it, and the next round writes it anew; if it goes on, look at network and disks",
+                **error.facts,
+            ) from error
+        return None
+
+    def _put(self, draft: Draft, verified: VerifiedRuns) -> _Won | Lost:
         """List all files, put the next manifest, and list again."""
         anchors = take_anchors(self._log, self._target.state, self._base)
         listing = list(self._log.store.list())
+        if DESCRIPTOR_PATH not in {info.path for info in listing}:
+            self._log.manifests.check_place()
         own = next_manifest(
             self._base,
             self._newest.data if self._newest else b"",
@@ -278,7 +331,7 @@ class _Work:
             runs=draft.runs,
             created_s=self._clock(),
         )
-        disposal = decide(self._log, listing, own, self._settings)
+        disposal = decide(self._log, listing, own, self._settings, verified.manifests)
         self._steps.passed("after-list")
         if not self._log.manifests.put(own):
             return Lost(number=own.number)
@@ -290,9 +343,12 @@ class _Work:
         self._steps.passed("after-win")
         return _Won(own, disposal)
 
-    def _finish(self, won: _Won, verified: VerifiedRuns) -> CleanUp:
-        """Publish the position for Kafka's lag tools, which nothing reads back, and clean up."""
-        log = self._log
-        log.kafka.publish_offset(f"statelog.{log.name}.materializer", log.ledger_topic, 0, won.manifest.position)
+    def _publish(self, position: int) -> str:
+        """Publish the position for Kafka's lag tools; why that failed, or an empty string. Nothing reads it back."""
+        group = f"statelog.{self._log.name}.materializer"
+        try:
+            self._log.kafka.publish_offset(group, self._log.ledger_topic, 0, position)
+        except StatelogError as error:
+            return f"{type(error).__name__}: {error}"
         self._steps.passed("after-publish")
-        return clean_up(log, won.manifest, won.disposal, self._settings, verified, self._steps.passed)
+        return ""

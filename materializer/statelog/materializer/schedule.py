@@ -1,11 +1,13 @@
 """When a round begins, and why. Pure decisions over frozen values.
 
-first round   after a delay that a hash of the log's name spreads over the interval
+first round   after a delay that a hash of the log's name spreads over the interval; less, where the newest snapshot is
+              about an interval old, so that a daemon that is restarted again and again still runs rounds
 next round    a fixed delay after the last one ended, whatever its outcome; at once if its budget cut it short
 in between    at once when somebody triggers one; early when a restore would take too long by now, unless the last
               one failed: failures are tolerated by their number, and so they come an interval apart
 """
 
+import math
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +19,7 @@ from statelog.materializer.settings import MaterializerSettings
 __all__ = ["Cause", "Situation", "cause_of_round", "delay_after", "first_delay_s", "look_every_s"]
 
 _LOOK_AT_LEAST_S = 0.05
+_OVERDUE_S = 30.0
 _LOOK_AT_MOST_S = 30.0
 _LOOKS_PER_ALARM = 10
 _LOOKS_PER_BUDGET = 20
@@ -68,10 +71,15 @@ def delay_after(outcome: RoundOutcome | None, settings: MaterializerSettings) ->
     return 0.0 if isinstance(outcome, Completed) and outcome.behind else settings.interval_s
 
 
-def first_delay_s(log: str, settings: MaterializerSettings) -> float:
-    """How long a log's first round waits: the same at every start, and spread over many logs."""
+def first_delay_s(log: str, settings: MaterializerSettings, *, due_s: float = math.inf) -> float:
+    """How long a log's first round waits: the same at every start, and spread over many logs.
+
+    `due_s`: then a round would be due if the daemon had not been restarted. It is not later than that, nor than half a
+    minute (spread, too) if that is over.
+    """
     share: float = zlib.crc32(log.encode()) / (1 << 32)
-    return share * settings.jitter * settings.interval_s
+    usual_s = share * settings.jitter * settings.interval_s
+    return min(usual_s, max(due_s, share * settings.jitter * _OVERDUE_S))
 
 
 def look_every_s(settings: MaterializerSettings) -> float:

@@ -17,9 +17,12 @@ class MaterializerSettings:
 
     `interval_s`: from the end of a round to the start of the next. `jitter`: the share of the interval, 0 to 1, over
     which the first rounds of different logs are spread.
-    `budget_bytes`: a round ends at the last commit within it, and takes one commit at least. `budget_commits`: the same
-    by number, because commits cost memory of their own.
+    `budget_bytes`: a round ends at the last commit within it, metadata included, and takes one commit at least.
+    `budget_commits`: the same by number, because commits cost memory of their own.
     `failures_tolerated`: so many rounds in a row may fail because the world is in the way; one more ends the daemon.
+    `failures_tolerated_s`: and if any are, as many as fall into this time, so that a short interval does not end a
+    daemon whose store or broker is away for some minutes.
+    `stop_grace_s`: once it is told to stop, the round in flight has so long to end; then it is given up before its put.
     `retention`: which manifests are kept. `fanout`: so many runs of one size are merged.
     `scratch`: where runs are written before they are uploaded; room for two copies of the state, and not a RAM disk.
     `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: alarm once a committed change is that old and
@@ -36,6 +39,8 @@ class MaterializerSettings:
     budget_bytes: int = 512 << 20
     budget_commits: int = 50_000
     failures_tolerated: int = 3
+    failures_tolerated_s: float = 900.0
+    stop_grace_s: float = 60.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     fanout: int = 4
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
@@ -56,6 +61,8 @@ class MaterializerSettings:
         for name in ("budget_bytes", "budget_commits"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
         _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
+        for name in ("failures_tolerated_s", "stop_grace_s"):
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
         _require(self.fanout >= 2, "fanout", self.fanout, "2 or more")
         if self.alarm_age_s <= self.interval_s:
             raise ConfigError(

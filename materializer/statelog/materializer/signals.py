@@ -1,4 +1,7 @@
-"""Signals as wishes: SIGTERM and SIGINT to stop, SIGUSR1 for a round now. A round in flight ends cleanly."""
+"""Signals as wishes: SIGTERM and SIGINT to stop, SIGUSR1 for a round now. A round in flight ends cleanly.
+
+A second SIGTERM or SIGINT gives up the round in flight: it ends before its put, or right after it.
+"""
 
 import signal
 import threading
@@ -15,7 +18,7 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
 
     Must be called on the main thread. Raises ValueError on any other.
     """
-    wishes = {signal.SIGTERM: control.stop, signal.SIGINT: control.stop, signal.SIGUSR1: control.trigger}
+    wishes = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
     earlier = {number: signal.signal(number, _handler(wish)) for number, wish in wishes.items()}
 
     def restore() -> None:

@@ -15,7 +15,8 @@ class MaterializerStatistics:
 
     Rounds: `started` = `completed` + `skipped` + `lost` + `failed`, but for the one in flight and for `late`: rounds
     that were counted as failed when they were given up, and ended well after all. `hanging` of those given up have not
-    ended yet. `last_duration_s` is that of the last round that ended well, None before the first.
+    ended yet. `unpublished` rounds completed without publishing their group offset. `last_duration_s` is that of the
+    last round that ended well, None before the first.
 
     `tail` is what stood in no snapshot at the last look, None before the first. `age_s`: that old, at this moment, is
     the oldest committed change that is in no snapshot; without one, that long ago was the last look. It grows from
@@ -29,6 +30,7 @@ class MaterializerStatistics:
     failed: int = 0
     late: int = 0
     hanging: int = 0
+    unpublished: int = 0
     failures_in_a_row: int = 0
     commits: int = 0
     changes: int = 0
@@ -83,6 +85,7 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
                 size_bytes=counts.size_bytes + outcome.size_bytes,
                 position=max(counts.position, outcome.position),
                 clean_up=outcome.clean_up,
+                unpublished=counts.unpublished + bool(outcome.unpublished),
                 rates=_measured(counts.rates, outcome),
             )
         case Skipped():

@@ -5,7 +5,7 @@ is thrown away when a round has ended: the next one starts from whatever manifes
 
 Invariants:
 - Nothing is decided here, and nothing here is needed for a round to be right.
-- One look folds a bounded number of records, so that a long ledger is followed in several.
+- One look folds a bounded number of records and of bytes, so that a long ledger is followed in several.
 """
 
 import threading
@@ -19,6 +19,7 @@ from statelog.storage.log import Log
 __all__ = ["Tail", "TailGauge", "tail_now"]
 
 _LOOK_RECORDS = 16_384
+_LOOK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class TailGauge:
     def _look(self) -> Tail:
         ledger = self._ledger or self._start()
         end_position = min(ledger.end_position(), ledger.fold.position + _LOOK_RECORDS)
-        commits = ledger.read_to(end_position)
+        commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
         self._tail = _with(self._tail, commits, ledger.fold.position, self._clock())
         return self._tail
 

@@ -20,6 +20,7 @@ from statelog.storage.log import Log
 __all__ = ["Target", "choose_target"]
 
 _STEP_RECORDS = 4096
+_STEP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,8 @@ class _Budget:
         """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
         for offset, commit, _ in commits:
             body = commit.read_body()
-            size_bytes = sum(handle.size_bytes for handle in body.handles)
+            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+            size_bytes = len(commit.body) + sum(handle.size_bytes for handle in body.handles)
             if self.taken and (size_bytes > self._bytes or not self._commits):
                 return offset
             self._bytes -= size_bytes
@@ -76,7 +78,8 @@ class _Budget:
 def _fold(log: Log, client: LedgerClient, end_position: int, budget: _Budget) -> Target:
     while client.fold.position < end_position:
         before = client.fold.freeze()
-        refused = budget.take(client.read_to(min(before.position + _STEP_RECORDS, end_position)))
+        step = min(before.position + _STEP_RECORDS, end_position)
+        refused = budget.take(client.read_to(step, most_bytes=_STEP_BYTES))
         if refused is not None:
             state = _fold_again(log, before, refused)
             return Target(state=state, commits=tuple(budget.taken), end_position=end_position, behind=True)

@@ -1,4 +1,4 @@
-"""Which runs this process has read whole, so that each is verified once and not in every round.
+"""Which runs this process has read whole, so that each is verified once and not in every round. And which manifests.
 
 Rounds on several threads may share it: one that was given up may still be under way when the next one begins.
 """
@@ -6,6 +6,7 @@ Rounds on several threads may share it: one that was given up may still be under
 import threading
 from collections.abc import Collection, Iterable
 
+from statelog.materializer.kept import KeptManifests
 from statelog.schemas.errors import CorruptRun
 from statelog.schemas.manifest import RunRef
 from statelog.storage.run_reader import read_back
@@ -17,10 +18,13 @@ __all__ = ["VerifiedRuns"]
 class VerifiedRuns:
     """Remembers by path and sha256. Runs are immutable, so one reading vouches for the content ever after.
 
-    That a file is still there, with its size, is asked of the store every time.
+    That a file is still there, with its size, is asked of the store every time. `manifests` are those that were
+    kept; `may_truncate` says that the right to delete records was proved.
     """
 
     def __init__(self) -> None:
+        self.manifests = KeptManifests()
+        self.may_truncate = False
         self._known: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
