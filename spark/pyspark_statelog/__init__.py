@@ -9,14 +9,27 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamArrowWriter, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
+
+    from statelog.spark.read_plan import ReadPlan
 
 __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """The data source `statelog`: a log's state to read, its changes to write."""
+    """The data source `statelog`: a log's state to read, its changes to write.
+
+    Spark asks it for the columns once for each `load()`, pickles it, and has every scan of the DataFrame read through a
+    copy. So the position is taken with the columns, and all scans read the same.
+    """
+
+    _plan: "ReadPlan | None" = None
 
     @classmethod
     def name(cls) -> str:
@@ -25,15 +38,22 @@ class DefaultSource(DataSource):
 
     def schema(self) -> "StructType":
         """The columns of the state. Raises ConfigError, NotFound, Unavailable."""
-        from statelog.spark.source import state_schema
+        from statelog.spark.source import plan_state
 
-        return state_schema(self.options)
+        columns, self._plan = plan_state(self.options)
+        return columns
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """A batch reader of the state."""
         from statelog.spark.source import StateReader
 
-        return StateReader(self.options, schema)
+        return StateReader(self.options, schema, self._plan)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
+        """A reader that says that there is no streaming read; Spark hides what is raised here."""
+        from statelog.spark.no_stream import NoStream
+
+        return NoStream()
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer of changes; does no I/O."""

@@ -5,6 +5,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the `statelog` command on this process's arguments, and exit. Imports it only now, for its cost."""
-    from statelog.cli.program import program
+    import sys
 
+    try:
+        from statelog.cli.program import program
+    except KeyboardInterrupt:
+        sys.exit(130)
     program()

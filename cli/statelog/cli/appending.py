@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from statelog.cli.inputs.fields import FieldMapping, LogShape, to_changes
 from statelog.cli.inputs.source import InputSource
+from statelog.cli.named_fields import NamedFields
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import ClosedError, ConfigError, InvalidChange, Misuse
 
@@ -75,12 +76,14 @@ class Appender:
         self._rule = rule
         self._appended = appended
         self._on_rows = on_rows
+        self._fields = NamedFields(mapping)
         self._pending = 0
         self._last_value: object = None
         self._seen = False
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append a batch, with the commits that fall into it."""
+        self._fields.look(batch)
         changed = None if self._rule.field is None else self._changes_of(batch, self._rule.field)
         points = commit_points(batch.num_rows, self._pending, self._rule.every, changed)
         start = 0
@@ -109,6 +112,7 @@ class Appender:
         self._on_rows(self._appended.rows + self._pending)
 
     def _commit(self) -> None:
+        self._fields.require()
         checkpoint = self._appended.checkpoint + 1
         self._writer.commit(checkpoint, self._source.mark.to_metadata())
         self._appended.checkpoint = checkpoint

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from statelog.cli.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
+from statelog.cli.config_variables import PREFIX, refuse_unknown
 from statelog.schemas.errors import ConfigError
 from statelog.storage.kafka_config import client_config
 from statelog.storage.store_url import mask_options, mask_url
@@ -21,9 +22,11 @@ __all__ = ["CliConfig", "Layer", "environment_layer", "file_layer", "flag_layer"
 
 DEFAULT_REPLICATION_FACTOR = 3
 _SERVERS = "bootstrap.servers"
-_PREFIX = "STATELOG_"
-_NEAR = 0.8
-_FLAGS = {"failures_tolerated": "--failures", "restore_budget_s": "--restore-within"}
+_FLAGS = {
+    "failures_tolerated": "--failures",
+    "failures_tolerated_s": "--failures-for",
+    "restore_budget_s": "--restore-within",
+}
 T = TypeVar("T")
 
 
@@ -101,7 +104,7 @@ def file_layer(text: str, path: str) -> Layer:
 def environment_layer(environment: Mapping[str, str]) -> Layer:
     """The layer of STATELOG_* variables: `STATELOG_ROOT`, `STATELOG_KAFKA__SASL_PASSWORD`, `STATELOG_STORAGE__KEY`.
 
-    Others that look like a misspelt one raise ConfigError; the rest belongs to somebody else and is ignored.
+    Others raise ConfigError with the likely name, but for those that orchestrators and other programs set.
     """
     by_variable = {key.variable: key for key in KEYS.values()}
     values: dict[str, object] = {}
@@ -110,16 +113,16 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
     for variable, text in environment.items():
         if not text:
             continue  # Empty means not set, as container files write it.
-        if variable.startswith(f"{_PREFIX}KAFKA__"):
-            kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
-        elif variable.startswith(f"{_PREFIX}STORAGE__"):
-            name = variable.removeprefix(f"{_PREFIX}STORAGE__").lower()
+        if variable.startswith(f"{PREFIX}KAFKA__"):
+            kafka[variable.removeprefix(f"{PREFIX}KAFKA__").lower().replace("_", ".")] = text
+        elif variable.startswith(f"{PREFIX}STORAGE__"):
+            name = variable.removeprefix(f"{PREFIX}STORAGE__").lower()
             storage[name] = _option(name, text, variable)
         elif variable in by_variable:
             key = by_variable[variable]
             values[key.path] = _read(key, text, variable)
-        elif variable.startswith(_PREFIX):
-            _refuse_near_miss(variable, by_variable)
+        elif variable.startswith(PREFIX):
+            refuse_unknown(variable, by_variable)
     return _checked(Layer(origin="the environment", values=values, kafka=kafka, storage=storage))
 
 
@@ -236,15 +239,6 @@ def _flag(path: str) -> str:
     return _FLAGS.get(name, f"--{name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
 
 
-def _refuse_near_miss(variable: str, known: Mapping[str, Key]) -> None:
-    names = {name.removeprefix(_PREFIX): name for name in known}
-    near = difflib.get_close_matches(variable.removeprefix(_PREFIX), list(names), n=1, cutoff=_NEAR)
-    if near:
-        raise ConfigError(
-            f"there is no variable {variable}", key=variable, hint=f"The nearest known one is {names[near[0]]}"
-        )
-
-
 def _checked(layer: Layer) -> Layer:
     """Refuse what one origin says twice and differently."""
     address, other = layer.values.get("bootstrap"), layer.kafka.get(_SERVERS)
@@ -260,7 +254,7 @@ def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> 
         raise ConfigError(
             f"{name} is missing: {what}",
             looked_in=", ".join(origins) or "nowhere",
-            hint=f"Set {name} in statelog.toml, {_PREFIX}{name.upper()} or --{name};"
+            hint=f"Set {name} in statelog.toml, {PREFIX}{name.upper()} or --{name};"
             " `statelog dev start` prints both for a development broker",
         )
     return value

@@ -87,6 +87,8 @@ _ALL = (
     Key("budget_bytes", size_bytes, MATERIALIZER),
     Key("budget_commits", _whole, MATERIALIZER),
     Key("failures_tolerated", _whole, MATERIALIZER),
+    Key("failures_tolerated_s", duration_s, MATERIALIZER),
+    Key("stop_grace_s", duration_s, MATERIALIZER),
     Key("keep", _whole, MATERIALIZER),
     Key("min_age_s", duration_s, MATERIALIZER),
     Key("fanout", _whole, MATERIALIZER),

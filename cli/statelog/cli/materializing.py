@@ -14,6 +14,7 @@ from statelog.materializer import Completed, Event, Lost, MaterializerSettings, 
 from statelog.materializer.events import (
     CleanUpHeldBack,
     LogAgeAlarm,
+    OffsetUnpublished,
     RestoreBudgetOutOfReach,
     RoundCompleted,
     RoundEndedLate,
@@ -21,6 +22,7 @@ from statelog.materializer.events import (
     RoundLost,
     RoundSkipped,
     RoundStarted,
+    Started,
 )
 from statelog.schemas.retention import RetentionPolicy
 
@@ -73,6 +75,7 @@ def _completed(outcome: Completed) -> tuple[Fact, ...]:
         Fact("manifests_dropped", clean_up.manifests_dropped, Unit.COUNT),
         Fact("files_deleted", clean_up.files_deleted, Unit.COUNT),
         Fact("clean_up_held_back", clean_up.held_back or None),
+        Fact("unpublished", outcome.unpublished or None),
     )
 
 
@@ -85,6 +88,8 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
     """An object for programs."""
     head: dict[str, object] = {"time": now.isoformat(timespec="milliseconds"), "event": _name(event), "log": event.log}
     match event:
+        case Started():
+            return {**head, "first_round_s": event.first_round_s}
         case RoundStarted():
             return {**head, "cause": event.cause.value}
         case RoundCompleted() | RoundSkipped() | RoundLost():
@@ -101,7 +106,7 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
                 "failures_in_a_row": event.failures_in_a_row,
                 "tolerated": event.tolerated,
             }
-        case CleanUpHeldBack():
+        case CleanUpHeldBack() | OffsetUnpublished():
             return {**head, "reason": event.reason}
         case LogAgeAlarm():
             return {**head, "age_s": event.age_s}
@@ -119,6 +124,8 @@ def _name(event: Event) -> str:
 
 def _words(event: Event) -> str:
     match event:
+        case Started():
+            return f"started, first round in {show_duration(event.first_round_s)}"
         case RoundStarted():
             return f"round started ({event.cause})"
         case RoundCompleted():
@@ -132,6 +139,8 @@ def _words(event: Event) -> str:
             return f"round FAILED, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
         case CleanUpHeldBack():
             return f"CLEAN-UP HELD BACK, the log grows: {event.reason}"
+        case OffsetUnpublished():
+            return f"the position for Kafka's lag tools was not published, nothing else depends on it: {event.reason}"
         case LogAgeAlarm():
             return f"ALARM: no snapshot holds what was committed {show_duration(event.age_s)} ago"
         case RoundEndedLate():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "clean", "print_error"]
 
 
+_PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
+
+
 class Unit(Enum):
     """What a number counts, for people; JSON has the bare number."""
 
@@ -158,6 +161,8 @@ def _text(value: object) -> str:
 
 
 def _words(name: str) -> str:
+    if name in _PHRASES:
+        return _PHRASES[name]
     return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")
 
 
@@ -181,15 +186,15 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
 
     console = Console(stderr=to_stderr, highlight=False, markup=False)
     facts = RichTable(title=Text(clean(report.title)), show_header=False, title_justify="left")
-    facts.add_column(style="bold")
-    facts.add_column()
+    facts.add_column(style="bold", overflow="fold")
+    facts.add_column(overflow="fold")
     for fact in report.facts:
         facts.add_row(_words(fact.name), Text(_shown(fact.value, fact.unit)))
     console.print(facts)
     for one in report.listings:
         table = RichTable(title=_words(one.name), title_justify="left")
         for name, unit in one.columns:
-            table.add_column(_words(name), justify="left" if unit is Unit.TEXT else "right")
+            table.add_column(_words(name), justify="left" if unit is Unit.TEXT else "right", overflow="fold")
         for row in one.rows:
             table.add_row(*[Text(cell) for cell in _cells(one, row)])
         console.print(table)

@@ -5,13 +5,19 @@ Invariants:
 - `statelog version` and `--help` load neither Kafka's client nor Arrow.
 """
 
-import os
+import errno
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, cast
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
+
+from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout
+
+if TYPE_CHECKING:
+    from statelog.schemas.errors import StatelogError
 
 __all__ = ["COMMANDS", "Program", "program"]
 
@@ -22,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "describe": "Show what a log is and how it stands.",
+    "accept-loss": "Give up what a log has lost, by name, so that it can go on.",
     "delete": "Delete a log for good.",
     "dev": "Start, stop or look at the development broker.",
     "version": "Print the versions of statelog and of what it rests on.",
@@ -40,7 +47,7 @@ class Program(click.Group):
         """Load a command."""
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", import_module(f"statelog.cli.commands.{cmd_name}").command)
+        return cast("click.Command", import_module(f"statelog.cli.commands.{cmd_name.replace('-', '_')}").command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """The overview, without loading any command."""
@@ -57,14 +64,18 @@ class Program(click.Group):
     ) -> NoReturn:
         """Run and exit."""
         given = list(sys.argv[1:] if args is None else args)
+        interrupt = Interrupt()
+        fit_streams(as_json="--json" in given)
         try:
             code = super().main(given, prog_name or "statelog", complete_var, False, **extra)
         except Exception as error:  # noqa: BLE001 - what is not ours is raised again
-            code = _failed(error, as_json="--json" in given)
+            code = _failed(error, as_json="--json" in given, interrupted=interrupt.seen)
+        finally:
+            interrupt.close()
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _failed(error: Exception, *, as_json: bool) -> int:
+def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     """Tell what went wrong; returns the exit code. What is a defect of ours goes on as it is."""
     # Imported here, because a run that goes well without Kafka and Arrow shall not wait for them.
     from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OTHER, exit_code
@@ -84,15 +95,53 @@ def _failed(error: Exception, *, as_json: bool) -> int:
             print_error(error, as_json=as_json)
             return exit_code(error)
         case BrokenPipeError():
-            # Whoever read our output has gone; nobody is left to tell, and Python must not try again at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            give_up_stdout()  # Whoever read our output has gone; nobody is left to tell.
             return OTHER
+        case _ if interrupted:
+            return INTERRUPTED  # A library made this of it, one that was being imported, for example.
+        case OSError():
+            refused = _refused(error)
+            print_error(refused, as_json=as_json)
+            return exit_code(refused)
         case _:
             raise error
 
 
+def _refused(error: OSError) -> "StatelogError":
+    """What the operating system refuses to the command itself: its output, its directory."""
+    from statelog.schemas.errors import ConfigError, StorageFull, StoreUnavailable
+
+    problem, path = error.strerror or str(error), str(error.filename or "standard output")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:
+            give_up_stdout()
+        return StorageFull("the output cannot be written", file=path, problem=problem)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ConfigError(
+            "the file cannot be used", file=path, problem=problem, hint="Check its permissions, and HOME"
+        )
+    return StoreUnavailable("the operating system refuses", file=path, problem=problem)
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"statelog {version('statelog')}")
+        context.exit()
+
+
 program = Program(
     name="statelog",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print statelog's version; `statelog version` has all others, too.",
+        )
+    ],
     help="A durable, event-sourced state log on Kafka. Exit codes: 0 done, 2 misuse, 3 not found or taken, "
     "4 unavailable, 5 fenced, 6 data loss or damage, 130 interrupted, 1 anything else.",
 )

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 import click
 
 from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
+from statelog.cli.config_guard import check_found_file, check_owner
 from statelog.cli.config_keys import read_names
 from statelog.cli.output import Output
 from statelog.schemas.errors import ConfigError, NotFound
@@ -37,10 +38,14 @@ class Session:
             yield log
 
     def place(self) -> dict[str, Any]:
-        """Where logs are, as `Log` wants it."""
+        """Where logs are, as `Log` wants it. Raises ConfigError for a root that would end with this command."""
+        kafka, root = self.config.kafka_settings(), self.config.root_url()
+        if root.startswith("memory:"):
+            hint = "Name a directory or a bucket"
+            raise ConfigError("a root in memory is gone when this command ends", hint=hint, root=root)
         return {
-            "kafka": self.config.kafka_settings(),
-            "root": self.config.root_url(),
+            "kafka": kafka,
+            "root": root,
             "storage_options": self.config.storage,
         }
 
@@ -77,12 +82,23 @@ def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, N
 
 
 def config_layers(file: str | None, environment: Mapping[str, str], flags: Layer) -> list[Layer]:
-    """The layers of a run, weakest first. Raises NotFound for a named file that is not there, ConfigError."""
+    """The layers of a run, weakest first. Raises NotFound for a named file that is not there, ConfigError.
+
+    A file that was found in the working directory, not named, must be the user's own, and no secret goes where it says.
+    """
     named = file or environment.get("STATELOG_CONFIG")
     found = Path(named) if named else _default_file(environment)
     known = {name: text for name, text in environment.items() if name != "STATELOG_CONFIG"}
-    layers = [] if found is None else [file_layer(_read(found), str(found))]
-    return [*layers, environment_layer(known), flags]
+    stronger = [environment_layer(known), flags]
+    if found is None:
+        return stronger
+    if not named and found == _LOCAL_FILE:
+        there = found.stat()
+        check_owner(str(found), there.st_uid, there.st_mode, os.getuid())
+    layer = file_layer(_read(found), str(found))
+    if not named and found == _LOCAL_FILE:
+        check_found_file(layer, stronger)
+    return [layer, *stronger]
 
 
 def _session(options: dict[str, Any]) -> Session:

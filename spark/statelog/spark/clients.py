@@ -11,6 +11,7 @@ Invariants:
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -21,9 +22,10 @@ from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
 
-__all__ = ["ProcessCache", "cached_log", "task_producer"]
+__all__ = ["IDLE_S", "ProcessCache", "cached_log", "task_producer"]
 
-_MOST = 8  # Entries of a cache; a process that serves more jobs than that opens clients again.
+IDLE_S = 600.0
+"""Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
 
 
 class _Closable(Protocol):
@@ -35,19 +37,25 @@ V = TypeVar("V", bound=_Closable)
 
 
 class ProcessCache(Generic[K, V]):
-    """A small cache of things to close, least recently used first out, emptied when the process ends."""
+    """A cache of things to close: those that rest for `idle_s` go, all go when the process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid = os.getpid()
         self._entries: dict[K, V] = {}
+        self._used_s: dict[K, float] = {}
+        self._idle_s = idle_s
+        self._clock = clock
         atexit.register(self.clear)
 
     def get(self, key: K) -> V | None:
         """What is cached under `key`, or None."""
         self._forget_parent()
-        found = self._entries.pop(key, None)
+        now_s = self._clock()
+        for idle in [one for one, used_s in self._used_s.items() if now_s - used_s > self._idle_s]:
+            self.drop(idle)
+        found = self._entries.get(key)
         if found is not None:
-            self._entries[key] = found
+            self._used_s[key] = now_s
         return found
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
@@ -56,16 +64,16 @@ class ProcessCache(Generic[K, V]):
         return self.put(key, make()) if found is None else found
 
     def put(self, key: K, value: V) -> V:
-        """Cache `value`, closing what was there before, and the entry that was not used for longest if it is full."""
+        """Cache `value`, closing what was there before."""
         self.drop(key)
         self._entries[key] = value
-        if len(self._entries) > _MOST:
-            self.drop(next(iter(self._entries)))
+        self._used_s[key] = self._clock()
         return value
 
     def drop(self, key: K) -> None:
         """Close and forget what is cached under `key`, if anything."""
         self._forget_parent()
+        self._used_s.pop(key, None)
         found = self._entries.pop(key, None)
         if found is not None:
             found.close()
@@ -79,7 +87,7 @@ class ProcessCache(Generic[K, V]):
     def _forget_parent(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._entries = {}
+            self._entries, self._used_s = {}, {}
 
 
 _logs: ProcessCache[LogOptions, Log] = ProcessCache()

@@ -5,7 +5,7 @@ tasks' messages and opens nothing, except to settle a commit whose outcome is un
 
 Invariants:
 - A commit continues the base that its tasks were planned with. If the cached committer stands elsewhere, another
-  process committed in between, and the ledger is read anew before anything is decided.
+  process committed in between, and the ledger is read on before anything is decided.
 - After an error the committer is dropped: the next commit starts from the ledger.
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.producer.committer import nowhere
 from statelog.producer.tasks import Coordinator, resume_grant
-from statelog.schemas.errors import ConfigError
+from statelog.schemas.errors import ConfigError, Misuse
 from statelog.schemas.handle import Handle
 from statelog.schemas.ledger_state import LastCommit
 from statelog.spark.clients import ProcessCache, cached_log
@@ -95,9 +95,11 @@ def _coordinator(where: LogOptions, result: TaskResult, crash: CrashPoint) -> Co
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)
-    if found is not None and found.base == result.base:
+    log = cached_log(where)  # After the coordinator, so that no log is idle for longer than what was made of it.
+    if found is not None:
+        if found.base != result.base:
+            found.refresh()  # Another commit process of the session was at work.
         return found
-    log = cached_log(where)
     made = Coordinator(
         log,
         result.grant.writer,
@@ -115,7 +117,16 @@ def _stamped(result: TaskResult, checkpoint_id: int) -> Handle:
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    return [message for message in messages if isinstance(message, TaskResult)]
+    """The tasks' results. Raises Misuse if one is missing: without its rows the commit would not be the batch."""
+    results = [message for message in messages if isinstance(message, TaskResult)]
+    if len(results) != len(messages):
+        raise Misuse(
+            "a task of this batch returned nothing that can be committed",
+            tasks=len(messages),
+            results=len(results),
+            hint="Nothing was committed; run the batch again, and report this",
+        )
+    return results
 
 
 def _query_id(results: Sequence[TaskResult]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statelog.schemas.errors import CheckpointMismatch
 from statelog.schemas.ledger_state import LastCommit
 
-__all__ = ["NO_QUERY", "BatchDecision", "decide_batch", "decide_write"]
+__all__ = ["NO_QUERY", "BatchDecision", "check_take_over", "decide_batch", "decide_write", "owner_of"]
 
 NO_QUERY = "none"
 """What `takeOverFrom` says for commits that no query made."""
@@ -40,8 +40,8 @@ def decide_batch(
     """
     if last is None:
         return _commit(query_id, batch_id, 0)
-    if _owner(last) != query_id:
-        _check_take_over(last, writer, query_id, take_over_from)
+    if owner_of(last) != query_id:
+        check_take_over(last, writer, query_id, take_over_from)
         return _commit(query_id, batch_id, last.checkpoint.id - batch_id)
     shift = int(last.metadata.get(_SHIFT, "0"))
     decision = _commit(query_id, batch_id, shift)
@@ -66,8 +66,8 @@ def decide_write(
     Raises CheckpointMismatch for an id below the last one, and for a query's writer.
     """
     last_id = last.checkpoint.id if last is not None else 0
-    if last is not None and _owner(last) != NO_QUERY:
-        _check_take_over(last, writer, NO_QUERY, take_over_from)
+    if last is not None and owner_of(last) != NO_QUERY:
+        check_take_over(last, writer, NO_QUERY, take_over_from)
     elif checkpoint_id is not None and checkpoint_id == last_id:
         return BatchDecision(checkpoint_id=last_id, is_replay=True)
     if checkpoint_id is not None and checkpoint_id <= last_id:
@@ -87,12 +87,14 @@ def _commit(query_id: str, batch_id: int, shift: int) -> BatchDecision:
     return BatchDecision(checkpoint_id=batch_id + 1 + shift, metadata=metadata)
 
 
-def _owner(last: LastCommit) -> str:
+def owner_of(last: LastCommit) -> str:
+    """The query whose commit this is, or NO_QUERY."""
     return last.metadata.get(_QUERY, NO_QUERY)
 
 
-def _check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from: str | None) -> None:
-    owner = _owner(last)
+def check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from: str | None) -> None:
+    """Raise CheckpointMismatch unless `take_over_from` names the owner of the writer's last commit."""
+    owner = owner_of(last)
     if take_over_from != owner:
         raise CheckpointMismatch(
             "the writer's last commit is another query's",

@@ -31,7 +31,7 @@ _KAFKA = "kafka."
 _STORAGE = "storage."
 _COMMON = ("log", "path", "root", "allowUnsafe")
 _READ = ("keyGroups", "atPosition", "atWriter", "atCheckpoint", "minPartitions", "columns", "includeKeyGroup")
-_WRITE = ("writerId", "uniqueKeys", "takeOverFrom", "queryId", "checkpointId", "batchId")
+_WRITE = ("writerId", "uniqueKeys", "takeOver", "takeOverFrom", "queryId", "checkpointId", "batchId")
 _SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a streaming sink.
 STATE_NAMES = ("key", "key_group", "op")
 """Columns whose names belong to statelog."""
@@ -77,6 +77,7 @@ class WriteOptions:
     where: LogOptions
     writer: str
     unique_keys: bool = False
+    take_over: bool = False
     take_over_from: str | None = None
     query_id: str | None = None
     checkpoint_id: int | None = None
@@ -94,6 +95,8 @@ def log_options(options: Mapping[str, str]) -> LogOptions:
     """The part of the options that says which log. Raises ConfigError, InvalidName."""
     given = _lowered(options)
     name = given.get("log") or given.get("path")
+    if given.get("path", name) != name:
+        raise ConfigError("the option log and the path name different logs", hint="Give one of them")
     if not name:
         raise ConfigError("the option log is missing", hint="Name the log: .option('log', 'flights')")
     if not given.get("root"):
@@ -116,12 +119,14 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     given = _lowered(options)
     _refuse_unknown(given, (*_COMMON, *_READ), "read")
     columns = _list(given.get("columns", ""))
+    if "columns" in given and not columns:
+        raise ConfigError("the option columns names none", hint="Leave it out for all columns")
     minimum = _number(given, "minPartitions")
     if minimum == 0:
         raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
     return ReadOptions(
         where=log_options(given),
-        key_groups=_key_groups(given.get("keygroups", "")),
+        key_groups=_key_groups(given["keygroups"]) if "keygroups" in given else None,
         at=_at(given),
         min_partitions=minimum,
         columns=columns or None,
@@ -132,7 +137,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """The options of a write. Raises ConfigError that names the option, InvalidName."""
     given = _lowered(options)
-    known = (*_COMMON, *_WRITE, *_SPARK)
+    known = (*_COMMON, *_WRITE, *(_SPARK if streaming else ()))
     _refuse_unknown(given, known, "write")
     writer = given.get("writerid")
     if not writer:
@@ -149,6 +154,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         where=log_options(given),
         writer=check_name("writer", writer),
         unique_keys=_flag(given, "uniqueKeys"),
+        take_over=_flag(given, "takeOver"),
         take_over_from=given.get("takeoverfrom") or None,
         query_id=given.get("queryid") or None,
         checkpoint_id=checkpoint,
@@ -213,16 +219,21 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _key_groups(text: str) -> tuple[int, ...] | None:
-    """Numbers and half-open ranges: "0:16,40" are the groups 0 to 15 and 40."""
-    if not text.strip():
-        return None
+def _key_groups(text: str) -> tuple[int, ...]:
+    """Numbers and half-open ranges: "0:16,40" are the groups 0 to 15 and 40. None at all is no way to say all."""
     found: set[int] = set()
     for part in _list(text):
         start, colon, end = part.partition(":")
         if not start.isdecimal() or (colon and not end.isdecimal()):
             raise ConfigError(f"the option keyGroups is {text!r}", hint="Give numbers and ranges, such as 0:16,40")
-        found.update(range(int(start), int(end)) if colon else [int(start)])
+        groups = range(int(start), int(end)) if colon else [int(start)]
+        if not groups:
+            raise ConfigError(
+                f"the option keyGroups has an empty range: {part}", hint="The end of a range is not in it"
+            )
+        found.update(groups)
+    if not found:
+        raise ConfigError("the option keyGroups names none", hint="Leave it out for all key groups")
     return tuple(sorted(found))
 
 

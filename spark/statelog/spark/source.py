@@ -1,7 +1,7 @@
-"""`spark.read.format("statelog")`: the state of a log as a DataFrame, at one position for all tasks.
+"""`spark.read.format("statelog")`: the state of a log as a DataFrame, at one position for all its scans and tasks.
 
-The driver takes the position once and holds the log's files and records there with a lease; each task recovers a
-slice of the key groups at that position, through the same code as every other recovery.
+The position is the read plan's, made when the DataFrame was loaded; each task recovers a slice of the key groups at
+that position, through the same code as every other recovery.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +18,17 @@ from statelog.schemas.values import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options import ReadOptions, read_options
+from statelog.spark.read_plan import ReadPlan, hold_plan, plan_read, reading
 from statelog.spark.writing import require_spark
 
-__all__ = ["StateReader", "StateSlice", "slices", "state_schema"]
-
-_PLAN_LEASE_S = 300.0
-"""How long the position of a read is held for tasks that have not started. Nobody tells us when the last one did."""
+__all__ = ["StateReader", "StateSlice", "plan_state", "slices"]
 
 
-def state_schema(options: Mapping[str, str]) -> StructType:
-    """The columns that a read with these options has. Raises ConfigError, NotFound, Unavailable."""
+def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
+    """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
     require_spark()
-    return _columns(read_options(options))
+    read = read_options(options)
+    return _columns(read), plan_read(read)
 
 
 class StateSlice(InputPartition):
@@ -42,24 +41,32 @@ class StateSlice(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Spark's view of the source: planned once, copied to every task."""
+    """Spark's view of the source: one for each scan, copied to every task.
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    `plan` is None where the user gave the columns: Spark then makes a source for each scan, and nothing is ever
+    asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which state.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, plan: ReadPlan | None) -> None:
         require_spark()
         self._options = read_options(options)
+        if plan is None and self._options.at is None:
+            raise ConfigError(
+                "with a schema of yours each scan of the DataFrame would read the state of another moment",
+                hint="Leave .schema() out, or say which state it is: atPosition, or atWriter and atCheckpoint",
+            )
+        self._plan = plan or plan_read(self._options)
         self._schema = spark_arrow_schema(schema)
         self._value_schema_id = _value_schema_of(self._options, schema).id
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The slices, all at the one position that is taken here. Raises as `recover`."""
+        """The slices, all at the position of the plan, which is held anew. Raises as `hold_plan`."""
         options = self._options
+        hold_plan(options, self._plan)
         log = cached_log(options.where)
-        settings = RecoverySettings(holder="spark-read", lease_ttl_s=_PLAN_LEASE_S)
-        plan = recover(log, key_groups=options.key_groups, at=options.at, settings=settings)
         count = options.min_partitions or log.descriptor.partitions
         wanted = range(log.descriptor.key_groups) if options.key_groups is None else options.key_groups
-        # The plan is not closed: its lease keeps the position for the tasks, and runs out by itself.
-        return [StateSlice(plan.position, part) for part in slices(wanted, count)]
+        return [StateSlice(self._plan.position, part) for part in slices(wanted, count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The state of one slice, on an executor. Raises NotFound, Damaged, Unavailable."""
@@ -68,8 +75,9 @@ class StateReader(DataSourceReader):
         log = cached_log(self._options.where)
         settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=self._value_schema_id)
         at = AtPosition(partition.position)
-        with recover(log, key_groups=partition.key_groups, at=at, settings=settings) as recovery:
-            yield from state_batches(recovery.to_arrow(), self._schema)
+        with reading(self._plan), recover(log, key_groups=partition.key_groups, at=at, settings=settings) as recovery:
+            table = recovery.to_arrow()
+        yield from state_batches(table, self._schema)
 
 
 def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:

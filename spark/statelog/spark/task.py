@@ -18,9 +18,9 @@ from statelog.schemas.handle import Checkpoint
 from statelog.spark.clients import task_producer
 from statelog.spark.options import WriteOptions
 
-__all__ = ["TaskResult", "write_task"]
+__all__ = ["QUERY_PROPERTY", "TaskResult", "write_task"]
 
-_QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
+QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,23 @@ def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: Writ
     context = TaskContext.get()
     if context is None:
         raise ConfigError("a statelog task runs outside of a Spark task", hint="Use df.write or df.writeStream")
+    query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
     with task_producer(options.where) as producer:
         # The attempt id is unique in the Spark context that the grant's epoch belongs to, over all batches.
         writer = TaskWriter(producer, task, slot=context.taskAttemptId())
         for batch in batches:
             writer.append_batch(batch)
         handle = writer.finish()
-    query_id = context.getLocalProperty(_QUERY_PROPERTY) or options.query_id or ""
     return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
+
+
+def _query_id(found: str | None, given: str | None) -> str:
+    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
+    if found and given and found != given:
+        raise ConfigError(
+            "the option queryId names another query than Spark does",
+            given=given,
+            found=found,
+            hint="Leave queryId out: Spark tells its tasks which query they belong to",
+        )
+    return found or given or ""

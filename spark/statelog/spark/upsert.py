@@ -8,9 +8,12 @@ sink, and keeps no client in the driver's process.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from statelog.schemas.errors import ConfigError
 from statelog.spark.options import storage_text, write_options
+from statelog.spark.task import QUERY_PROPERTY
 
 __all__ = ["Upsert", "upsert"]
 
@@ -24,7 +27,17 @@ class Upsert:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write and commit the micro-batch. An empty one is a commit, too: progress."""
         writer = batch.write.format("statelog").mode("append").options(**dict(self.options))
-        writer.option("batchId", str(batch_id)).save()
+        writer.option("batchId", str(batch_id)).options(**self._query(batch)).save()
+
+    def _query(self, batch: DataFrame) -> dict[str, str]:
+        """The query that calls us, where Spark says so in the driver; with Spark Connect it does not."""
+        if "queryId" in dict(self.options):
+            return {}
+        try:
+            found = batch.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
+        except PySparkException:
+            return {}
+        return {"queryId": found} if found else {}
 
     def __repr__(self) -> str:
         return f"Upsert({write_options(dict(self.options), streaming=False)!r})"
@@ -39,6 +52,7 @@ def upsert(
     unique_keys: bool = False,
     allow_unsafe: Collection[str] = (),
     storage_options: Mapping[str, object] | None = None,
+    take_over: bool = False,
     take_over_from: str | None = None,
     query_id: str | None = None,
 ) -> Upsert:
@@ -51,7 +65,8 @@ def upsert(
         "log": log,
         "root": root,
         "writerId": writer,
-        "uniqueKeys": "true" if unique_keys else "false",
+        "uniqueKeys": _flag("unique_keys", unique_keys),
+        "takeOver": _flag("take_over", take_over),
         "allowUnsafe": ",".join(allow_unsafe),
         **{f"kafka.{name}": value for name, value in kafka.items()},
         **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
@@ -62,3 +77,10 @@ def upsert(
         options["queryId"] = query_id
     write_options(options, streaming=False)
     return Upsert(tuple(options.items()))
+
+
+def _flag(name: str, value: object) -> str:
+    """As an option. The text "false" is true in Python, and a promise that nobody made."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}", hint="Give True or False")
+    return "true" if value else "false"

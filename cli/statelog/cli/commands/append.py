@@ -136,9 +136,10 @@ class _Run:
             return
         mark = mark_of(last.metadata, self._writer)
         self._check_mapping(mark.mapping)
-        source.resume(mark)
+        # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
         self._appended.rows_before = mark.rows
         self._appended.checkpoint = last.checkpoint.id
+        source.resume(mark)
 
     def _check_mapping(self, before: str) -> None:
         now = self._mapping.fingerprint()

@@ -2,9 +2,9 @@
 
 import click
 
+from statelog.cli.confirming import confirm
 from statelog.cli.output import Fact, Report
 from statelog.cli.session import Session, connected
-from statelog.schemas.errors import ConfigError
 from statelog.storage.log import Log
 
 __all__ = ["command"]
@@ -18,18 +18,7 @@ def command(session: Session, name: str, yes: bool) -> None:
     """Delete a log."""
     place = session.place()
     if not yes:
-        _ask(name, str(place["root"]))
+        confirm(name, f"This deletes all data of {name} below {place['root']}.")
     with session.warnings_shown():
-        Log.delete(name, **place)
+        Log.delete(name, **place, allow_unsafe=session.config.allow_unsafe)
     session.output.report(Report(f"deleted {name}", (Fact("deleted", name),)))
-
-
-def _ask(name: str, root: str) -> None:
-    try:
-        typed = click.prompt(f"This deletes all data of {name} below {root}. Type its name to go on", err=True)
-    except click.Abort as abort:
-        if isinstance(abort.__cause__, KeyboardInterrupt) or isinstance(abort.__context__, KeyboardInterrupt):
-            raise
-        raise ConfigError("nobody answered; nothing was deleted", hint="In scripts, give --yes") from None
-    if typed != name:
-        raise ConfigError("the name that was typed is another one; nothing was deleted", log=name)

@@ -2,12 +2,15 @@
 
 import datetime
 import time
+from collections.abc import Sequence
 
 import click
 
 from statelog.cli.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import Tail, tail_now
+from statelog.schemas.names import data_topic, ledger_topic
+from statelog.storage.leases import HeldLease, list_leases
 from statelog.storage.log import LogDescription
 
 __all__ = ["command", "describe"]
@@ -19,15 +22,15 @@ __all__ = ["command", "describe"]
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        session.output.report(describe(log.describe(), tail_now(log, clock=time.time)))
+        session.output.report(describe(log.describe(), tail_now(log, clock=time.time), list_leases(log.store)))
 
 
-def describe(found: LogDescription, tail: Tail) -> Report:
+def describe(found: LogDescription, tail: Tail, leases: Sequence[HeldLease] = ()) -> Report:
     """A log's description as a report. `lag` counts what the newest snapshot does not cover yet."""
     return Report(
         found.descriptor.name,
         (*_what_it_is(found), *_how_it_stands(found), *_lag(tail)),
-        (_partitions(found), _writers(found), _value_schemas(found), _runs(found)),
+        (_partitions(found), _writers(found), _value_schemas(found), _runs(found), _leases(leases)),
     )
 
 
@@ -37,6 +40,8 @@ def _what_it_is(found: LogDescription) -> tuple[Fact, ...]:
         Fact("log", descriptor.name),
         Fact("url", found.url),
         Fact("cluster", identity.cluster_id),
+        Fact("data_topic", data_topic(descriptor.name)),
+        Fact("ledger_topic", ledger_topic(descriptor.name)),
         Fact("data_topic_id", identity.data_topic_id),
         Fact("ledger_topic_id", identity.ledger_topic_id),
         Fact("partitions", descriptor.partitions, Unit.COUNT),
@@ -116,6 +121,24 @@ def _runs(found: LogDescription) -> Listing:
         for run in runs
     )
     return Listing("runs", tuple(zip(names, units, strict=True)), rows)
+
+
+def _leases(leases: Sequence[HeldLease]) -> Listing:
+    """Who holds what back. A lease counts until its holder was silent for `ttl_s`, by the store's time."""
+    names = ("holder", "position", "manifest", "renewed", "ttl_s", "path")
+    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.TEXT, Unit.SECONDS, Unit.TEXT)
+    rows = tuple(
+        (
+            held.lease.holder,
+            held.lease.position,
+            held.lease.manifest_number or None,
+            _time(held.modified_s),
+            held.lease.ttl_s,
+            held.path,
+        )
+        for held in leases
+    )
+    return Listing("leases", tuple(zip(names, units, strict=True)), rows)
 
 
 def _time(seconds: float) -> str:

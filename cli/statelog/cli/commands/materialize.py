@@ -14,7 +14,8 @@ __all__ = ["command"]
 _LOOK_AGAIN_S = 2.0
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
-SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0. SIGUSR1 lets it run a round now."""
+SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0; a second one gives the round up.
+SIGUSR1 lets it run a round now."""
 
 
 @click.command("materialize", help=_HELP)
@@ -27,6 +28,12 @@ SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0
 @click.option("--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Of one round, such as 512MiB.")
 @click.option(
     "--failures", "key_of_materializer__failures_tolerated", metavar="N", help="In a row, that are tolerated."
+)
+@click.option(
+    "--failures-for", "key_of_materializer__failures_tolerated_s", metavar="TIME", help="Tolerate any number so long."
+)
+@click.option(
+    "--stop-grace", "key_of_materializer__stop_grace_s", metavar="TIME", help="For the round in flight at a stop."
 )
 @click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2.")
 @click.option(
@@ -54,7 +61,7 @@ def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> N
             return
         with session.open_log(name) as log:
             if once:
-                outcome = Materializer(log, settings).run_once()
+                outcome = Materializer(log, settings, control=control).run_once()
                 session.output.report(outcome_report(name, outcome))
                 return
             if now:

@@ -37,6 +37,7 @@ standard error."""
 @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
 @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
 @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+@click.option("--lease/--no-lease", default=True, help="Whether truncation waits for this command.")
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
 @connected
 def command(
@@ -50,6 +51,7 @@ def command(
     at_position: int | None,
     at_writer: str | None,
     at_checkpoint: int | None,
+    lease: bool,
     rows: int,
 ) -> None:
     """Recover a log."""
@@ -58,7 +60,7 @@ def command(
     groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
     as_json = session.output.as_json
     with session.open_log(name) as log, open_bar(f"recover {name}", as_json=as_json) as bar:
-        settings = RecoverySettings(holder="statelog recover")
+        settings = RecoverySettings(holder="statelog recover", lease=lease)
         with recover(
             log, key_groups=groups, at=at, progress=lambda now: _show(bar, now), settings=settings
         ) as recovery:
@@ -98,8 +100,9 @@ def _fill(
 def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: bool) -> None:
     lines = json_lines(table, bytes_text, with_groups=with_groups)
     if target == STDOUT:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        sys.stdout.flush()
+        output = sys.stdout.buffer  # JSON lines are UTF-8, whatever the locale says.
+        output.writelines(f"{line}\n".encode() for line in lines)
+        output.flush()
         return
     with whole_file(Path(target)) as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -122,7 +125,8 @@ def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Rep
         (
             Fact("log", name),
             Fact("position", done.position, Unit.COUNT),
-            Fact("manifest", done.manifest, Unit.COUNT),
+            Fact("manifest", done.manifest or None, Unit.COUNT),
+            Fact("has_lease", done.has_lease),
             Fact("rows", done.rows, Unit.COUNT),
             Fact("run_rows", done.run_rows, Unit.COUNT),
             Fact("run_bytes", done.run_bytes, Unit.BYTES),

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,11 @@ _FORMAT_TIMEOUT_S = 60.0
 
 def _nothing(_event: object) -> None:
     """What to do with an event when nobody asked."""
+
+
+def _as_they_are(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The settings of a broker that nobody asked to be otherwise."""
+    return settings
 
 
 class EmbeddedBroker:
@@ -54,8 +59,12 @@ class EmbeddedBroker:
         start_timeout_s: float = 90.0,
         on_step: Callable[[str], None] = _nothing,
         on_spawn: Callable[[ProcessId], None] = _nothing,
+        adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are,
+        format_arguments: Sequence[str] = (),
     ) -> None:
         self._directory = directory
+        self._adapt = adapt
+        self._format_arguments = tuple(format_arguments)
         self._port = port or free_port()
         self._heap_mb = heap_mb
         self._jars_directory = jars_directory or cache_directory()
@@ -133,7 +142,7 @@ class EmbeddedBroker:
             clean_abandoned(self._jars_directory)
             if not (self._jars_directory / f"kafka-{KAFKA_VERSION}").is_dir():
                 self._on_step(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
-            return ensure_jars(self._jars_directory, java)
+            return ensure_jars(self._jars_directory, java, on_fetched=self._tell_fetched)
 
     def _write_settings(self) -> Path:
         """Every start gets a new controller port: nobody but the node itself uses it."""
@@ -141,16 +150,19 @@ class EmbeddedBroker:
             bind_host="127.0.0.1", port=self._port, controller_port=free_port(), advertised=self.bootstrap
         )
         settings = self._directory / "server.properties"
-        text = properties_text(node_properties(listeners, self._directory / "data"))
+        text = properties_text(self._adapt(node_properties(listeners, self._directory / "data")))
         settings.write_text(text, encoding="utf-8")
         return settings
+
+    def _tell_fetched(self, size_bytes: int) -> None:
+        self._on_step(f"fetched {size_bytes // 1_000_000} of 44 MB")
 
     def _format(self, java: Path, jars: Path, settings: Path) -> None:
         if (self._directory / "data" / "meta.properties").exists():
             return
         self._on_step("formatting the data directory")
         tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
-        command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings)]
+        command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings), *self._format_arguments]
         with self.log_path.open("ab") as log:
             done = subprocess.run(  # noqa: S603 - the arguments are made above
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_TIMEOUT_S, check=False

@@ -9,16 +9,18 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from importlib import resources, util
 from pathlib import Path
 
 from statelog.schemas.errors import ConfigError, Corrupt, Unavailable
 
-__all__ = ["KAFKA_VERSION", "check_jars", "clean_abandoned", "ensure_jars", "parse_pins", "pinned_jars"]
+__all__ = ["KAFKA_VERSION", "check_jars", "clean_abandoned", "ensure_jars", "fetch_jars", "parse_pins", "pinned_jars"]
 
 KAFKA_VERSION = "4.3.1"
 _PINS = "jars.sha256"
+_TELL_S = 5.0
 _MODULE = f"""<ivy-module version="2.0">
   <info organisation="statelog" module="dev-broker"/>
   <dependencies>
@@ -29,15 +31,17 @@ _MODULE = f"""<ivy-module version="2.0">
 """
 
 
-def ensure_jars(directory: Path, java: Path, *, fetch_timeout_s: float = 600.0) -> Path:
+def ensure_jars(
+    directory: Path, java: Path, *, fetch_timeout_s: float = 600.0, on_fetched: Callable[[int], None] = lambda _: None
+) -> Path:
     """The directory below `directory` that holds the jars, fetched if it is not there yet.
 
-    The caller holds a lock on `directory`. Raises ConfigError without pyspark, Unavailable if the jars cannot be had,
-    Corrupt if they are not the pinned ones.
+    `on_fetched` is told every few seconds how many bytes of them there are. The caller holds a lock on `directory`.
+    Raises ConfigError without pyspark, Unavailable if the jars cannot be had, Corrupt if they are not the pinned ones.
     """
     jars = directory / f"kafka-{KAFKA_VERSION}"
     if not jars.is_dir():
-        _fetch(jars, java, fetch_timeout_s)
+        fetch_jars(jars, java, _MODULE, pinned_jars(), timeout_s=fetch_timeout_s, on_fetched=on_fetched)
     check_jars(jars, pinned_jars())
     return jars
 
@@ -74,21 +78,34 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fetch(jars: Path, java: Path, timeout_s: float) -> None:
-    """Fetch into a directory of its own, check, then rename."""
+def fetch_jars(
+    jars: Path,
+    java: Path,
+    module: str,
+    pins: Mapping[str, str],
+    *,
+    timeout_s: float,
+    on_fetched: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Fetch what an Ivy module asks for into a directory of its own, check it against `pins`, then rename it to `jars`.
+
+    The caller holds a lock on the directory above. Raises as `ensure_jars`.
+    """
     ivy = _find_ivy()
     jars.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=jars.parent) as made:
         staging = Path(made)
-        _run_ivy(ivy, java, staging, timeout_s)
-        check_jars(staging / "jars", pinned_jars())
+        _run_ivy(ivy, java, module, staging, timeout_s, on_fetched)
+        check_jars(staging / "jars", pins)
         (staging / "jars").rename(jars)
 
 
-def _run_ivy(ivy: Path, java: Path, staging: Path, timeout_s: float) -> None:
+def _run_ivy(
+    ivy: Path, java: Path, module: str, staging: Path, timeout_s: float, on_fetched: Callable[[int], None]
+) -> None:
     # An empty home keeps Ivy from the user's Maven cache: a description there without its jar ends the resolution.
     (staging / "home").mkdir()
-    (staging / "ivy.xml").write_text(_MODULE, encoding="ascii")
+    (staging / "ivy.xml").write_text(module, encoding="ascii")
     log = staging.parent / "fetch.log"
     command = [str(java), f"-Duser.home={staging / 'home'}", "-jar", str(ivy)]
     command += ["-cache", str(staging / "cache"), "-ivy", str(staging / "ivy.xml")]
@@ -96,14 +113,33 @@ def _run_ivy(ivy: Path, java: Path, staging: Path, timeout_s: float) -> None:
     command += ["-types", "jar", "bundle"]
     command += ["-retrieve", str(staging / "jars" / "[artifact]-[revision](-[classifier]).[ext]")]
     with log.open("wb") as output:
-        try:
-            done = subprocess.run(  # noqa: S603 - the arguments are made above
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise _not_fetched(log, f"not done after {timeout_s:.0f} s") from error
-    if done.returncode != 0 or not (staging / "jars").is_dir():
-        raise _not_fetched(log, f"Ivy ended with {done.returncode}")
+        ivy_process = subprocess.Popen(  # noqa: S603 - the arguments are made above
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        code = _await(ivy_process, timeout_s, lambda: on_fetched(_size_bytes(staging / "cache")))
+    if code is None:
+        raise _not_fetched(log, f"not done after {timeout_s:.0f} s")
+    if code != 0 or not (staging / "jars").is_dir():
+        raise _not_fetched(log, f"Ivy ended with {code}")
+
+
+def _await(process: "subprocess.Popen[bytes]", timeout_s: float, on_wait: Callable[[], None]) -> int | None:
+    """The exit code of a process, or None if it was not done in time. It never outlives this call."""
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < deadline_s:
+            try:
+                return process.wait(min(_TELL_S, timeout_s))
+            except subprocess.TimeoutExpired:
+                on_wait()
+        return None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*.jar*") if path.is_file())
 
 
 def _not_fetched(log: Path, reason: str) -> Unavailable:

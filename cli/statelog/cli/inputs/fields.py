@@ -157,6 +157,8 @@ def _values(batch: pa.RecordBatch, mapping: FieldMapping, shape: LogShape, ops: 
         return _emptied(_plain(_column(batch, mapping.value_field, "value")), deletes)
     if mapping.value_field not in shape.value_fields and _is_struct(batch, mapping.value_field):
         return _emptied(_column(batch, mapping.value_field, "value"), deletes)
+    if mapping.value_field not in ("value", *batch.schema.names):
+        _column(batch, mapping.value_field, "value")  # Somebody named it, so it is not the fields that were meant.
     names = [name for name in shape.value_fields if name in batch.schema.names]
     if not names:
         raise InvalidChange("the input has no field of the log's values", fields=", ".join(batch.schema.names))

@@ -69,8 +69,8 @@ class JsonLines:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the bytes was read."""
-        return self._read_bytes / self._size_bytes if self._size_bytes else None
+        """How much of the bytes was taken."""
+        return self._hashed_bytes / self._size_bytes if self._size_bytes else None
 
     def resume(self, mark: InputMark) -> None:
         """Skip what `mark` covers. Raises CheckpointMismatch if it is another input."""

@@ -20,7 +20,7 @@ class InputSource(Protocol):
 
     @property
     def fraction(self) -> float | None:
-        """How much of the input was read, from 0 to 1; None if nobody knows its size."""
+        """How much of the input was taken, from 0 to 1; None if nobody knows its size."""
         ...
 
     def resume(self, mark: InputMark) -> None:

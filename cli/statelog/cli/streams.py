@@ -1,0 +1,50 @@
+"""The process's own streams and its Ctrl-C: made fit before a command runs, so that no output ends in a traceback.
+
+Invariants:
+- JSON is UTF-8, whatever the locale; text that a terminal cannot show is escaped, never an error.
+- That Ctrl-C was pressed is known, even if a library that was being imported made another error of it.
+"""
+
+import io
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+__all__ = ["Interrupt", "fit_streams", "give_up_stdout"]
+
+
+class Interrupt:
+    """Notes that Ctrl-C was pressed; otherwise Python's own handler. Only where that one stands already."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._is_set = threading.current_thread() is threading.main_thread() and _is_default()
+        if self._is_set:
+            signal.signal(signal.SIGINT, self._note)
+
+    def close(self) -> None:
+        """Leave Python's own handler behind."""
+        if self._is_set:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.default_int_handler(number, frame)
+
+
+def fit_streams(*, as_json: bool) -> None:
+    """Let standard output and standard error take any text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8" if as_json else None, errors="backslashreplace")
+
+
+def give_up_stdout() -> None:
+    """Nothing more can be written there, and Python must not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _is_default() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
