@@ -1,7 +1,10 @@
 """Fixtures that tests of every kind share, and the lines that say on what a run was made.
 
 broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
+hdfs        a real name node and data node
 own_broker  a separate one that a fault test may kill, pause and restart
+cluster     three nodes of a real cluster, each of which a fault test may kill, pause and restart
+faulty_broker  another one, behind a TCP proxy that does what networks do (tests/support/faulty_broker.py)
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark.py
@@ -17,10 +20,13 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support import broker as brokers
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.faulty_broker import FaultyBroker, open_faulty_broker
+from tests.support.hdfs import Hdfs, open_hdfs
 
 __all__: list[str] = []
 
-pytest_plugins = ["tests.support.sharing", "tests.support.spark", "tests.support.lives"]
+pytest_plugins = ["tests.support.sharing", "tests.support.spark", "tests.support.lives", "tests.support.shell"]
 
 
 def pytest_report_header() -> list[str]:
@@ -61,6 +67,34 @@ def own_broker(_own_broker: brokers.OwnBroker) -> brokers.OwnBroker:
     if not _own_broker.alive:
         _own_broker.restart()
     return _own_broker
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes, all alive; a test leaves them so."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """An HDFS of this process. Tests choose roots of their own."""
+    with ExitStack() as stack:
+        yield open_hdfs(stack, tmp_path_factory.mktemp("hdfs"))
+
+
+@pytest.fixture(scope="session")
+def _faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyBroker]:
+    with open_faulty_broker(tmp_path_factory.mktemp("faulty-broker")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def faulty_broker(_faulty_broker: FaultyBroker) -> Iterator[FaultyBroker]:
+    """A broker behind a proxy; both let everything through before and after every test."""
+    _faulty_broker.recover()
+    yield _faulty_broker
+    _faulty_broker.recover()
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Local copies of change sets: a recovery reads them if all are there, and whatever befalls them costs nothing else."""
 
+import os
+import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,16 +29,22 @@ from tests.support.mutation import mutations
 from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
 
 
+class _LastRecords(MemoryReader):
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """One record of each partition, as every open looks at it, and no tail."""
+        assert all(end - start == 1 for start, end in ranges.values()), "the tail was read from Kafka"
+        return super().read(ranges, stall_timeout_s=stall_timeout_s)
+
+
 class LedgerOnly(MemoryKafka):
-    """A view of a cluster through which no chunk can be read."""
+    """A view of a cluster through which no tail can be read."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         super().__init__(cluster=cluster)
 
     def reader(self, topic: str) -> MemoryReader:
-        """A reader of the ledger."""
-        assert topic.endswith(".ledger"), "the tail was read from Kafka"
-        return super().reader(topic)
+        """A reader of the ledger, or of last records."""
+        return super().reader(topic) if topic.endswith(".ledger") else _LastRecords(self.cluster, topic)
 
 
 class Fates:
@@ -227,6 +235,20 @@ def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> N
 
     with pytest.warns(RecoveryWarning):
         assert world.state() == world.rig.state()
+
+
+def test_copies_are_for_this_user_only(world: World, log: Log) -> None:
+    """State in the clear: 0600 in 0700 directories, whatever the umask."""
+    old = os.umask(0)
+    try:
+        with world.writer(log) as writer:
+            writer.put(b"a", b"secret")
+            writer.commit(1)
+    finally:
+        os.umask(old)
+    made = list(world.directory.rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
 
 
 def test_copies_are_whole_at_persist(world: World, log: Log) -> None:

@@ -7,12 +7,15 @@ from typing import cast
 
 import pytest
 
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.live import Live
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.spilled_tail import SpilledTail
 from statelog.schemas.errors import NotFound, OffsetGone
+from statelog.schemas.retention import RetentionPolicy
 from statelog.storage.leases import list_leases
 from statelog.storage.log import Log
 from tests.support.broker import Broker
@@ -156,6 +159,33 @@ def test_truncation_stops_short_of_a_follower(rig: RecoveryRig, settings: Recove
     assert list_leases(rig.log.store) == []
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
+    rig: RecoveryRig, settings: RecoverySettings, tmp_path: Path, *, resumed: bool
+) -> None:
+    """No manifest is there to pin, so the lease holds every wanted partition, also those without a change so far."""
+    policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
+    keys = [b"key-%d" % i for i in range(20)]
+    reader = Reader()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(keys[0], b"1")])
+        if resumed:
+            recover(rig.log, settings=settings).stream().apply(reader.apply)
+        with recover(rig.log, resume=reader.applied if resumed else None, settings=settings) as recovery:
+            for number in range(2, 6):
+                rig.commit(writer, number, [(key, b"%d" % number) for key in keys])
+                assert isinstance(run_round(rig.log, policy), Completed)
+            with recovery.follow(poll_s=0.01) as stream:
+                for portion in stream:
+                    reader.apply(portion)
+                    if portion.applied.position == rig.end():
+                        break
+        assert reader.state == rig.state_at(rig.end())
+        rig.commit(writer, 6, [(key, b"6") for key in keys])
+        assert isinstance(run_round(rig.log, policy), Completed)
+    assert all(offsets.start > 0 for offsets in rig.log.data_offsets().values())
+
+
 def test_a_reader_that_was_away_resumes_or_is_told(rig: RecoveryRig, settings: RecoverySettings) -> None:
     """A follower goes on behind its last commit while the log reaches back, and gets NotFound with a hint after."""
     reader = Reader()
@@ -195,7 +225,6 @@ def test_a_log_that_is_truncated_past_a_follower_is_told(
                 for commit in live.commits():
                     partition = rig.partition(b"a")
                     rig.log.kafka.delete_records(rig.log.data_topic, {partition: rig.log.data_offsets()[partition].end})
-                    with closing(SpilledTail(fold_bytes=1, frame_bytes=1, open_queue=settings.disk_queue)) as tail:
-                        list(live.changes(commit, tail, lambda: None))
+                    list(live.changes(commit, lambda: None))
     assert "empty target" in caught.value.hint
     assert list_leases(rig.log.store) == []

@@ -2,10 +2,14 @@
 
 import pytest
 
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import BeyondEnd, ConfigError
+from statelog.recovery import recover_dict
+from statelog.schemas.errors import BeyondEnd, ConfigError, Fenced
 from statelog.schemas.ledger import LossRange
 from tests.support.writer_rig import WriterRig, twin_rig
+
+SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
 
 
 @pytest.fixture
@@ -29,13 +33,30 @@ def test_a_lost_tail_of_the_data_is_told_at_open(rig: WriterRig) -> None:
     assert (caught.value.facts["log_end"], caught.value.facts["committed_position"]) == (2, 3)
 
 
-def test_a_lost_tail_that_was_given_up_lets_the_writer_open(rig: WriterRig) -> None:
-    """Once a person has accepted the loss, the writer goes on."""
+@pytest.mark.parametrize("lost_offsets", [1, 5_000])
+def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None:
+    """Once a person has accepted it, the next writer commits, however many offsets are gone; so does one beside it."""
+    rig = twin_rig("m")
+    with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w", settings=SMALL) as writer:
+        writer.put(b"kept", b"v")
+        writer.commit(1)
+        for i in range(lost_offsets):
+            writer.put(b"k%d" % i, b"lost")
+        writer.commit(2)
+        end = log.data_offsets()[0].end
+    assert end > lost_offsets
     assert rig.cluster is not None
-    rig.cluster.lose_tail("l", 0, 2)
+    rig.cluster.lose_tail("m", 0, 1)
     with rig.open() as log:
-        log.accept_loss([LossRange(0, 2, 3)], reason="a disk died", operator="me")
-        Writer(log, "w").close()
+        log.accept_loss([LossRange(0, 1, end)], reason="a disk died", operator="me")
+        with Writer(log, "w") as writer, rig.open() as other, Writer(other, "x"):
+            assert log.data_offsets()[0].end == end
+            with pytest.raises(Fenced):
+                writer.commit(3)
+        with Writer(log, "w", expect=2) as writer:
+            writer.put(b"new", b"v")
+            writer.commit(3)
+        assert recover_dict(log) == {b"kept": b"v", b"new": b"v"}
 
 
 @pytest.mark.parametrize("lost", [LossRange(0, 0, 4), LossRange(0, -1, 1), LossRange(0, 2, 2), LossRange(1, 0, 1)])

@@ -4,13 +4,17 @@ import math
 import warnings
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtPosition
+from statelog.recovery.host import Host
 from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.chunk import decode_batch, decode_head, encode_chunk
 from statelog.schemas.errors import (
     AnchorMismatch,
     BeyondEnd,
@@ -23,6 +27,7 @@ from statelog.schemas.errors import (
     NotFound,
     OffsetGone,
     StatelogError,
+    StoreUnavailable,
 )
 from statelog.schemas.lease import expired
 from statelog.schemas.ledger import LossRange
@@ -32,7 +37,9 @@ from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from tests.support.cache_rig import until
 from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.writer_rig import twin_rig
 
 _KEYS = [b"key-%d" % i for i in range(60)]
 
@@ -71,7 +78,7 @@ class _Twins:
             return None
 
         self.log.store = MemoryStore(self.disk, "rig", faults=ask)
-        self.log.manifests = ManifestChain(self.log.store)
+        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
 
 
 def _fails(twins: _Twins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
@@ -92,8 +99,9 @@ def test_a_damaged_chunk_stops_the_recovery() -> None:
     twins = _Twins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, record.value[:-1] + bytes([record.value[-1] ^ 1]))
-    with pytest.raises((CorruptChunk, AnchorMismatch)):
+    with pytest.raises(CorruptChunk) as caught:
         recover(twins.log).to_dict()
+    assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (1, record.offset)
 
 
 def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
@@ -104,6 +112,48 @@ def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
     error = _fails(twins, IncompleteChangeSet)
     assert (error.facts["partition"], error.facts["first_offset"]) == (1, record.offset)
     assert (error.facts["chunks_found"], error.facts["chunks_listed"]) == (0, 1)
+
+
+def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
+    """A chunk of the same head and counts, with its own right checksum, is not the one that the commit lists."""
+    twins = _Twins(truncate=True)
+    record = twins.cluster.records("rig", 1)[-1]
+    found = decode_head(record.value)
+    assert found is not None
+    head, at = found
+    batch = decode_batch(record.value, at, head, twins.log.change_schema(0))
+    evil = batch.set_column(3, "value", pa.array([b"evil"] * batch.num_rows))
+    replaced = encode_chunk(
+        epoch=head.epoch,
+        nonce=head.nonce,
+        sqn=head.sqn,
+        index=head.index,
+        value_schema_id=0,
+        witness=head.witness,
+        key=b"",
+        batch=evil,
+    )
+    twins.cluster.overwrite("rig", 1, record.offset, replaced.value)
+    error = _fails(twins, IncompleteChangeSet)
+    assert (error.facts["partition"], error.facts["offset"]) == (1, record.offset)
+    assert "differ" in error.message
+
+
+def test_chunks_that_changed_places_are_noticed() -> None:
+    """At a listed offset lies the chunk of the listed index, or the error names the offset."""
+    rig = twin_rig("log")
+    with rig.create(partitions=1, key_groups=2) as log:
+        with Writer(log, "w", settings=WriterSettings(chunk_bytes=300)) as writer:
+            for i in range(8):
+                writer.put(b"%d" % i, bytes(100))
+            writer.commit(1)
+        assert rig.cluster is not None
+        first, second = rig.cluster.records("log", 0)[:2]
+        rig.cluster.overwrite("log", 0, first.offset, second.value)
+        rig.cluster.overwrite("log", 0, second.offset, first.value)
+        with pytest.raises(IncompleteChangeSet, match="another chunk") as caught:
+            recover_dict(log)
+    assert caught.value.facts["offset"] == first.offset
 
 
 def test_an_accepted_loss_is_passed() -> None:
@@ -235,10 +285,13 @@ def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
 
 
 def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
-    """A truncated log whose manifests are gone is OffsetGone, never an empty state."""
+    """A truncated log whose manifests are gone is OffsetGone, never an empty state; who saw them knows better yet."""
     twins = _Twins(truncate=True)
     for manifest in twins.rig.manifests:
         twins.disk.remove(f"rig/{manifest_path(manifest.number)}")
+    with pytest.raises(StoreUnavailable, match="went back"):
+        recover(twins.log)
+    twins.log.manifests = ManifestChain(twins.log.store, twins.log.descriptor)
     with pytest.raises(DataLoss):
         recover(twins.log)
 
@@ -333,17 +386,21 @@ def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
     """Runs that take 50 seconds to open leave a lease of 60 seconds alive, because progress renews it."""
     twins = _Twins(truncate=True)
     store = twins.log.store
-    live: list[int] = []
+    opened: list[str] = []
+
+    def live_leases() -> int:
+        held = list_leases(store)
+        return sum(not expired(h.lease, h.modified_s, twins.now_s, math.inf) for h in held)
 
     def open_slowly(method: str, path: str) -> None:
         if method == "open" and path.startswith("runs/"):
             twins.now_s += 50.0
-            held = list_leases(store)
-            live.append(sum(not expired(h.lease, h.modified_s, twins.now_s, math.inf) for h in held))
+            until(lambda: live_leases() == 1)
+            opened.append(path)
 
     twins.hooked(open_slowly)
-    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), clock=lambda: twins.now_s).to_dict()
-    assert live == [1, 1, 1]
+    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), host=Host(clock=lambda: twins.now_s)).to_dict()
+    assert len(opened) == 3
 
 
 def test_a_failing_callback_ends_the_recovery() -> None:

@@ -28,7 +28,7 @@ from statelog.schemas.key_groups import KeyType
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer
 from statelog.storage.log import Log
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
 
 TEXTS = """{"type": "record", "name": "Texts", "fields": [
     {"name": "text", "type": "string"}, {"name": "texts", "type": {"type": "array", "items": "bytes"}}]}"""
@@ -160,13 +160,27 @@ def test_metadata_that_no_ledger_record_holds(rig: WriterRig, log: Log) -> None:
     assert rig.state() == {b"k": b"v"}
 
 
-@pytest.mark.parametrize("record", [("key", "text"), (b"key", b"v"), ("key", None)])
+@pytest.mark.parametrize("record", [("\ud800", b"v"), ("key", "text"), (b"key", b"v"), ("key", None)])
 def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) -> None:
     """Another meta record is refused where it comes in, not when it is committed."""
     with Writer(log, "w") as writer:
         with pytest.raises(InvalidChange):
             writer.append_meta(*record)
         writer.commit(1)
+
+
+def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: WriterRig, log: Log) -> None:
+    """Also together with those of checkpoints that nobody confirmed; the writer goes on, and a commit makes room."""
+    with Writer(log, "w") as writer:
+        with pytest.raises(ValueTooLarge):
+            writer.append_meta("m", bytes(9 << 20))
+        writer.append_meta("m", bytes(5 << 20))
+        writer.persist(1)
+        with pytest.raises(ValueTooLarge):
+            writer.append_meta("m", bytes(5 << 20))
+        writer.commit(2)
+        writer.append_meta("m", bytes(5 << 20))
+        writer.commit(3)
 
 
 @pytest.mark.parametrize("checkpoint_id", [-1, 0, 1 << 63, 1.5, "1", None, True])
@@ -324,7 +338,7 @@ def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
         raise KeyboardInterrupt
 
     assert isinstance(log.kafka, MemoryKafka)
-    watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store)
+    watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store, waived=WAIVED)
     with pytest.raises(KeyboardInterrupt):
         Writer(watched, "w", crash=interrupt)
 

@@ -79,7 +79,7 @@ def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLo
 
 def test_a_winner_that_stalls_before_its_clean_up_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
     """It won long ago, and its own manifest is gone by now: it holds back, and says so."""
-    outcome = _stalled_at("after-publish", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
+    outcome = _stalled_at("after-win", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
     assert isinstance(outcome, Completed)
     assert "newer round" in outcome.clean_up.held_back
     assert state_of(twin.open()) == twin.model
@@ -185,7 +185,7 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         verified: VerifiedRuns,
         crash: Callable[[str], None],
     ) -> CleanUp:
-        late = cleanup.decide(log, list(log.store.list()), own, chosen)
+        late = cleanup.decide(log, list(log.store.list()), own, chosen, verified.manifests)
         return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
 
     monkeypatch.setattr("statelog.materializer.round.clean_up", with_a_new_list)

@@ -10,14 +10,15 @@ from statelog.producer.opening import random_nonce
 from statelog.producer.settings import WriterSettings
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown
+from statelog.schemas.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
 from statelog.schemas.handle import Handle
 from statelog.schemas.ledger import Commit, decode
 from statelog.schemas.ledger_state import LastCommit
+from statelog.storage.kafka_config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.log import Log
 from tests.support.breaking_kafka import BreakingKafka
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 WIDER = """{"type": "record", "name": "Point", "fields": [
@@ -189,7 +190,7 @@ def test_taken_over_before_the_commit_is_fenced(world: World) -> None:
     with world.rig.open() as log:
         newest = log.describe().state.live
 
-    assert [live.epoch for live in newest] == [1]
+    assert [live.epoch for live in newest] == [2]
     assert world.rig.state() == {}
 
 
@@ -212,9 +213,9 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
     with world.rig.open() as log, Writer(log, "w", clock=Clock(), new_nonce=new_nonce) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED]
-        assert writer.commit(1) == 1
+        assert writer.commit(1) == 2
         assert writer.life is Life.FAILED
-        with pytest.raises(ClosedError):
+        with pytest.raises(Fenced):
             writer.put(b"m", b"x")
 
     assert world.rig.state() == {b"k": b"v", b"l": b"w"}
@@ -223,7 +224,8 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
 def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(world: World) -> None:
     """It landed behind another's record, and reading fails: not Unavailable, which would invite a second try."""
     with world.rig.open() as log, world.rig.open() as other:
-        broken = Log(log.descriptor, BreakingKafka(world.cluster, 0, BrokerUnavailable("no answer")), log.store)
+        kafka = BreakingKafka(world.cluster, 1, BrokerUnavailable("no answer"))  # Opening reads the mark.
+        broken = Log(log.descriptor, kafka, log.store, waived=WAIVED)
         with Coordinator(broken, "w", partitions=[0]) as coordinator:
             with Writer(other, "x", partitions=[1]) as writer:
                 writer.commit(1)
@@ -376,3 +378,24 @@ def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dic
     for key, value in changes.items():
         task.put(key, value)
     return task.finish()
+
+
+def test_a_limit_that_was_lowered_is_named(world: World) -> None:
+    """What a broker refuses for its size may be in the log by an earlier try: unknown, with the setting's name."""
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.commit(1)
+        world.cluster.set_topic_config("s", {"max.message.bytes": "1000"})
+        writer.put(b"k", bytes(2_000))
+        with pytest.raises(PersistFailed, match="not become durable") as caught:
+            writer.commit(2)
+        assert "max.message.bytes of topic s" in str(caught.value.facts["reason"])
+    world.cluster.set_topic_config("s", {"max.message.bytes": str(MAX_MESSAGE_BYTES + (64 << 10))})
+    with world.rig.open() as log, world.writer(log) as writer:
+        world.cluster.set_topic_config("s.ledger", {"max.message.bytes": "1000"})
+        with pytest.raises(OutcomeUnknown) as unknown:
+            writer.commit(2, {"metadata": "x" * 2_000})
+        assert "max.message.bytes of topic s.ledger" in str(unknown.value.facts["reason"])
+    world.cluster.set_topic_config("s.ledger", {"max.message.bytes": str(MAX_MESSAGE_BYTES + (64 << 10))})
+    with world.rig.open() as log, world.writer(log) as writer:
+        writer.commit(2)
+    assert world.commits() == 2

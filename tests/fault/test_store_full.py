@@ -12,10 +12,14 @@ import pytest
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import NotFound, StorageFull
-from statelog.storage.leases import list_leases
+from statelog.schemas.errors import NotFound, StorageFull, StoreRefused
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.leases import LeaseWarning, list_leases
+from statelog.storage.log import Log
 from statelog.storage.store_local import LocalStore
 from tests.support.recovery_rig import memory_rig
+from tests.support.twin_log import UNSAFE
 
 SIZE_BYTES = 1 << 20
 
@@ -89,6 +93,37 @@ def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"f" * SIZE_BYTES)
     with pytest.raises(StorageFull):
         LocalStore(small_disk, "orders").check()
+
+
+def _log_on(disk: Path) -> Log:
+    log = Log.create(
+        "orders", kafka=MemoryKafka(cluster=MemoryCluster()), root=str(disk), partitions=2, replication_factor=1,
+        allow_unsafe=UNSAFE,
+    )  # fmt: skip
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        writer.commit(1)
+    return log
+
+
+def test_a_full_store_can_still_be_recovered(small_disk: Path) -> None:
+    """The moment when somebody restores: no room for a lease costs the lease."""
+    log = _log_on(small_disk)
+    (small_disk / "filler").write_bytes(b"f" * (shutil.disk_usage(small_disk).free))
+    with pytest.warns(LeaseWarning), recover(log) as recovery:
+        assert recovery.to_dict() == {b"a": b"1"}
+        assert not recovery.statistics().has_lease
+
+
+def test_a_store_that_is_mounted_read_only_can_be_recovered(small_disk: Path) -> None:
+    """The system's own refusal costs the lease; whoever has to write is told StoreRefused."""
+    log = _log_on(small_disk)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.warns(LeaseWarning), recover(log) as recovery:
+        assert recovery.to_dict() == {b"a": b"1"}
+    with pytest.raises(StoreRefused) as caught:
+        log.store.check()
+    assert caught.value.facts["code"] == "EROFS"
 
 
 def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:

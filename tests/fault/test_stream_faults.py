@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from statelog.producer.writer import Writer
+from statelog.recovery import sources
 from statelog.recovery.at import AtPosition
+from statelog.recovery.host import Host
 from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.portion import Portion
 from statelog.recovery.progress import Phase, Progress
@@ -36,6 +38,7 @@ from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
 from tests.support.recovery_rig import memory_rig
+from tests.support.spill import Disks
 from tests.support.stream_reader import Reader
 
 _KEYS = [b"key-%03d" % i for i in range(300)]
@@ -70,7 +73,7 @@ class _Twins:
     def hooked(self, hook: Callable[[str, str], Fault | None]) -> None:
         """Let the store ask `hook` with every method and path."""
         self.log.store = MemoryStore(self.disk, "rig", faults=hook)
-        self.log.manifests = ManifestChain(self.log.store)
+        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
 
     def assert_nothing_left(self) -> None:
         """No lease, no file, no thread, and no file that is open in the spill directory."""
@@ -165,6 +168,19 @@ def test_a_full_disk_is_told(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> 
     twins.assert_nothing_left()
 
 
+def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
+    """A stream that waits for room brings everything to a slow reader, whose state is larger than memory and disk."""
+    disks, reader = Disks(room_bytes=200_000), Reader()
+    settings = replace(twins.settings, waits_for_room=True, fold_bytes=1 << 20)
+    with recover(twins.log, settings=settings, host=Host(open_spill_file=disks.open)).stream() as stream:
+        assert not stream.wait_fetched(0.5)
+        for portion in stream:
+            reader.apply(portion)
+    assert reader.state == twins.expected
+    assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
+    twins.assert_nothing_left()
+
+
 def test_directories_that_cannot_be_used_leave_no_lease(twins: _Twins) -> None:
     """ConfigError comes before the thread, and takes the lease with it."""
     twins.settings = replace(twins.settings, spill_directories=())
@@ -205,8 +221,9 @@ def _damage_end(twins: _Twins, snapshot: int) -> None:
     twins.disk.flip_byte(f"rig/{run.path}", run.index.row_groups[-1].offset)
 
 
-def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins) -> None:
+def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that came out are not repeated: an older snapshot and a longer tail go on behind them, in the same state."""
+    monkeypatch.setattr(sources, "_PIECE_BYTES", 1)
     _damage_end(twins, 1)
     reader, expected = Reader(), twins.expected
     with pytest.warns(RecoveryWarning):
@@ -221,8 +238,9 @@ def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins) -> None:
     twins.assert_nothing_left()
 
 
-def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins) -> None:
+def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing replaces a damaged run, its error ends the stream, and the place says that the state is not whole."""
+    monkeypatch.setattr(sources, "_PIECE_BYTES", 1)
     _damage_end(twins, 1)
     twins.rig.drop(twins.rig.manifests[0])
     twins.rig.truncate(twins.rig.manifests[0])
@@ -284,7 +302,12 @@ def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
         recover(memory_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
     with pytest.raises(UnknownFormat):
         applied.from_json(applied.to_json().replace('"format": 1', '"format": 2'))
-    for text in ("", "{}", "[1]", applied.to_json().replace("place", "plaice")):
+    whole = applied.to_json()
+    absurd = [
+        whole.replace('"key_groups": null', f'"key_groups": {groups}')
+        for groups in ("[[0, 1e300]]", f"[[0, {1 << 62}]]")
+    ]
+    for text in ("", "{}", "[1]", "[" * 100_000, whole.replace("place", "plaice"), *absurd):
         with pytest.raises(Corrupt):
             applied.from_json(text)
     with pytest.raises(Misuse):

@@ -6,24 +6,18 @@ import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rocksdict
-from click.testing import CliRunner, Result
 
-from statelog.cli.program import program
 from statelog.producer.writer import Writer
-from statelog.recovery import read_rocksdb_state
-from statelog.storage.log import Log
+from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
 from tests.support.broker import Broker
+from tests.support.shell import Shell, wait_for, write_lines, writer_row
 
 pytestmark = pytest.mark.broker
 
@@ -33,94 +27,39 @@ AVSC = """{"type": "record", "name": "Plane", "fields": [
   {"name": "flights", "type": "long"}, {"name": "dest", "type": ["null", "string"], "default": null}]}"""
 
 
-@dataclass(slots=True)
-class Shell:
-    """Types commands against one broker and one root, in this process or in one of its own."""
-
-    bootstrap: str
-    root: Path
-    name: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a user would have set."""
-        return {
-            "STATELOG_BOOTSTRAP": self.bootstrap,
-            "STATELOG_ROOT": str(self.root),
-            "STATELOG_REPLICATION_FACTOR": "1",
-            "STATELOG_ALLOW_UNSAFE": ",".join(UNSAFE),
-            "XDG_CONFIG_HOME": str(self.root),
-        }
-
-    def run(self, *args: object, stdin: bytes | None = None, **environment: str) -> Result:
-        """Run a command here."""
-        return CliRunner().invoke(
-            program, [str(arg) for arg in args], input=stdin, env={**self.environment, **environment}
-        )
-
-    def json(self, *args: object, code: int = 0, **options: Any) -> dict[str, Any]:
-        """Run a command that must exit with `code`, and read its JSON: the result, or the error."""
-        result = self.run(*args, "--json", **options)
-        assert result.exit_code == code, result.output
-        text = result.stdout if code == 0 else result.stderr
-        found: dict[str, Any] = json.loads(text.splitlines()[-1])
-        return found
-
-    def start(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
-        """Start a command as a process of its own, which hears Ctrl-C even if this run, in the background, does not."""
-        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        code += "from statelog.cli import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *[str(arg) for arg in args]],
-            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-
-    def open_log(self) -> Log:
-        """The log, through the library."""
-        return Log.open(
-            self.name, kafka={"bootstrap.servers": self.bootstrap}, root=str(self.root), allow_unsafe=UNSAFE
-        )
-
-    def state(self) -> dict[str, Any]:
-        """The recovered state, by way of JSON lines: key to all other fields."""
-        result = self.run("recover", self.name, "--to-json", "-")
-        assert result.exit_code == 0, result.output
-        rows = [json.loads(line) for line in result.stdout.splitlines()]
-        return {row.pop("key"): row for row in rows}
+def test_describe_names_topics_and_whoever_holds_the_log(shell: Shell) -> None:
+    """Topics by name, and the leases that hold truncation back."""
+    with shell.open_log() as log:
+        assert shell.json("describe", shell.name)["leases"] == []
+        with recover(log, settings=RecoverySettings(holder="somebody")):
+            found = shell.json("describe", shell.name)
+    assert (found["data_topic"], found["ledger_topic"]) == (shell.name, f"{shell.name}.ledger")
+    (lease,) = found["leases"]
+    assert (lease["holder"], lease["position"], lease["manifest"]) == ("somebody", 0, None)
 
 
-@pytest.fixture
-def shell(broker: Broker, tmp_path: Path, log_name: str) -> Iterator[Shell]:
-    """A shell with a log of bytes by string keys; the log is deleted at the end, if the test did not."""
-    made = Shell(broker.bootstrap, tmp_path / "root", log_name)
-    made.root.mkdir()
-    assert made.run("init", log_name, "--partitions", 2, "--key-groups", 16, "--key-type", "string").exit_code == 0
-    yield made
-    made.run("delete", log_name, "--yes")
+def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> None:
+    """What `--to-json -` writes can be appended again, whatever the locale says."""
+    source = write_lines(tmp_path / "in.jsonl", [{"key": "gr\u00fcn", "value": "\u65e5"}])
+    assert shell.run("append", shell.name, source).exit_code == 0
+    process = subprocess.run(
+        [sys.executable, "-c", "from statelog.cli import main; main()", "recover", shell.name, "--to-json", "-"],
+        env={**os.environ, **shell.environment, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(process.stdout.decode("utf-8")) == {"key": "gr\u00fcn", "value": "\u65e5"}
 
 
-def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
-    """A file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Wait until a condition holds, asking again and again."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.02)
-
-
-def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:
-    """A writer's row of describe."""
-    rows = shell.json("describe", shell.name)["writers"]
-    return next((row for row in rows if row["writer"] == writer), None)
+def test_a_misspelt_field_commits_nothing(shell: Shell, tmp_path: Path) -> None:
+    """A name of --op-field or --checkpoint-field that no row has ends the run with 2, and the log is as it was."""
+    rows: list[dict[str, object]] = [{"key": f"k{n}", "value": "v", "op": "D", "group": n} for n in range(9)]
+    source = write_lines(tmp_path / "in.jsonl", rows)
+    ops = ("--op-field", "opp", "--delete-value", "D", "--checkpoint-every", 3)
+    for options in (ops, ("--checkpoint-field", "gruop")):
+        error = shell.json("append", shell.name, source, *options, "--ignore-unknown", code=2)
+        assert (error["error"], error["facts"]["committed_rows"]) == ("InvalidChange", 0)
+    assert shell.state() == {}
 
 
 def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str) -> None:
@@ -235,25 +174,6 @@ def test_a_killed_append_goes_on_where_it_was(shell: Shell, tmp_path: Path) -> N
     assert shell.state() == {row["key"]: {"value": row["value"]} for row in rows}
 
 
-def test_ctrl_c_says_where_it_stands(shell: Shell) -> None:
-    """SIGINT while a pipe is open: exit code 130, and the rows that are reported are exactly those that count."""
-    process = shell.start(
-        "append", shell.name, "-", "--writer", "pipe", "--checkpoint-every", 2, "--json", stdin=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    for number in range(5):
-        process.stdin.write(json.dumps({"key": f"k{number}", "value": "v"}) + "\n")
-    process.stdin.flush()
-    wait_for(lambda: (row := writer_row(shell, "pipe")) is not None and row["checkpoint"] == 2)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-
-    assert process.returncode == 130
-    told = json.loads(out.splitlines()[-1])
-    assert (told["outcome"], told["rows"]) == ("interrupted", 4)
-    assert set(shell.state()) == {"k0", "k1", "k2", "k3"}
-
-
 def test_another_input_is_refused_and_fences_nobody(shell: Shell, tmp_path: Path) -> None:
     """The same writer with another input, or with other fields, is misuse; a writer that is open stays open."""
     source = write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}])
@@ -328,7 +248,7 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
 
     events = [json.loads(line) for line in out.splitlines()]
     assert (process.returncode, err) == (0, "")
-    assert [event["event"] for event in events][:2] == ["round-started", "round-completed"]
+    assert [event["event"] for event in events][:3] == ["started", "round-started", "round-completed"]
     assert events[-1]["event"] == "stopped"
 
 
@@ -344,6 +264,7 @@ def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: 
             assert f"waiting for the log {log_name}" in process.stderr.readline()
             if is_made:
                 shell.json("init", log_name)
+                assert "started, first round in" in process.stdout.readline()
                 assert "round started" in process.stdout.readline()
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)

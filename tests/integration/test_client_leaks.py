@@ -1,15 +1,17 @@
 """What is left of Kafka clients that nobody holds any more: nothing, above all no threads."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from statelog.schemas.errors import BrokerUnavailable, UnsafeTopic
-from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
+from statelog.storage.positions import Listed
 from tests.support.broker import Broker
 
 
@@ -24,9 +26,9 @@ class Leaderless(ConfluentKafka):
 
     tries = 0
 
-    def _list_offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+    def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
         self.tries += 1
-        return super()._list_offsets(f"{topic}-is-not-there", partitions)
+        return super()._list_offsets(f"{topic}-is-not-there", partitions, limit_s)
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
         """They are there, they only lack a leader."""
@@ -59,3 +61,27 @@ def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name:
     Log.delete(log_name, kafka=kafka, root=root)
 
     assert threads() <= before + 4
+
+
+@pytest.mark.broker
+def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic_name: str) -> None:
+    """Producers and readers that nobody holds any more leave no threads and no connections behind."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+
+    def use_and_drop() -> None:
+        producer, reader, reports = kafka.producer(), kafka.reader(topic_name), list[Delivery]()
+        producer.send(topic_name, 0, b"x", reports.append)
+        while not reports:
+            producer.poll(0.1)
+        assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=20))
+
+    use_and_drop()
+    gc.collect()
+    before = threads()
+    for _ in range(4):
+        use_and_drop()
+    gc.collect()
+    assert threads() <= before + 4
+    kafka.delete_topic(topic_name)
+    kafka.close()

@@ -1,4 +1,4 @@
-"""The daemon on a real broker: a round that comes early because a restore would take too long, and its figures."""
+"""The daemon on a real broker: early rounds and their figures, a broker that stalls, a log that is deleted."""
 
 import queue
 import threading
@@ -7,10 +7,12 @@ from typing import TypeVar
 
 import pytest
 
-from statelog.materializer import Event, Materializer, Rates, RoundCompleted, RoundSkipped, RoundStarted
+from statelog.materializer import Event, Materializer, Rates, RoundCompleted, RoundFailed, RoundSkipped, RoundStarted
 from statelog.materializer.restore_time import Speed
 from statelog.producer import Writer
-from tests.support.broker import Broker
+from statelog.schemas.errors import NotFound, StatelogError, Unavailable
+from statelog.storage.log import Log
+from tests.support.broker import Broker, OwnBroker
 from tests.support.twin_log import settings_for, state_of
 from tests.support.writer_rig import real_rig
 
@@ -58,3 +60,64 @@ def test_a_round_starts_early_because_of_the_restore_budget(broker: Broker, log_
         assert state_of(log) == model
         known = daemon.statistics()
         assert (known.started, known.completed, known.skipped, known.failed) == (2, 1, 1, 0)
+
+
+def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
+    own_broker: OwnBroker, log_name: str, tmp_path: Path
+) -> None:
+    """It answers nobody and its connections stay open: rounds fail as unavailable, never as damage, and then go on."""
+    rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root", {"socket.timeout.ms": "2000"})
+    rig.create().close()
+    events: queue.Queue[Event] = queue.Queue()
+    settings = settings_for(tmp_path, interval_s=0.5, jitter=0.0, alarm_age_s=600.0, failures_tolerated=50)
+    with rig.open() as log, rig.open() as other, Writer(other, "w") as writer:
+        daemon = Materializer(log, settings, on_event=events.put)
+        ended = list[BaseException]()
+        thread = threading.Thread(target=lambda: _run(daemon, ended))
+        thread.start()
+        try:
+            writer.put(b"k", b"1")
+            writer.commit(1)
+            _next(events, RoundCompleted)
+            own_broker.pause()
+            try:
+                failed = [_next(events, RoundFailed) for _ in range(2)]
+            finally:
+                own_broker.resume()
+            writer.put(b"k", b"2")
+            writer.commit(2)
+            _next(events, RoundCompleted)
+        finally:
+            daemon.stop()
+            thread.join(_DEADLINE_S)
+        assert ended == []
+        assert all(isinstance(event.error, Unavailable) and event.tolerated for event in failed)
+        assert state_of(log) == {b"k": b"2"}
+
+
+def test_a_log_deleted_under_its_daemon_ends_it_as_not_found(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Nobody is paged for damage."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    events: queue.Queue[Event] = queue.Queue()
+    settings = settings_for(tmp_path, interval_s=0.2, jitter=0.0, alarm_age_s=600.0, failures_tolerated=50)
+    with rig.open() as log:
+        daemon = Materializer(log, settings, on_event=events.put)
+        ended = list[BaseException]()
+        thread = threading.Thread(target=lambda: _run(daemon, ended))
+        thread.start()
+        try:
+            _next(events, RoundSkipped)
+            Log.delete(log_name, kafka={"bootstrap.servers": broker.bootstrap}, root=str(tmp_path / "root"))
+            thread.join(_DEADLINE_S)
+        finally:
+            daemon.stop()
+            thread.join(_DEADLINE_S)
+    assert [type(error) for error in ended] == [NotFound]
+
+
+def _run(daemon: Materializer, ended: list[BaseException]) -> None:
+    try:
+        daemon.run()
+    except StatelogError as error:
+        ended.append(error)

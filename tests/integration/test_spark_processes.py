@@ -3,7 +3,11 @@
 Spark may plan or commit with another worker than the last time. What the other one did is done here by hand.
 """
 
-from collections.abc import Iterator
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,14 +16,16 @@ import pytest
 from statelog.producer.opening import open_epoch
 from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced, OverlappingTasks
-from statelog.spark import clients, committing, planning
+from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
+from statelog.spark import clients, committing, planning, runs
 from statelog.spark.clients import task_producer
 from statelog.spark.committing import commit_batch, commit_write
 from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.ownership import RECENT_S
 from statelog.spark.planning import plan_batch, sibling_nonces
 from statelog.spark.task import TaskResult
 from tests.support.broker import Broker
+from tests.support.forks import in_fork
 from tests.support.spark_rig import SparkLog
 
 pytestmark = pytest.mark.broker
@@ -51,18 +57,19 @@ def run_task(task: TaskGrant, options: WriteOptions, slot: int, rows: dict[int, 
 def test_one_epoch_for_all_batches(rig: SparkLog) -> None:
     """Batches of one run share the epoch and each continues the one before; a replay is seen in another process too."""
     options = stream_options(rig)
+    begun = rig.ledger_end()
     epochs: set[int] = set()
     for batch in range(3):
         task = plan_batch(options)
         epochs.add(task.grant.epoch)
         assert task.base.id == batch
         assert commit_batch(options, [run_task(task, options, batch, {batch: batch})], batch)
-    assert epochs == {0}
+    assert (len(epochs), rig.opens()) == (1, 1)
     task = plan_batch(options)
     committing._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
     assert not commit_batch(options, [run_task(task, options, 9, {2: 2})], 2), "a replay"
     assert rig.numbers() == {0: 0, 1: 1, 2: 2}
-    assert rig.ledger_end() == 4
+    assert rig.ledger_end() == begun + 4, "an Open and three Commits"
 
 
 def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
@@ -84,6 +91,144 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     assert third.base.id == 1, "started again, the query goes on"
     assert commit_batch(options, [run_task(third, options, 2, {2: 2})], 1)
     assert rig.numbers() == {1: 1, 2: 2}
+
+
+def planned_in_a_worker(options: WriteOptions, path: Path) -> TaskGrant:
+    """What a worker plans that the session has just started: it knows its parent, and nothing else."""
+
+    def plan() -> None:
+        path.write_bytes(pickle.dumps(plan_batch(options)))
+
+    assert in_fork(plan) == 0
+    task = pickle.loads(path.read_bytes())
+    assert isinstance(task, TaskGrant)
+    return task
+
+
+def test_all_workers_of_a_session_use_one_epoch(rig: SparkLog, tmp_path: Path) -> None:
+    """Whichever worker plans a batch, it goes on with the epoch of its siblings; commits may come from any, too."""
+    options = stream_options(rig)
+    for batch in range(4):
+        task = planned_in_a_worker(options, tmp_path / "task")
+        assert task.base.id == batch
+        result = run_task(task, options, batch, {batch: batch})
+        if batch % 2:
+            assert commit_batch(options, [result], batch)
+        else:
+            assert in_fork(lambda: _assert(commit_batch(options, [result], batch))) == 0  # noqa: B023 - called at once
+    assert rig.opens() == 1
+    assert rig.numbers() == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def _assert(holds: bool) -> None:
+    assert holds
+
+
+def forget(rig: SparkLog) -> None:
+    """As after the workers were ended, because they were idle for a minute."""
+    for cache in (planning._epochs, committing._coordinators):  # pyright: ignore[reportPrivateUsage] # as above
+        cache.clear()
+
+
+def test_a_stranger_is_not_fenced_by_a_worker_that_forgot(rig: SparkLog) -> None:
+    """A run that another writer fenced while all its workers were idle ends too; started again, it goes on."""
+    options = stream_options(rig)
+    assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
+    forget(rig)
+    Writer(rig.log, "job").close()
+    with pytest.raises(Fenced, match="another writer took over"):
+        plan_batch(options)
+    assert rig.opens() == 2, "the stranger still owns the log"
+    assert commit_batch(options, [run_task(plan_batch(options), options, 1, {2: 2})], 1)
+
+
+def test_a_stranger_is_told_once_and_not_by_every_worker(rig: SparkLog, tmp_path: Path) -> None:
+    """A query that was told, and started again, is not told once more by a worker that still holds the old epoch."""
+    options = stream_options(rig)
+
+    def told() -> None:
+        with pytest.raises(Fenced):
+            plan_batch(options)
+
+    assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
+    Writer(rig.log, "job").close()
+    session = runs._session()  # pyright: ignore[reportPrivateUsage] # the other worker has the same parent
+    assert in_fork(lambda: _as_sibling(session, told)) == 0
+    assert plan_batch(options).base.id == 1
+
+
+def _as_sibling(session: tuple[int, str], check: Callable[[], None]) -> None:
+    """In a fork, as a worker of this session that knows nothing yet."""
+    runs._session = lambda: session  # pyright: ignore[reportPrivateUsage] # this process ends with the check
+    check()
+
+
+def query_options(rig: SparkLog, directory: Path, query: str, **changed: str) -> WriteOptions:
+    """The options of a query whose checkpoint names it, as Spark writes it."""
+    directory.mkdir(exist_ok=True)
+    (directory / "metadata").write_text(json.dumps({"id": query}))
+    return stream_options(rig, checkpointLocation=str(directory), **changed)
+
+
+def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path) -> None:
+    """Another query with the writer's name, one with a name of its own, and a plain write are refused before an Open;
+    the query that they met goes on, and only takeOver ends it.
+    """
+    first = query_options(rig, tmp_path / "a", "qa")
+    assert commit_batch(first, [run_task(plan_batch(first), first, 0, {1: 1}, "qa")], 0)
+    with pytest.raises(CheckpointMismatch, match="takeOverFrom=qa"):
+        plan_batch(query_options(rig, tmp_path / "b", "qb"))
+    other = query_options(rig, tmp_path / "b", "qb", writerId="other")
+    load = write_options({**rig.options, "writerId": "load"}, streaming=False)
+    for options in (other, load):
+        with pytest.raises(LogInUse, match="another job of Spark's writes to this log") as caught:
+            plan_batch(options)
+        assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("job", "qa")
+    assert commit_batch(first, [run_task(plan_batch(first), first, 1, {2: 2}, "qa")], 1)
+    assert rig.opens() == 1
+
+    wanted = replace(other, take_over=True)
+    assert commit_batch(wanted, [run_task(plan_batch(wanted), wanted, 2, {3: 3}, "qb")], 0)
+    with pytest.raises(Fenced):
+        plan_batch(first)
+    with pytest.raises(LogInUse):
+        plan_batch(first)
+    assert rig.numbers() == {1: 1, 2: 2, 3: 3}
+
+
+def test_the_same_query_takes_over_at_once(rig: SparkLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again in another session, a query waits for nobody, before its first commit and after; the session that
+    it left does not take it back.
+    """
+    options = query_options(rig, tmp_path / "a", "qa")
+    plan_batch(options)
+    here = runs._session()  # pyright: ignore[reportPrivateUsage] # as above
+    for batch, parent in enumerate((1_000_001, 1_000_002)):
+        forget(rig)
+        monkeypatch.setattr(runs, "_session", lambda parent=parent: (parent, "x"))
+        assert commit_batch(options, [run_task(plan_batch(options), options, batch, {1: batch}, "qa")], batch)
+    assert rig.opens() == 3
+    forget(rig)
+    monkeypatch.setattr(runs, "_session", lambda: here)
+    with pytest.raises(Fenced):
+        plan_batch(options)
+
+
+def test_a_job_that_is_done_or_dead_stands_in_nobodys_way(rig: SparkLog, tmp_path: Path) -> None:
+    """A plain write bars others until its commit; a query, as long as it may be alive; a Writer, never."""
+    load = write_options({**rig.options, "writerId": "load"}, streaming=False)
+    task = plan_batch(load)
+    query = query_options(rig, tmp_path / "a", "qa")
+    with pytest.raises(LogInUse):
+        plan_batch(query)
+    assert commit_write(load, [run_task(task, load, 0, {1: 1}, query="")])
+    assert commit_batch(query, [run_task(plan_batch(query), query, 1, {2: 2}, "qa")], 0)
+    later = replace(load, writer="later")
+    with pytest.raises(LogInUse):
+        plan_batch(later, wall_clock=lambda: time.time() + RECENT_S - 600)
+    assert plan_batch(later, wall_clock=lambda: time.time() + RECENT_S + 600)
+    Writer(rig.log, "python").close()
+    assert plan_batch(replace(load, writer="last"))
 
 
 def test_a_plain_batch_write_opens_anew_after_a_stranger(rig: SparkLog) -> None:
@@ -124,6 +269,8 @@ def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
     with pytest.raises(CheckpointMismatch, match="older"):
         commit_batch(options, [run_task(task, options, 4, {1: 5})], 3)
     assert commit_batch(options, [], 5), "no task, no change, no commit"
+    with pytest.raises(Misuse, match="returned nothing"):
+        commit_batch(options, [run_task(task, options, 6, {1: 7}), None], 6)
     assert rig.ledger_end() == end
     assert commit_batch(options, [run_task(task, options, 5, {1: 6})], 6)
     assert rig.numbers() == {1: 6}

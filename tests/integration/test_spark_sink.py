@@ -6,6 +6,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.producer.writer import Writer
 from statelog.spark.key_groups import repartition_by_key_group
@@ -45,9 +46,10 @@ def stream(spark: SparkSession, rig: SparkLog, directory: Path, **options: str) 
 def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
     """Three batches are one Open and three Commits; a replayed one and a restart add nothing but what is new."""
     write_batches(tmp_path / "input", BATCHES)
+    begun = rig.ledger_end()
     stream(spark, rig, tmp_path)
     assert rig.numbers() == fold_rows(BATCHES)
-    assert rig.ledger_end() == 4, "the epoch is opened once for all batches of a run"
+    assert rig.ledger_end() == begun + 4, "the epoch is opened once for all batches of a run"
     last = rig.last_commit("job")
     assert last is not None
     assert (last.checkpoint.id, last.metadata["batchId"]) == (3, "2")
@@ -60,7 +62,30 @@ def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp
     newest = rig.last_commit("job")
     assert newest is not None
     assert (newest.checkpoint.id, newest.metadata["queryId"]) == (4, last.metadata["queryId"])
-    assert rig.ledger_end() == 5, "the replayed batch was recognised, and the session still held its epoch"
+    assert rig.ledger_end() == begun + 5, "the replayed batch was recognised, and the session still held its epoch"
+
+
+def test_two_queries_of_a_session_open_once_each(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Their batches are planned by whichever worker is idle, and all workers use one epoch for each query."""
+    other = SparkLog.create(f"{rig.log.name}-b", rig.bootstrap, tmp_path / "other")
+    batches: list[list[Row]] = [[(key, number) for key in range(5)] for number in range(6)]
+    queries: list[StreamingQuery] = []
+    for number, one in enumerate((rig, other)):
+        write_batches(tmp_path / f"input-{number}", batches)
+        rows = read_stream(spark, tmp_path / f"input-{number}")
+        start = rows.writeStream.format("statelog").options(**one.options, writerId="job", uniqueKeys="true")
+        queries.append(start.option("checkpointLocation", str(tmp_path / f"checkpoint-{number}")).start())
+    try:
+        for query in queries:
+            query.processAllAvailable()
+    finally:
+        for query in queries:
+            query.stop()
+    for one in (rig, other):
+        last = one.last_commit("job")
+        assert last is not None
+        assert (last.checkpoint.id, one.opens()) == (len(batches), 1)
+        assert one.numbers() == fold_rows(batches)
 
 
 def test_a_strange_query_is_refused_until_it_takes_over(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:

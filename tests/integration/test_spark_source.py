@@ -2,12 +2,24 @@
 
 import datetime
 import decimal
+import pickle
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from pyspark_statelog import DefaultSource
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.schemas.errors import NotFound
+from statelog.schemas.retention import RetentionPolicy
+from statelog.spark import read_plan
 from tests.support.broker import Broker
 from tests.support.spark_rig import AVSC, SparkLog
 
@@ -59,9 +71,91 @@ def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
     assert some.rdd.getNumPartitions() == 2
 
 
-def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) -> None:
-    """A schema that is not the state's fails with both, rather than returning columns of another meaning."""
+@contextmanager
+def committing(rig: SparkLog, most: int = 20_000) -> Generator[None]:
+    """While this is entered, key 1 gets a new number with every commit, as fast as that goes."""
+    stop, begun = threading.Event(), threading.Event()
+
+    def commit() -> None:
+        with Writer(rig.log, "w") as writer:
+            for number in range(1, most):
+                writer.put(1, {"n": number})
+                writer.commit(number)
+                begun.set()
+                if stop.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(commit)
+        assert begun.wait(30)
+        try:
+            yield
+        finally:
+            stop.set()
+            done.result()
+
+
+def test_every_scan_of_a_dataframe_is_at_one_position(spark: SparkSession, rig: SparkLog) -> None:
+    """A join, a union and a subquery of one DataFrame see one state while a writer commits; the next load newer."""
     reader = spark.read.format("statelog").options(**rig.options)
+    with committing(rig):
+        df = reader.load()
+        joined = df.select("key", df.n.alias("a")).join(df.where("key > 0").select("key", df.n.alias("b")), "key")
+        (row,) = joined.collect()
+        assert row.a == row.b
+        df = reader.load()
+        both = df.select("n").union(df.where("key > 0").select("n")).collect()
+        assert len({row.n for row in both}) == 1
+        reader.load().createOrReplaceTempView("one_state")
+        (row,) = spark.sql("SELECT n, (SELECT max(n) FROM one_state WHERE key > 0) AS m FROM one_state").collect()
+        assert row.n == row.m
+        newer = reader.load().collect()[0].n
+        assert newer > row.n
+
+
+def test_a_stream_of_a_log_is_refused_with_the_way_out(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """A streaming read ends with our words, and not with those of a Spark that hid them."""
+    rows = spark.readStream.format("statelog").options(**rig.options).load()
+    start = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = start.start()
+    try:
+        with pytest.raises(StreamingQueryException, match="no streaming read"):
+            query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def test_a_read_that_outlived_its_lease_is_told_since_when(
+    rig: SparkLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DataFrame whose state was truncated after its lease fails with the time of its plan and the way out."""
+    monkeypatch.setattr(read_plan, "PLAN_LEASE_S", 0.001)
+    policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
+    options = {**rig.options, "minPartitions": "1"}
+    with Writer(rig.log, "w") as writer:
+        writer.put(1, {"n": 0})
+        writer.commit(1)
+        source = DefaultSource(options)
+        columns = source.schema()
+        reader = pickle.loads(pickle.dumps(source)).reader(columns)
+        (part,) = reader.partitions()
+        for number in range(2, 6):
+            writer.put(1, {"n": number})
+            writer.commit(number)
+            run_round(rig.log, policy)
+    for late in (lambda: list(reader.read(part)), reader.partitions):
+        with pytest.raises(NotFound, match=r"planned at 20.*load\(\) again"):
+            late()
+
+
+def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) -> None:
+    """A schema that is not the state's fails with both, rather than returning columns of another meaning. Any is
+    refused where nothing says which state it is: each scan would take the newest by itself.
+    """
+    reader = spark.read.format("statelog").options(**rig.options)
+    with pytest.raises(Exception, match=r"Leave \.schema\(\) out"):
+        reader.schema("key long, n long, note string").load().count()
+    reader = reader.option("atPosition", "0")
     assert reader.schema("key long, n long, note string").load().count() == 0
     with pytest.raises(Exception, match="not that of the state"):
         reader.schema("key string, n long").load().count()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
@@ -63,6 +64,16 @@ def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog,
     assert rig.numbers() == expected
 
 
+def test_another_query_is_refused_before_it_fences(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """The driver knows which query calls, so one that takes another's writer is refused at planning."""
+    write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
+    rows = read_stream(spark, tmp_path / "input").select("key", "n")
+    run(rows, function_for(rig), tmp_path / "one")
+    with pytest.raises(StreamingQueryException, match="takeOverFrom"):
+        run(rows, function_for(rig), tmp_path / "two")
+    assert rig.opens() == 1
+
+
 def test_an_empty_batch_is_a_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
     """A batch without rows moves the checkpoint, so that a later look at the log sees how far the query is."""
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
@@ -78,6 +89,8 @@ def test_wrong_settings_are_refused_at_once(tmp_path: Path) -> None:
     """`upsert` checks its settings when it is called, not when the first batch comes; its repr hides secrets."""
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         upsert("log", kafka={}, root=str(tmp_path), writer="w")
+    with pytest.raises(ConfigError, match="unique_keys is 'false'"):
+        upsert("log", kafka={"bootstrap.servers": "b:1"}, root="s3://b", writer="w", unique_keys="false")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] # what is refused
     kafka = {"bootstrap.servers": "b:1", "sasl.password": "hidden"}
     function = upsert("log", kafka=kafka, root="s3://bucket", writer="w", storage_options={"secret": "hidden"})
     assert "hidden" not in repr(function)

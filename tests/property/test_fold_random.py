@@ -12,7 +12,7 @@ from statelog.schemas.errors import Corrupt, CorruptLedger, UnknownFormat
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger_state import LedgerState
 from tests.support.naive_fold import NaiveFold, same_verdict
 
@@ -21,26 +21,62 @@ STRANGER = LogIdentity(cluster_id="cluster", data_topic_id="other", ledger_topic
 STATES = RecordCodec("ledger_state")
 
 MOSTLY = st.integers(0, 9).map(lambda n: n < 9)  # shrinks towards true
-INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+MOST = (1 << 63) - 1
+INT64 = st.integers(-(1 << 63), MOST)
 INT32 = st.integers(0, (1 << 31) - 1)
 UINT64 = st.integers(0, (1 << 64) - 1)
 NONCES = st.binary(min_size=16, max_size=16)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
 CHECKPOINTS = st.builds(Checkpoint, INT64, NONCES)
 METADATA = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
-ENTRIES = st.builds(Entry, INT32, INT64, INT32, INT64, INT64, INT64, INT64, UINT64, st.binary(max_size=4))
 META = st.dictionaries(st.text(max_size=8), st.binary(max_size=8), max_size=2)
-STEPS = st.builds(Step, checkpoint_id=INT64, entries=st.lists(ENTRIES, max_size=3).map(tuple), meta=META)
 IDENTITIES = st.builds(LogIdentity, cluster_id=st.text(), data_topic_id=st.text(), ledger_topic_id=st.text())
-HANDLES = st.builds(
-    Handle,
-    identity=IDENTITIES,
-    writer=NAMES,
-    epoch=INT64,
-    nonce=NONCES,
-    base=CHECKPOINTS,
-    steps=st.lists(STEPS, min_size=1, max_size=3).map(tuple),
-)
+DIGESTS = st.binary(min_size=32, max_size=32)
+
+
+# ---- values that can be: a decoder refuses all others, see test_hostile_bytes.py
+
+
+@st.composite
+def _entries(draw: st.DrawFn) -> Entry:
+    gaps = draw(st.lists(st.integers(0, 1 << 58), max_size=3)) if draw(st.booleans()) else []
+    chunks = len(gaps) + 1 if any(gaps) else draw(INT32.filter(bool))
+    first_offset = draw(st.integers(0, 1 << 62))
+    return Entry(
+        partition=draw(INT32),
+        sqn=draw(INT64),
+        chunks=chunks,
+        changes=draw(st.integers(chunks, MOST)),
+        size_bytes=draw(st.integers(0, MOST)),
+        first_offset=first_offset,
+        end_offset=first_offset + chunks + sum(gaps),
+        checksum=draw(UINT64),
+        key_groups=draw(st.binary(max_size=4)),
+        gaps=tuple(gaps) if any(gaps) else (),
+    )
+
+
+@st.composite
+def _handles(draw: st.DrawFn) -> Handle:
+    base_id, *ids = sorted(draw(st.sets(INT64, min_size=2, max_size=4)))
+    return Handle(
+        identity=draw(IDENTITIES),
+        writer=draw(NAMES),
+        epoch=draw(INT64),
+        nonce=draw(NONCES),
+        base=Checkpoint(base_id, draw(NONCES)),
+        steps=tuple(Step(checkpoint_id=i, entries=draw(ENTRIES), meta=draw(META)) for i in ids),
+    )
+
+
+@st.composite
+def _loss_ranges(draw: st.DrawFn) -> LossRange:
+    start_offset = draw(st.integers(0, MOST))
+    return LossRange(draw(INT32), start_offset, draw(st.integers(start_offset, MOST)))
+
+
+ENTRIES = st.lists(_entries(), max_size=3).map(tuple)
+HANDLES = _handles()
 OPENS = st.builds(
     Open,
     writer=NAMES,
@@ -49,6 +85,7 @@ OPENS = st.builds(
     prior=INT64,
     last=CHECKPOINTS,
     identity=IDENTITIES,
+    witness=INT64,
 )
 COMMITS = st.builds(
     Commit.of,
@@ -62,11 +99,13 @@ COMMITS = st.builds(
 )
 LOSSES = st.builds(
     AcceptLoss,
-    ranges=st.lists(st.builds(LossRange, INT32, INT64, INT64), max_size=3).map(tuple),
+    ranges=st.lists(_loss_ranges(), max_size=3).map(tuple),
     reason=st.text(),
     operator=st.text(),
 )
-RECORDS = st.one_of(OPENS, COMMITS, LOSSES)
+MARKS = st.builds(Mark, DIGESTS)
+RESTARTS = st.builds(Restart, digest=DIGESTS, position=INT64, reason=st.text(), operator=st.text())
+RECORDS = st.one_of(OPENS, COMMITS, LOSSES, MARKS, RESTARTS)
 
 
 # ---- records that nearly fit, so that valid and void ones both come up
@@ -100,7 +139,8 @@ def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) 
     entries: list[Entry] = []
     for partition in sorted(partitions):
         first = fold.committed_position(partition) + (draw(st.integers(0, 2)) if draw(MOSTLY) else -1)
-        entries.append(Entry(partition, 1, 1, 1, 1, first, first + draw(st.integers(1, 3)), 0, b"\1"))
+        chunks = draw(st.integers(1, 3))
+        entries.append(Entry(partition, 1, chunks, chunks, 1, first, first + chunks, 0, b"\1"))
     step = Step(
         checkpoint_id=base.id + (draw(st.integers(1, 2)) if draw(MOSTLY) else 0),
         entries=tuple(entries),

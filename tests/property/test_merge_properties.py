@@ -53,18 +53,18 @@ def test_merge_is_the_fold(given_runs: tuple[list[list[Change]], pa.DataType], d
 
 
 @settings(deadline=None)
-@given(runs(), st.booleans(), st.lists(st.integers(1, 5), min_size=4, max_size=4))
+@given(runs(), st.booleans(), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.sampled_from([1, 60, 1 << 30]))
 def test_streamed_merge_is_the_merge(
-    given_runs: tuple[list[list[Change]], pa.DataType], drop_deletes: bool, steps: list[int]
+    given_runs: tuple[list[list[Change]], pa.DataType], drop_deletes: bool, steps: list[int], most_bytes: int
 ) -> None:
-    """Cutting the runs into pieces of any size and streaming them gives the same rows as merging them whole."""
+    """Cutting the runs into pieces of any size and streaming them, so much at once, gives the rows of the whole."""
     all_runs, key_type = given_runs
     tables = [change_table(run, key_type) for run in all_runs]
     streams = [
         [table.slice(start, step) for start in range(0, table.num_rows, step)]
         for table, step in zip(tables, steps, strict=False)
     ]
-    pieces = list(merge_streams(streams, drop_deletes=drop_deletes))
+    pieces = list(merge_streams(streams, drop_deletes=drop_deletes, most_bytes=most_bytes))
 
     assert [change for piece in pieces for change in _changes(piece)] == _changes(
         merge_tables(tables, drop_deletes=drop_deletes)

@@ -44,7 +44,7 @@ _HEAP_MB = 512
 _START_TIMEOUT_S = 90.0
 
 choices: list[str] = []
-"""One line for every broker that this run chose, in order."""
+"""One line for every broker that this run chose, in order, and what was played on a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from statelog.schemas.key_groups import KeyType
 
 __all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]
 
+KEY = bytes(range(16))
 NONCE = bytes(range(16))
 Row = tuple[int, int, object, object]
 
@@ -26,4 +27,6 @@ def rows_batch(
 
 def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
     """A chunk of epoch 7 that holds this batch."""
-    return encode_chunk(epoch=7, nonce=NONCE, sqn=sqn, index=index, value_schema_id=value_schema_id, batch=batch)
+    return encode_chunk(
+        epoch=7, nonce=NONCE, sqn=sqn, index=index, value_schema_id=value_schema_id, witness=11, key=KEY, batch=batch
+    )

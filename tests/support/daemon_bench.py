@@ -10,7 +10,7 @@ from typing import Any
 
 from statelog.materializer.control import Control
 from statelog.materializer.daemon import Materializer
-from statelog.materializer.events import Event, RoundStarted
+from statelog.materializer.events import Event, RoundStarted, Started
 from statelog.materializer.flight import Start
 from statelog.materializer.restore_time import Rates
 from statelog.storage.store_memory import Fault
@@ -80,8 +80,8 @@ class DaemonBench:
 
     @property
     def kinds(self) -> list[str]:
-        """The names of the events, but for the starts of rounds."""
-        return [type(event).__name__ for event in self.events if not isinstance(event, RoundStarted)]
+        """The names of the events, but for the starts of rounds and of the daemon."""
+        return [type(event).__name__ for event in self.events if not isinstance(event, RoundStarted | Started)]
 
     def _fault(self, method: str, _path: str) -> Fault | None:
         return Fault.BEFORE if self.broken or method == self.broken_method else None

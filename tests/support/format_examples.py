@@ -12,7 +12,7 @@ from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, St
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.lease import Lease
-from statelog.schemas.ledger import AcceptLoss, Commit, LossRange, Open
+from statelog.schemas.ledger import AcceptLoss, Commit, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path
@@ -39,13 +39,13 @@ class Example(NamedTuple):
 def _handle() -> Handle:
     entry = Entry(1, 1, 2, 30, 4096, 7, 9, 0x1122334455667788, b"\x05")
     step = Step(checkpoint_id=1, entries=(entry,))
-    return Handle(identity=_IDENTITY, writer="w", epoch=0, nonce=_NONCE, base=NO_CHECKPOINT, steps=(step,))
+    return Handle(identity=_IDENTITY, writer="w", epoch=1, nonce=_NONCE, base=NO_CHECKPOINT, steps=(step,))
 
 
 def _commit() -> Commit:
     handle = _handle()
     return Commit.of(
-        epoch=0,
+        epoch=1,
         nonce=_NONCE,
         base=NO_CHECKPOINT,
         checkpoint=handle.checkpoint,
@@ -55,25 +55,33 @@ def _commit() -> Commit:
 
 
 def _open() -> Open:
-    return Open(writer="w", partitions=(1,), nonce=_NONCE, prior=-1, last=NO_CHECKPOINT, identity=_IDENTITY)
+    return Open(writer="w", partitions=(1,), nonce=_NONCE, prior=-1, last=NO_CHECKPOINT, identity=_IDENTITY, witness=1)
 
 
 def _loss() -> AcceptLoss:
     return AcceptLoss(ranges=(LossRange(1, 7, 8),), reason="disk", operator="ann")
 
 
+def _mark() -> Mark:
+    return Mark(_descriptor().digest)
+
+
+def _restart() -> Restart:
+    return Restart(digest=_descriptor().digest, position=3, reason="disk", operator="ann")
+
+
 def _manifest() -> Manifest:
     state = LedgerState(
-        position=2,
-        writers=(WriterState("w", 0, Checkpoint(1, _NONCE), 1, {"offset": "30"}),),
-        partitions=(PartitionState(1, 0, 9),),
-        live=(LiveEpoch(0, "w", _NONCE, frozenset({1})),),
+        position=3,
+        writers=(WriterState("w", 1, Checkpoint(1, _NONCE), 2, {"offset": "30"}),),
+        partitions=(PartitionState(1, 1, 9),),
+        live=(LiveEpoch(1, "w", _NONCE, frozenset({1})),),
     )
     index = RunIndex(row_groups=(RowGroupSpan(64, 128, 30, 4, 800, 5),), footer_offset=804, footer_checksum=6)
     run = RunRef(
         path="runs/r1.parquet",
         start_position=0,
-        end_position=2,
+        end_position=3,
         level=0,
         rows=30,
         size_bytes=1200,
@@ -81,7 +89,7 @@ def _manifest() -> Manifest:
         value_schema_id=0,
         index=index,
     )
-    anchors = [Anchor("data", 1, 8, 0x0102030405060708), Anchor("ledger", 0, 1, 9)]
+    anchors = [Anchor("data", 1, 8, 0x0102030405060708), Anchor("ledger", 0, 2, 9)]
     return next_manifest(
         None, b"", nonce=_NONCE, identity=_IDENTITY, state=state, anchors=anchors, runs=[run], created_s=1.0
     )
@@ -96,11 +104,12 @@ def _descriptor() -> Descriptor:
         hash_rule=HashRule.CRC32,
         key_type=KeyType.STRING,
         value_schema_id=0,
+        nonce=_NONCE,
     )
 
 
 def _lease() -> Lease:
-    return Lease(id="r", holder="ann", manifest_number=1, next_offsets={1: 9}, position=2, ttl_s=60.0, created_s=1000.0)
+    return Lease(id="r", holder="ann", manifest_number=1, next_offsets={1: 9}, position=3, ttl_s=60.0, created_s=1000.0)
 
 
 def _schema_text(avsc: str) -> bytes:
@@ -109,10 +118,13 @@ def _schema_text(avsc: str) -> bytes:
 
 def _examples() -> dict[str, Example]:
     loss, opened, commit, handle = _loss(), _open(), _commit(), _handle()
+    mark, restart = _mark(), _restart()
     manifest, descriptor, lease = _manifest(), _descriptor(), _lease()
     return {
         "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
         "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
+        "mark": Example("format-ledger", mark, ledger.encode(mark), b"", ledger.decode),
+        "restart": Example("format-ledger", restart, ledger.encode(restart), b"", ledger.decode),
         "accept-loss": Example("format-ledger", loss, ledger.encode(loss), b"", ledger.decode),
         "handle": Example("format-ledger", handle, handle.to_bytes(), b"", Handle.from_bytes),
         "manifest": Example(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from statelog.schemas import ledger
 from statelog.schemas.errors import CheckpointMismatch
 from statelog.schemas.fold import LedgerFold, Void
-from statelog.schemas.handle import Checkpoint, Entry, Handle, Step
+from statelog.schemas.handle import Checkpoint, Entry, Handle, Step, gaps_of
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Commit, LedgerRecord, Open
 
@@ -242,8 +242,8 @@ class Process:
         step = Step(
             checkpoint_id=self.tip.id + 1,
             entries=tuple(
-                Entry(partition, self.sqn, len(at), len(at), len(at), min(at), max(at) + 1, 0, b"\1")
-                for partition, at in sorted(pending.offsets.items())
+                Entry(partition, self.sqn, len(at), len(at), len(at), at[0], at[-1] + 1, 0, b"\1", gaps_of(at))
+                for partition, at in sorted((partition, sorted(at)) for partition, at in pending.offsets.items())
             ),
             meta={SPAN: f"{start}-{to}".encode()},
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.lease import Lease, expired
 from statelog.schemas.ledger_state import LedgerState, PartitionState
-from statelog.schemas.manifest import Manifest, RunRef, check_chain, next_manifest
+from statelog.schemas.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
 from statelog.schemas.names import run_path
 from statelog.schemas.retention import (
     RetentionPolicy,
@@ -204,7 +204,7 @@ def _publish(world: ManifestWorld, base: Stored | None, runs: list[RunRef], targ
             world.files -= {run.path for run in mine.runs} - {run.path for run in (base.manifest.runs if base else ())}
         return
     if base:
-        check_chain(base.data, mine)
+        check_chain(base.manifest, sha256(base.data), mine)
     world.rounds += 1
     drop = dropped_numbers(listed, kept, mine.number)
     yield

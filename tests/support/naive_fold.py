@@ -9,7 +9,7 @@ from typing import NamedTuple
 from statelog.schemas.fold import Reason
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, LedgerRecord, Open
+from statelog.schemas.ledger import Commit, Extent, LedgerRecord, Open
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
 
@@ -118,6 +118,9 @@ class NaiveFold:
             return Reason.WRONG_BASE
         if record.checkpoint.id <= last.id:
             return Reason.NOT_LATER
-        if any(extent.first_offset < self.committed(extent.partition) for extent in record.extents):
-            return Reason.OVERLAP
-        return None
+        return next((void for extent in record.extents if (void := self._judge_extent(extent))), None)
+
+    def _judge_extent(self, extent: Extent) -> Reason | None:
+        if not 0 <= extent.first_offset < extent.end_offset <= 1 << 56:
+            return Reason.IMPOSSIBLE
+        return Reason.OVERLAP if extent.first_offset < self.committed(extent.partition) else None

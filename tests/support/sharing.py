@@ -1,8 +1,8 @@
 """One run in several processes, by pytest-xdist: one shared broker, and what belongs together stays together.
 
 The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
-session, or the broker that is killed, of which there is to be one. A test that is long and alone says so by an
-`xdist_group` of its own. Without xdist none of this does anything.
+session, the broker that is killed or the cluster, of which there is to be one. A test that is long and alone says so by
+an `xdist_group` of its own. Without xdist none of this does anything.
 """
 
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ from tests.support import broker as brokers
 __all__: list[str] = []
 
 _BROKERS = "statelog_brokers"
-_TOGETHER = {"spark": "spark", "_own_broker": "own broker"}
+_TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.recovery.recover import recover_dict
+from statelog.schemas.ledger import Open, decode
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.log import Log
 
@@ -89,6 +90,15 @@ class SparkLog:
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit."""
         return self.log.describe().state.last_commit(writer)
+
+    def opens(self) -> int:
+        """How many Opens are in the ledger."""
+        ledger, found = self.log.ledger_topic, {0: self.log.describe().ledger_offsets}
+        reader = self.log.kafka.reader(ledger)
+        try:
+            return sum(isinstance(decode(record.value), Open) for record in reader.read(found, stall_timeout_s=30))
+        finally:
+            reader.close()
 
     def ledger_end(self) -> int:
         """How many records the ledger holds, void ones too."""

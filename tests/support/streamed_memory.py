@@ -1,11 +1,12 @@
 """How much memory a recovery takes, measured in a process of its own: `python -m tests.support.streamed_memory HOW`.
 
-HOW is `stream` or `table`. Prints two numbers: the bytes of the state, and by how much the process grew at its peak.
-Linux only, as it asks the kernel for the peak.
+HOW is `stream`, `parquet` or `table`. Prints two numbers: the bytes of the state, and by how much the process grew at
+its peak. Linux only, as it asks the kernel for the peak.
 """
 
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 from statelog.producer.writer import Writer
@@ -48,6 +49,10 @@ def main(how: str) -> None:
             for portion in stream:
                 stream.wait_fetched()  # As slow as a reader can be: everything is fetched before the second portion.
                 size_bytes += portion.changes.nbytes
+    elif how == "parquet":
+        with tempfile.TemporaryDirectory() as directory:
+            rows = recover(rig.log, settings=settings).to_parquet(Path(directory) / "state.parquet")
+            size_bytes = rows * _VALUE_BYTES
     else:
         size_bytes = recover(rig.log).to_arrow(ordered=True).nbytes
     sys.stdout.write(f"{size_bytes} {_peak_bytes() - before}\n")

@@ -48,9 +48,11 @@ class _SteppedKafka(MemoryKafka):
 
     stepper: Stepper
 
-    def offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
         self.stepper.pause()
-        return super().offsets(topic, partitions)
+        return super().offsets(topic, partitions, at_least=at_least)
 
     def producer(self) -> MemoryProducer:
         made = _SteppedProducer(self.cluster, _no_time, 1000, 35.0)

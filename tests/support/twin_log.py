@@ -97,6 +97,7 @@ class TwinLog:
 def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:
     """Settings of a small materializer: keeps two manifests, no minimum age."""
     defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
+    defaults["failures_tolerated_s"] = 0.0
     return MaterializerSettings(**defaults | changed)
 
 

@@ -3,16 +3,18 @@
 Writer tests run on both. The reader replays the whole ledger into a dict, change by change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka import admin
 
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.replay_plan import plan_replay
+from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_cluster import MemoryCluster
@@ -25,9 +27,10 @@ from statelog.storage.store import Store
 from statelog.storage.store_fsspec import open_store
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
 
-__all__ = ["UNSAFE", "WriterRig", "real_rig", "state_of", "twin_rig"]
+__all__ = ["UNSAFE", "WAIVED", "WriterRig", "real_rig", "state_of", "twin_rig"]
 
 UNSAFE = ("replication", "min-insync")
+WAIVED = parse_waivers(UNSAFE)
 
 
 @dataclass(slots=True)
@@ -38,6 +41,20 @@ class WriterRig:
     kafka: Callable[[], Kafka]
     store: Callable[[], Store]
     cluster: MemoryCluster | None = None
+    bootstrap: str = ""
+
+    def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """An operator changes settings of a topic."""
+        if self.cluster is not None:
+            self.cluster.set_topic_config(topic, config)
+            return
+        operations = [
+            admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=operations)
+        client = admin.AdminClient({"bootstrap.servers": self.bootstrap})
+        client.incremental_alter_configs([resource])[resource].result(timeout=20)
 
     def create(
         self,
@@ -78,10 +95,10 @@ def twin_rig(name: str, faults: Faults | None = None) -> WriterRig:
     return WriterRig(name, lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, name), cluster)
 
 
-def real_rig(name: str, bootstrap: str, root: Path) -> WriterRig:
-    """A rig on a real broker and a local directory."""
-    config = client_config({"bootstrap.servers": bootstrap})
-    return WriterRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name))
+def real_rig(name: str, bootstrap: str, root: Path, more: Mapping[str, str] | None = None) -> WriterRig:
+    """A rig on a real broker and a local directory, with `more` settings of the client."""
+    config = client_config({"bootstrap.servers": bootstrap, **(more or {})})
+    return WriterRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name), bootstrap=bootstrap)
 
 
 def state_of(log: Log) -> dict[Any, Any]:

@@ -3,8 +3,8 @@
 import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
-from typing import BinaryIO
+from threading import Barrier, Condition, Lock
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -49,6 +49,37 @@ def test_a_download_blocks_only_those_who_need_it(tmp_path: Path) -> None:
         gate.open()
         assert [future.result() for future in reading] == [b"slow"] * READERS
         assert rig.downloads[slow.path] == 1
+
+
+def test_an_open_retains_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose idle time is over goes neither between the look-up of its next reader nor before it is opened."""
+    rig = CacheRig(tmp_path)
+    run = rig.put("a", b"data")
+
+    class SweptAtOnce(Condition):
+        """The cache's lock; whenever it was given up, a sweep follows before anything else."""
+
+        is_armed = False
+
+        def __exit__(self, *details: Any) -> None:
+            super().__exit__(*details)
+            if self.is_armed:
+                self.is_armed = False
+                rig.cache.sweep()
+
+    with rig.cache:
+        lock = SweptAtOnce(Lock())
+        monkeypatch.setattr(rig.cache, "_changed", lock)  # The only way into the gap between two critical sections.
+        asked: list[None] = []
+        rig.on_clock = lambda: asked.append(None)
+        rig.read(run)
+        until(lambda: len(asked) == 2)  # The reader that left, and the janitor, which holds the lock until it waits.
+        with lock:
+            rig.now_s += 1e6
+        lock.is_armed = True
+        assert rig.read(run) == b"data"
+        assert not lock.is_armed
+        assert rig.downloads[run.path] == 1
 
 
 def test_a_failed_download_fails_its_waiters_and_is_tried_again(tmp_path: Path) -> None:

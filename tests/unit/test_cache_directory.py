@@ -3,12 +3,14 @@
 import errno
 import os
 import stat
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.errors import ClosedError, StoreUnavailable
+from statelog.recovery.host import Host
+from statelog.schemas.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
 from tests.support.cache_rig import CacheRig
 from tests.support.forks import in_fork
 
@@ -97,3 +99,28 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
         os.write(go[1], b"x")
         for end in (*go, *held):
             os.close(end)
+
+
+def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path) -> None:
+    """A torn download is never seen, a full disk is told, and all names are those of the host."""
+    rig, numbers, steps = CacheRig(tmp_path / "rig"), count(), list[str]()
+    run = rig.put("a", b"data" * 100)
+
+    def disk(step: str, path: Path) -> None:
+        steps.append(step)
+        if steps.count("verify") == 1 and step == "verify":
+            os.truncate(path, 7)
+        if steps.count("rename") == 1 and step == "rename":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    host = Host(new_id=lambda: f"{next(numbers):032x}", disk=disk)
+    directory = CacheDirectory.create(tmp_path, host)
+    file = directory.new_file()
+    assert (directory.path.name, file.name) == (f"attempt-{0:032x}", f"{1:032x}.run")
+    for kind in (CorruptRun, StorageFull):
+        with pytest.raises(kind):
+            directory.fetch(rig.store, run, file)
+        assert [path for path in directory.path.iterdir() if path.is_file()] == []
+    directory.fetch(rig.store, run, file)
+    assert file.read_bytes() == b"data" * 100
+    directory.remove()

@@ -1,6 +1,7 @@
 """Chunks: the bytes of a record of the data topic."""
 
 import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,7 @@ import xxhash
 
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes import DELETE, OPAQUE, PUT, change_schema
-from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead, combine_checksums, decode_batch, decode_head
+from statelog.schemas.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
 from statelog.schemas.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.key_groups import KeyType
 from tests.support.chunks import NONCE, chunk_of, rows_batch
@@ -37,7 +38,9 @@ def test_round_trip() -> None:
     found = decode_head(chunk.value)
     assert found is not None
     head, at = found
-    assert head == ChunkHead(7, NONCE, 3, 2, 4, 9, 3, 5, chunk.checksum)
+    assert head == replace(head, witness=11, checksum=chunk.checksum)
+    assert (head.epoch, head.nonce, head.sqn, head.index, head.changes) == (7, NONCE, 3, 2, 3)
+    assert (head.first_key_group, head.last_key_group, head.value_schema_id) == (4, 9, 5)
     assert at % 8 == 0
     assert decode_batch(chunk.value, at, head, SCHEMA).equals(BATCH)
 
@@ -46,7 +49,8 @@ def test_largest_head() -> None:
     """Numbers at the ends of their ranges fit in the head."""
     codec = RecordCodec("chunk_head")
     names = ("index", "first_key_group", "last_key_group", "changes", "value_schema_id")
-    record = {"epoch": -(1 << 63), "nonce": NONCE, "sqn": (1 << 63) - 1, **dict.fromkeys(names, -(1 << 31))}
+    rest = {"witness": -(1 << 63), "seal": bytes(8)}
+    record = {"epoch": -(1 << 63), "nonce": NONCE, "sqn": (1 << 63) - 1, **dict.fromkeys(names, -(1 << 31)), **rest}
     found = decode_head(sealed(codec.encode(record)))
     assert found is not None
     assert (found[0].epoch, found[0].sqn, found[0].index) == (-(1 << 63), (1 << 63) - 1, -(1 << 31))
@@ -117,8 +121,8 @@ def test_right_checksum_over_garbage() -> None:
 
 def test_empty_chunk() -> None:
     """A chunk without changes, which nobody writes, is corrupt."""
-    names = ("epoch", "sqn", "index", "first_key_group", "last_key_group", "changes", "value_schema_id")
-    datum = RecordCodec("chunk_head").encode({"nonce": NONCE, **dict.fromkeys(names, 0)})
+    names = ("epoch", "sqn", "index", "first_key_group", "last_key_group", "changes", "value_schema_id", "witness")
+    datum = RecordCodec("chunk_head").encode({"nonce": NONCE, "seal": bytes(8), **dict.fromkeys(names, 0)})
     datum += bytes(-(16 + len(datum)) % 8)
     with pytest.raises(CorruptChunk, match="number of changes"):
         decoded(sealed(datum + bytes(memoryview(rows_batch([]).serialize()))))
@@ -129,7 +133,7 @@ def test_head_that_contradicts_its_changes(changed: dict[str, int]) -> None:
     """A head that names another number of changes or other key groups than there are is corrupt."""
     head: dict[str, object] = {
         "epoch": 7, "nonce": NONCE, "sqn": 3, "index": 0,
-        "first_key_group": 4, "last_key_group": 9, "changes": 3, "value_schema_id": 0,
+        "first_key_group": 4, "last_key_group": 9, "changes": 3, "value_schema_id": 0, "witness": 0, "seal": bytes(8),
     }  # fmt: skip
     datum = RecordCodec("chunk_head").encode(head | changed)
     datum += bytes(-(16 + len(datum)) % 8)
@@ -156,6 +160,46 @@ def test_changes_without_key_group_op_or_key(row: tuple[int, int, object, object
         decoded(sealed(whole[16 : found[1]] + bytes(memoryview(bad.serialize()))))
 
 
+def _resealed(batch_bytes: bytes, whole: bytes = b"") -> bytes:
+    """A chunk with the head of BATCH's, or of another chunk, over other Arrow bytes."""
+    whole = whole or chunk_of(BATCH).value
+    found = decode_head(whole)
+    assert found is not None
+    return sealed(whole[16 : found[1]] + batch_bytes)
+
+
+def test_compressed_changes_are_refused() -> None:
+    """33 KB that become a gigabyte are refused before they do, whatever checksum stands over them."""
+    bomb = rows_batch([(1, PUT, b"k", bytes(64 << 20))])
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, bomb.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(bomb)
+    source = pa.BufferReader(stream.getvalue())
+    pa.ipc.read_message(source)  # the schema
+    compressed = pa.ipc.read_message(source).serialize().to_pybytes()
+    assert len(compressed) < 1 << 20
+    whole = chunk_of(rows_batch([(1, PUT, b"k", b"")])).value
+    with pytest.raises(CorruptChunk, match="compressed"):
+        decoded(_resealed(compressed, whole))
+
+
+def test_offsets_outside_the_record_are_refused() -> None:
+    """A key that claims to end far behind the record, among others, is an error, not somebody else's memory."""
+    batch = bytes(memoryview(BATCH.serialize()))
+    ends = struct.pack("<iiii", 0, 1, 2, 3)
+    assert batch.count(ends) == 1
+    with pytest.raises(CorruptChunk):
+        decoded(_resealed(batch.replace(ends, struct.pack("<iiii", 0, 1 << 30, 2, 3))))
+
+
+@pytest.mark.parametrize("row", [(1, 7, b"k", b"v"), (1, PUT, b"k", None), (1, DELETE, b"k", b"v")])
+def test_changes_that_are_no_changes(row: tuple[int, int, object, object]) -> None:
+    """A third kind of op, a put without a value and a delete with one are corrupt, not guessed at."""
+    whole = chunk_of(rows_batch([(1, PUT, b"k", b"v")])).value
+    with pytest.raises(CorruptChunk, match="neither"):
+        decoded(_resealed(bytes(memoryview(rows_batch([row]).serialize())), whole))
+
+
 def test_checksum_of_a_change_set() -> None:
     """It depends on every chunk's checksum and their order, and chunk by chunk gives the same."""
     checksums = [chunk_of(BATCH, index=index).checksum for index in range(3)]
@@ -172,9 +216,10 @@ def test_bytes_are_pinned() -> None:
     chunk = chunk_of(rows_batch([(5, PUT, b"k", b"v")], value_type=OPAQUE))
     found = decode_head(chunk.value)
     assert found is not None
-    fingerprint = "0ec5a6e7208717d7"
+    seal = "eb6ac4491d64cabc"
+    fingerprint = "aa17d251f9a81047"
     assert chunk.value[:8].hex() == "534c434b01000000"
     assert chunk.value[8:16] == struct.pack("<Q", chunk.checksum)
     assert chunk.value[16 : found[1]].hex() == (
-        "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + "0" * 14
+        "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + "16" + seal + "0" * 12
     )

@@ -1,7 +1,9 @@
 """Inputs of `statelog append`: every row once and in order, broken lines by number, marks that resume exactly."""
 
+import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from statelog.cli.inputs.line_index import index_lines
 from statelog.cli.inputs.mark import InputMark, mark_of
 from statelog.cli.inputs.opening import open_input, writer_name
 from statelog.cli.inputs.parquet_file import ParquetInput
+from statelog.cli.named_fields import MOST_ROWS, NamedFields
 from statelog.schemas.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values import OPAQUE, parse_value_schema
@@ -270,6 +273,29 @@ def test_a_delete_keeps_fields_that_are_not_only_value() -> None:
     assert changes[1]["value"] is None
 
 
+@pytest.mark.parametrize(
+    "options", [{"checkpoint_field": "comit"}, {"op_field": "opp", "delete_value": "D", "ignore_unknown": True}]
+)
+def test_a_named_field_that_no_row_has_is_refused(options: dict[str, object]) -> None:
+    """A misspelt op or checkpoint field of JSON lines ends the run before its first commit, or after many rows."""
+    mapping = FieldMapping(**options)  # type: ignore[arg-type]  # every case names fields of the mapping
+    data = b'{"key":"a","value":"1","commit":1}\n{"key":"b","op":"D","value":"2","commit":2}\n'
+    (batch,) = list(
+        JsonLines(io.BytesIO(data).read, replace(mapping, ignore_unknown=True), BYTES, name="test").batches()
+    )
+    fields = NamedFields(mapping)
+    fields.look(batch)
+    with pytest.raises(InvalidChange, match="no row of the input has the field"):
+        fields.require()
+    with pytest.raises(InvalidChange):
+        for _ in range(MOST_ROWS):
+            fields.look(batch)
+    right = NamedFields(FieldMapping(checkpoint_field="commit", op_field="op", delete_value="D"))
+    spelt = reader(data, block_bytes=1 << 20, checkpoint_field="commit", op_field="op", delete_value="D")
+    right.look(next(spelt.batches()))
+    right.require()
+
+
 def test_a_delete_value_needs_its_field() -> None:
     """A delete value without a field to stand in contradicts itself."""
     with pytest.raises(ConfigError, match="--delete-value"):
@@ -338,6 +364,42 @@ def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
         kind("damaged")
     with pytest.raises(NotFound):
         kind("missing")
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (gzip.compress(GOOD, mtime=0), "gzip"),
+        (b"\x28\xb5\x2f\xfd....", "zstd"),
+        ("\ufeff".encode("utf-16-le") + "{}".encode("utf-16-le"), "UTF-16"),
+        (b"PAR1 from a pipe", "Parquet"),
+    ],
+)
+def test_another_format_is_named(tmp_path: Path, data: bytes, named: str) -> None:
+    """What is no JSON lines by its first bytes is called by its name, from a pipe and from a file."""
+    (tmp_path / "in").write_bytes(data)
+    sources = [str(tmp_path / "in"), "-"] if named != "Parquet" else ["-"]
+    for source in sources:
+        opened = open_input(source, FieldMapping(), BYTES, io.BytesIO(data))
+        with opened as rows, pytest.raises(InvalidChange, match=f"no JSON lines but {named}"):
+            next(rows.batches())
+
+
+def test_progress_counts_what_was_taken() -> None:
+    """A block that was read is no progress before its rows were taken."""
+    source = JsonLines(io.BytesIO(GOOD).read, FieldMapping(), BYTES, name="test", size_bytes=len(GOOD))
+    batch = next(source.batches())
+    assert source.fraction == 0
+    source.take(batch.num_rows)
+    assert source.fraction == 1
+
+
+def test_a_value_field_that_is_named_must_be_there() -> None:
+    """In a typed log the fields stand in the row, unless a field was named that holds them: then it is meant."""
+    batch = pa.RecordBatch.from_pydict({"key": [1], "s": ["x"]})
+    assert to_changes(batch, FieldMapping(), TYPED).num_rows == 1
+    with pytest.raises(InvalidChange, match="no field 'valeu' for the value"):
+        to_changes(batch, FieldMapping(value_field="valeu"), TYPED)
 
 
 def test_the_writer_is_named_after_the_input() -> None:

@@ -8,6 +8,7 @@ import pytest
 from statelog.cli.commands.init import command as init_command
 from statelog.cli.commands.materialize import command as materialize_command
 from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
+from statelog.cli.config_guard import check_owner
 from statelog.cli.config_keys import KEYS
 from statelog.cli.materializing import materializer_settings
 from statelog.cli.session import config_layers
@@ -82,11 +83,24 @@ def test_an_unknown_key_is_refused_with_the_nearest(text: str, key: str, nearest
 
 
 def test_a_misspelt_variable_is_refused_and_foreign_ones_are_not() -> None:
-    """A near miss is an error; variables that other programs set, as orchestrators do, are ignored."""
-    with pytest.raises(ConfigError, match="STATELOG_BOOTSTRAPP") as caught:
-        environment_layer({"STATELOG_BOOTSTRAPP": "x"})
-    assert "STATELOG_BOOTSTRAP" in caught.value.hint
+    """Any unknown one is an error that names the likely one; what orchestrators and other programs set is ignored."""
+    for variable, likely in (
+        ("STATELOG_BOOTSTRAPP", "STATELOG_BOOTSTRAP"),
+        ("STATELOG_KAFKA_SASL_PASSWORD", "STATELOG_KAFKA__SASL_PASSWORD"),
+        ("STATELOG_STORAGE_SECRET", "STATELOG_STORAGE__SECRET"),
+        ("STATELOG_FANOUTS", "STATELOG_FANOUT"),
+        ("STATELOG_MATERIALIZER_INTERVAL_S", "STATELOG_INTERVAL_S"),
+        ("STATELOG_QWXYZ", "docs/cli.md"),
+    ):
+        with pytest.raises(ConfigError, match=variable) as caught:
+            environment_layer({variable: CANARY})
+        assert likely in caught.value.hint
+        assert CANARY not in str(caught.value)
     foreign = {
+        "STATELOG_KAFKA_SERVICE_PORT_CLIENT": "9092",
+        "STATELOG_KAFKA_PORT": "29092",
+        "STATELOG_PORT_9092_TCP_ADDR": "10.0.0.1",
+        "STATELOG_IMAGE": "x",
         "STATELOG_SERVICE_HOST": "10.0.0.1",
         "STATELOG_PORT": "tcp://x",
         "STATELOG_TEST_BROKER": "x",
@@ -232,3 +246,58 @@ def test_an_error_names_the_flag_that_was_typed(command: click.Command) -> None:
         with pytest.raises(ConfigError) as caught:
             flag_layer({path: object()}, [], [])
         assert caught.value.facts["origin"] in named[path].opts
+
+
+SECRETS = {"STATELOG_KAFKA__SASL_PASSWORD": CANARY}
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "flags"),
+    [
+        ("bootstrap = 'b:1'", SECRETS, []),
+        ("[kafka]\nsecurity.protocol = 'PLAINTEXT'", {**SECRETS, "STATELOG_BOOTSTRAP": "mine:1"}, []),
+        ("bootstrap = 'b:1'", {}, [f"ssl.key.password={CANARY}"]),
+        ("root = 's3://b'", {"STATELOG_STORAGE__SECRET": CANARY}, []),
+        (
+            "[storage]\nendpoint_url = 'http://b'",
+            {"STATELOG_STORAGE__SECRET": CANARY, "STATELOG_ROOT": "s3://mine"},
+            [],
+        ),
+    ],
+)
+def test_a_found_file_gets_no_secret_of_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, environment: dict[str, str], flags: list[str]
+) -> None:
+    """A directory's own file may not say where a secret of the environment or of a flag goes, unless it was named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "statelog.toml").write_text(text)
+    given = {**environment, "XDG_CONFIG_HOME": str(tmp_path)}
+    layer = flag_layer({}, flags, [])
+    with pytest.raises(ConfigError, match="comes from elsewhere") as caught:
+        config_layers(None, given, layer)
+    assert "--config statelog.toml" in caught.value.hint
+    assert CANARY not in str(caught.value)
+    assert len(config_layers("statelog.toml", given, layer)) == 3
+    assert len(config_layers(None, {**given, "STATELOG_CONFIG": "statelog.toml"}, layer)) == 3
+
+
+def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the address comes with the secret, or the file holds both, or there is no secret, nothing is refused."""
+    monkeypatch.chdir(tmp_path)
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    for text, environment in (
+        ("bootstrap = 'b:1'\nroot = '/r'", {}),
+        ("bootstrap = 'b:1'\n[materializer]\nkeep = 3", {**SECRETS, "STATELOG_BOOTSTRAP": "mine:1"}),
+        (f"bootstrap = 'b:1'\n[kafka]\nsasl.password = '{CANARY}'", {}),
+        ("root = '/r'", SECRETS),
+    ):
+        (tmp_path / "statelog.toml").write_text(text)
+        assert len(config_layers(None, {**home, **environment}, Layer(origin=""))) == 3
+
+
+@pytest.mark.parametrize(("owner", "mode", "why"), [(1001, 0o600, "another user"), (1000, 0o666, "every user")])
+def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
+    """A file of another user, or that everybody may write, is not used; root's is."""
+    with pytest.raises(ConfigError, match=why):
+        check_owner("statelog.toml", owner, mode, 1000)
+    check_owner("statelog.toml", 0, 0o644, 1000)

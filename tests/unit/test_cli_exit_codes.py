@@ -163,3 +163,10 @@ def test_progress_is_a_line_now_and_then() -> None:
             now[0] = float(second)
             bar.update(second / 12, f"{second} done")
     assert lines == ["load: 42%, 5 done", "load: 83%, 10 done"]
+
+
+def test_a_root_that_ends_with_the_command_is_refused() -> None:
+    """It would leave two topics behind and nothing else: exit code 2, before anything is made."""
+    result = CliRunner().invoke(program, ["init", "x", "--bootstrap", "127.0.0.1:1", "--root", "memory://x"])
+    assert result.exit_code == 2
+    assert "a root in memory is gone when this command ends" in result.stderr

@@ -20,6 +20,7 @@ DESCRIPTOR = Descriptor(
     hash_rule=HashRule.CRC32,
     key_type=KeyType.LONG,
     value_schema_id=1,
+    nonce=bytes(range(16)),
 )
 SCHEMA_TEXT = RecordCodec("descriptor").text.encode()
 

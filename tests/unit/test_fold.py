@@ -6,7 +6,8 @@ import pytest
 
 from statelog.schemas.fold import LedgerFold, Reason
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger import AcceptLoss, LossRange
+from statelog.schemas.ledger import AcceptLoss, Commit, CommitBody, Extent, LossRange
+from statelog.schemas.ledger_state import MetaRecord
 from tests.support.ledger_story import IDENTITY, Story, nonce
 
 
@@ -103,6 +104,32 @@ def test_a_commit_outside_its_partitions_is_void() -> None:
     story = Story()
     epoch = story.open("A", 0)
     assert story.commit(epoch, story.persist(epoch, 0, 1)) == Reason.NOT_OWNED
+
+
+@pytest.mark.parametrize(("first", "end"), [(-1, 5), (3, 3), (3, 2), (3, 1 << 62), (1 << 62, (1 << 62) + 1)])
+def test_a_commit_of_offsets_that_no_log_has_is_void(first: int, end: int) -> None:
+    """It would move the committed position where no chunk ever gets; its partitions go on as they were."""
+    story = Story()
+    epoch = story.open("A", 0)
+    commit = story.new_commit(epoch, story.persist(epoch, 0))
+    verdict = story.add(replace(commit, extents=(Extent(0, first, end),)))
+    assert verdict is not None
+    assert verdict.reason is Reason.IMPOSSIBLE
+    assert story.fold.committed_position(0) == 0
+    assert story.commit(epoch, story.persist(epoch, 0)) is None
+
+
+def test_commits_below_the_end_of_an_earlier_one_are_void() -> None:
+    """One offset below the committed position is too low, and the position itself is not."""
+    story = Story()
+    epoch = story.open("A", 0)
+    story.ends[0] = 5
+    assert story.commit(epoch, story.persist(epoch, 0)) is None
+    assert story.fold.committed_position(0) == 6
+    story.ends[0] = 5
+    assert story.commit(epoch, story.persist(epoch, 0)) is Reason.OVERLAP
+    story.ends[0] = 6
+    assert story.commit(epoch, story.persist(epoch, 0)) is None
 
 
 def test_the_same_commit_twice_counts_once() -> None:
@@ -289,3 +316,26 @@ def test_a_fold_goes_on_from_a_frozen_state() -> None:
     assert thawed.apply(3, good) is None
     assert thawed.last_checkpoint("A") == good.checkpoint
     assert thawed.last_checkpoint("B") == NO_CHECKPOINT
+
+
+@pytest.mark.parametrize("bound", [0, 500, 1 << 20])
+def test_meta_records_wait_undecoded_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+    """A fold decodes no body for them, unless more of them wait than the bound; the state is the same either way."""
+    monkeypatch.setattr("statelog.schemas.fold._MOST_PENDING_BYTES", bound)
+    decoded: list[int] = []
+    read_body = Commit.read_body
+
+    def counted(commit: Commit) -> CommitBody:
+        decoded.append(commit.epoch)
+        return read_body(commit)
+
+    monkeypatch.setattr(Commit, "read_body", counted)
+    story = Story()
+    epoch = story.open("A", 0)
+    for number in range(8):
+        assert story.commit(epoch, story.persist(epoch, meta=str(number))) is None
+    before = len(decoded)
+
+    assert story.fold.meta == {("A", "key"): b"7"}
+    assert story.fold.freeze().meta == (MetaRecord("A", "key", b"7"),)
+    assert {0: before == 8, 500: 0 < before < 8, 1 << 20: before == 0}[bound], before

@@ -1,9 +1,12 @@
 """Handles: what they say about themselves, how they continue the log, and their bytes."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from statelog.schemas.errors import CheckpointMismatch, Corrupt, UnknownFormat
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Handle
+from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step, gaps_of
 from tests.support.ledger_story import Story, nonce
 from tests.support.mutation import mutations
 
@@ -82,3 +85,43 @@ def test_a_newer_handle_format_is_unknown() -> None:
     data[4] += 1
     with pytest.raises(UnknownFormat):
         Handle.from_bytes(bytes(data))
+
+
+GAPPED = Entry(0, 1, 3, 9, 90, 4, 10, 7, b"\1", (0, 3))
+
+
+def _of(*entries: Entry) -> Handle:
+    return replace(_three_steps(), steps=(Step(checkpoint_id=1, entries=entries),))
+
+
+def test_an_entry_names_the_offset_of_every_chunk() -> None:
+    """With others' records between its chunks, and without; and it survives its bytes among others."""
+    close = Entry(1, 1, 2, 9, 90, 4, 6, 7, b"\1")
+    assert list(GAPPED.offsets) == [4, 5, 9]
+    assert list(close.offsets) == [4, 5]
+    assert gaps_of([4, 5, 9]) == (0, 3)
+    assert gaps_of([4, 5]) == ()
+    handle = _of(close, GAPPED, close, GAPPED._replace(partition=2, gaps=(2, 1)))
+    assert Handle.from_bytes(handle.to_bytes()) == handle
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"first_offset": -1}, {"end_offset": 4}, {"end_offset": 1 << 62}, {"chunks": 0}, {"chunks": 10},
+        {"chunks": 2}, {"partition": -1}, {"size_bytes": -1}, {"gaps": (-1, 4)}, {"gaps": ()}, {"gaps": (0, 3, 1)},
+    ],
+)  # fmt: skip
+def test_an_entry_of_impossible_numbers_is_corrupt(changed: dict[str, Any]) -> None:
+    """Offsets, counts and gaps that contradict each other are refused, whatever checksum stands over them."""
+    data = _of(GAPPED._replace(**changed)).to_bytes()
+    with pytest.raises(Corrupt):
+        Handle.from_bytes(data)
+
+
+@pytest.mark.parametrize("ids", [(), (2, 2), (3, 1)])
+def test_checkpoints_that_do_not_ascend_are_corrupt(ids: tuple[int, ...]) -> None:
+    """A handle has at least one step, and each is later than the one before."""
+    handle = replace(_three_steps(), steps=tuple(Step(checkpoint_id=number) for number in ids))
+    with pytest.raises(Corrupt):
+        Handle.from_bytes(handle.to_bytes())

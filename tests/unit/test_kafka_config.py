@@ -11,6 +11,7 @@ from statelog.schemas.errors import ConfigError, StatelogError
 from statelog.storage.kafka_client import ConfluentKafka
 from statelog.storage.kafka_config import (
     admin_properties,
+    check_password_in_clear,
     client_config,
     consumer_properties,
     mask_text,
@@ -83,27 +84,27 @@ def test_unsafe_settings_are_refused_by_name_with_a_reason(name: str, value: str
 def test_harmless_settings_pass_through(name: str, value: str) -> None:
     """Security and tuning reach the clients that understand them, unchanged."""
     config = client_config({**SERVERS, name: value})
-    kinds = [producer_properties(config), consumer_properties(config, "g"), admin_properties(config)]
+    kinds = [producer_properties(config), consumer_properties(config), admin_properties(config)]
     assert any(properties.get(name) == value for properties in kinds)
 
 
 def test_the_guarantees_are_explicit() -> None:
     """No guarantee rests on a default of the client."""
     config = client_config(SERVERS)
-    producer, consumer = producer_properties(config), consumer_properties(config, "g")
+    producer, consumer = producer_properties(config), consumer_properties(config)
     assert (producer["enable.idempotence"], producer["acks"], producer["linger.ms"]) == ("true", "all", "0")
     assert producer["message.max.bytes"] == str(16 << 20)
     assert consumer["auto.offset.reset"] == "error"
     assert (consumer["check.crcs"], consumer["enable.partition.eof"]) == ("true", "true")
     assert consumer["isolation.level"] == "read_uncommitted"
     assert (consumer["enable.auto.commit"], consumer["enable.auto.offset.store"]) == ("false", "false")
-    assert consumer["group.id"] == "g"
+    assert consumer["group.id"] == "statelog-reader"
 
 
 def test_each_client_gets_only_what_it_understands() -> None:
     """Tuning of producers does not reach consumers, nor the other way round, nor either the admin client."""
     config = client_config({**SERVERS, "compression.type": "zstd", "fetch.wait.max.ms": "3"})
-    assert "compression.type" not in consumer_properties(config, "g")
+    assert "compression.type" not in consumer_properties(config)
     assert "fetch.wait.max.ms" not in producer_properties(config)
     assert not {"compression.type", "fetch.wait.max.ms", "acks"} & admin_properties(config).keys()
 
@@ -184,3 +185,32 @@ def test_masking_removes_any_password(user: str, ending: str) -> None:
 def _everything(error: StatelogError) -> str:
     """All that a log or a report could show of an error."""
     return "".join(traceback.format_exception(error)) + repr(error) + repr(error.facts) + repr(pickle.dumps(error))
+
+
+@pytest.mark.parametrize("name", ["sasl.kerberos.principal", "sasl.kerberos.keytab"])
+def test_what_the_client_puts_into_a_shell_has_no_character_of_a_shell(name: str) -> None:
+    """The client's default command for Kerberos expands these two, so a semicolon would begin a command."""
+    client_config({**SERVERS, name: "statelog/host.example@EXAMPLE.ORG"})
+    with pytest.raises(ConfigError, match="shell"):
+        client_config({**SERVERS, name: "x; touch /tmp/owned"})
+
+
+@pytest.mark.parametrize(
+    ("servers", "is_refused"),
+    [
+        ("127.0.0.1:9092", False),
+        ("localhost:9092,[::1]:9092", False),
+        ("broker-1:9092", True),
+        ("127.0.0.1:1,b:2", True),
+    ],
+)
+def test_no_password_goes_over_a_network_as_it_is(servers: str, is_refused: bool) -> None:
+    """PLAIN without TLS is for loopback; SCRAM and TLS are for everywhere."""
+    plain = {"bootstrap.servers": servers, "security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
+    check_password_in_clear(client_config({**plain, "sasl.mechanism": "SCRAM-SHA-256"}))
+    check_password_in_clear(client_config({**plain, "security.protocol": "SASL_SSL"}))
+    if is_refused:
+        with pytest.raises(ConfigError, match="as it is"):
+            check_password_in_clear(client_config(plain))
+    else:
+        check_password_in_clear(client_config(plain))

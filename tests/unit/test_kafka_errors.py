@@ -1,4 +1,4 @@
-"""What the answers of the Kafka client mean: only a clear yes is OK, only a clear no is FAILED."""
+"""What the answers of the Kafka client mean: only a clear yes is OK, all else is UNKNOWN and says why."""
 
 import pytest
 
@@ -15,8 +15,9 @@ from statelog.storage.kafka_errors import check_range, classify_delivery, client
         (None, -1, DeliveryStatus.UNKNOWN),
         (None, -1001, DeliveryStatus.UNKNOWN),
         (None, None, DeliveryStatus.UNKNOWN),
-        ("MSG_SIZE_TOO_LARGE", None, DeliveryStatus.FAILED),
-        ("MSG_SIZE_TOO_LARGE", 3, DeliveryStatus.FAILED),
+        ("MSG_SIZE_TOO_LARGE", None, DeliveryStatus.UNKNOWN),
+        ("RECORD_LIST_TOO_LARGE", 3, DeliveryStatus.UNKNOWN),
+        ("INVALID_RECORD", None, DeliveryStatus.UNKNOWN),
         ("_MSG_TIMED_OUT", None, DeliveryStatus.UNKNOWN),
         ("_TIMED_OUT", None, DeliveryStatus.UNKNOWN),
         ("REQUEST_TIMED_OUT", None, DeliveryStatus.UNKNOWN),
@@ -34,10 +35,24 @@ def test_a_delivery_is_what_is_certain_and_else_unknown(
     name: str | None, offset: int | None, status: DeliveryStatus
 ) -> None:
     """A success without an offset and every error that may follow a lost answer are UNKNOWN."""
-    delivery = classify_delivery(name, "text", offset)
+    delivery = classify_delivery("t", name, "text", offset)
     assert delivery.status is status
     assert (delivery.offset >= 0) == (status is DeliveryStatus.OK)
     assert (delivery.reason == "") == (status is DeliveryStatus.OK)
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("MSG_SIZE_TOO_LARGE", " (the record is larger than max.message.bytes of topic t)"),
+        ("RECORD_LIST_TOO_LARGE", " (the records are larger than segment.bytes of topic t)"),
+        ("TOPIC_AUTHORIZATION_FAILED", " (this client lacks the right to WRITE on topic t)"),
+        ("_MSG_TIMED_OUT", ""),
+    ],
+)
+def test_a_refused_record_says_what_is_to_be_changed(name: str, means: str) -> None:
+    """Which setting of which topic, or which right: the broker's own text names neither."""
+    assert classify_delivery("t", name, "no", None).reason == f"{name}: no{means}"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from statelog.schemas.binary_column import binary_column
 from statelog.schemas.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.key_groups import (
     KeyType,
@@ -175,3 +176,10 @@ def test_key_type_of_an_arrow_type() -> None:
 def test_spark_expression_quotes_the_column() -> None:
     """A backtick in a column's name cannot end the name."""
     assert spark_expression("a`b", KeyType.STRING, 8) == "CAST(pmod(crc32(CAST(`a``b` AS BINARY)), 8) AS INT)"
+
+
+def test_a_column_whose_offsets_end_with_a_part_of_a_number() -> None:
+    """A buffer that came from elsewhere may be longer than its offsets need, by any number of bytes."""
+    offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"\0")
+    column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abb")])
+    assert binary_column(column).lengths.tolist() == [1, 2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.schemas.errors import StoreUnavailable
+from statelog.schemas.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.lease import expired
 from statelog.schemas.names import lease_path
 from statelog.storage.leases import LeaseHolder, LeaseWarning, list_leases
@@ -111,3 +111,35 @@ def test_a_damaged_lease_is_told_and_left_out() -> None:
         with pytest.warns(LeaseWarning, match="broken"):
             found = list_leases(scene.store)
         assert [held.lease for held in found] == [holder.lease]
+
+
+@pytest.mark.parametrize("error", [StoreRefused("no right"), StorageFull("no room")])
+def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Exception) -> None:
+    """Who may not write, or finds no room, goes on without one: nothing to renew, nothing to remove."""
+    scene = _Scene()
+
+    def refuse(method: str, _path: str) -> None:
+        if method in ("put", "now_s", "delete"):
+            raise error
+
+    holder = LeaseHolder.claim(
+        MemoryStore(scene.disk, "log", faults=refuse),
+        holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0, clock=lambda: scene.now_s,
+    )  # fmt: skip
+    with pytest.warns(LeaseWarning, match="does not wait"), holder:
+        assert not holder.is_held
+        scene.now_s += 100.0
+        assert not holder.renew()
+    assert list_leases(scene.store) == []
+
+
+def test_a_lease_that_nobody_wants_asks_the_store_for_nothing() -> None:
+    """Not wanted, it writes nothing and warns of nothing."""
+    scene = _Scene()
+    asked = list[str]()
+    store = MemoryStore(scene.disk, "log", faults=lambda method, _path: asked.append(method))
+    with LeaseHolder.claim(
+        store, holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0, wanted=False
+    ) as holder:
+        assert not holder.is_held
+    assert asked == []

@@ -60,7 +60,7 @@ def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
     assert ledger.decode(value) is None
 
 
-@pytest.mark.parametrize(("version", "kind"), [(2, 1), (1, 4), (1, 0), (9, 9)])
+@pytest.mark.parametrize(("version", "kind"), [(2, 1), (1, 6), (1, 0), (9, 9)])
 def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
     """It might be a commit, so nobody may step over it."""
     with pytest.raises(UnknownFormat):
@@ -69,7 +69,7 @@ def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) 
 
 def test_a_whole_record_that_says_nonsense_is_corrupt() -> None:
     """A right checksum over a payload that does not decode is no excuse."""
-    for kind in (1, 2, 3):
+    for kind in (1, 2, 3, 4, 5):
         with pytest.raises(CorruptLedger):
             ledger.decode(_sealed(1, kind, b"nonsense"))
 
@@ -119,3 +119,29 @@ def test_an_open_refuses_what_no_manifest_could_carry() -> None:
         Open(writer="../a", partitions=(0,), nonce=nonce(1), prior=-1, last=NO_CHECKPOINT, identity=IDENTITY)
     with pytest.raises(ConfigError):
         Open(writer="a", partitions=(-1,), nonce=nonce(1), prior=-1, last=NO_CHECKPOINT, identity=IDENTITY)
+
+
+def test_a_head_that_names_more_extents_than_it_holds_is_corrupt() -> None:
+    """The count of a commit's extents is compared with its bytes, and with what a log can have."""
+    payload = ledger.encode(_commit())[16:]
+    held, count_at = 80 + 2 * 20, 76
+    for count, tail in ((5, b""), (1 << 17, b""), (1 << 17, bytes(3 << 20)), ((1 << 32) - 1, b"")):
+        lying = payload[:count_at] + struct.pack("<I", count) + payload[count_at + 4 : held] + tail
+        with pytest.raises(CorruptLedger, match="extents"):
+            ledger.decode(_sealed(1, 2, lying))
+
+
+def test_an_open_of_more_partitions_than_a_log_can_have_is_corrupt() -> None:
+    """Millions of partitions are refused by their bytes, before they are decoded."""
+    many = replace(_open(), partitions=tuple(range(400_000)))
+    with pytest.raises(CorruptLedger, match="partitions"):
+        ledger.decode(ledger.encode(many))
+    most = replace(_open(), writer="w" * 128, partitions=tuple(range(65_536)))
+    assert ledger.decode(ledger.encode(most)) == most
+
+
+@pytest.mark.parametrize("lost", [LossRange(-1, 0, 1), LossRange(0, -1, 1), LossRange(0, 5, 4)])
+def test_a_loss_of_impossible_offsets_is_corrupt(lost: LossRange) -> None:
+    """Nobody gives up what no log has."""
+    with pytest.raises(CorruptLedger):
+        ledger.decode(ledger.encode(replace(_loss(), ranges=(lost,))))

@@ -33,7 +33,7 @@ def test_a_read_that_failed_half_way_loses_no_commit(rig: WriterRig) -> None:
         with pytest.raises(BrokerUnavailable):
             client.read_end()
 
-        assert [found.offset for found in client.read_end()] == [1, 2, 3]
+        assert [found.offset for found in client.read_end()] == [2, 3, 4]
 
 
 class InterruptedFold(LedgerFold):
@@ -117,7 +117,11 @@ def test_a_base_right_behind_our_record_is_no_verdict(rig: WriterRig) -> None:
             state = log.describe().state
             assert state.position == offset + 1
             rebased = LedgerClient(
-                log.kafka, log.ledger_topic, log.descriptor.identity, opened.ledger.fold.freeze(), rebase=lambda: state
+                log.kafka,
+                log.ledger_topic,
+                log.descriptor.identity,
+                opened.ledger.fold.freeze(),
+                rebase=lambda: (state, None),
             )
             log.kafka.delete_records(log.ledger_topic, {0: offset + 1})
             with pytest.raises(OutcomeUnknown):

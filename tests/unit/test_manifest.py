@@ -149,7 +149,7 @@ def test_next_manifest_links_to_the_bytes_before_it() -> None:
     first, second = first_manifest(), second_manifest()
     assert (first.number, first.previous_sha256) == (1, b"")
     assert (second.number, second.previous_sha256) == (2, sha256(first.to_bytes()))
-    check_chain(first.to_bytes(), second)
+    check_chain(first, sha256(first.to_bytes()), second)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_next_manifest_links_to_the_bytes_before_it() -> None:
 def test_a_broken_chain_is_corrupt(broken: Manifest) -> None:
     """A manifest that was not built on the one before it is refused."""
     with pytest.raises(CorruptManifest):
-        check_chain(first_manifest().to_bytes(), broken)
+        check_chain(first_manifest(), sha256(first_manifest().to_bytes()), broken)
 
 
 def test_runs_stretch_over_a_ledger_without_changes() -> None:

@@ -10,8 +10,9 @@ import pytest
 from statelog.materializer.control import Control
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import CleanUpHeldBack, Event, RoundFailed, RoundStarted
+from statelog.materializer.round import run_round
 from statelog.materializer.signals import install_signal_handlers
-from statelog.schemas.errors import CorruptManifest, StoreUnavailable
+from statelog.schemas.errors import CorruptManifest, CorruptRun, StoreUnavailable
 from tests.support.daemon_bench import INTERVAL_S, DaemonBench
 from tests.support.twin_log import TwinLog, settings_for
 
@@ -120,6 +121,20 @@ def test_damage_is_never_tolerated(tmp_path: Path) -> None:
     assert bench.now_s == 0
 
 
+def test_damage_that_a_round_finds_is_never_tolerated(tmp_path: Path) -> None:
+    """A run that is gone, which no look reads: the first round that meets it ends the daemon."""
+    bench = DaemonBench(tmp_path, failures_tolerated=100)
+    bench.twin.write({b"a": b"1"})
+    run_round(bench.twin.open(), settings_for(tmp_path), clock=bench.twin.clock)
+    bench.twin.disk.remove(f"log/{bench.twin.run_paths().pop()}")
+    bench.twin.write({b"a": b"2"})
+    with pytest.raises(CorruptRun):
+        bench.run(until_s=250)
+    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
+    assert (failed.failures_in_a_row, failed.tolerated, bench.now_s) == (1, False, 0)
+    assert bench.log.kafka.offsets(bench.log.ledger_topic, [0])[0].start == 0
+
+
 def test_a_defect_of_the_program_is_never_tolerated(tmp_path: Path) -> None:
     """An exception that is none of ours ends the daemon as it is, though the round ran on another thread."""
     bench = DaemonBench(tmp_path, failures_tolerated=100)
@@ -195,7 +210,7 @@ def test_a_signal_to_stop_sets_the_flag_and_nothing_else(number: signal.Signals,
         Materializer(twin.open(), settings, control=control, on_event=on_event).run()
     finally:
         restore()
-    assert kinds == ["RoundCompleted", "Stopped"]
+    assert kinds == ["Started", "RoundCompleted", "Stopped"]
     assert signal.getsignal(number) is before
 
 

@@ -12,6 +12,7 @@ from statelog.materializer.round import CRASH_POINTS, run_round
 from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.errors import CorruptManifest, RoundGivenUp
 from statelog.schemas.manifest import Manifest
+from statelog.schemas.rights import Rights
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
@@ -199,11 +200,11 @@ def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:
     bench.twin.write({b"a": b"1"})
     verify = bench.log.verify
 
-    def verify_slowly() -> None:
-        verify()
+    def verify_slowly(rights: Rights) -> None:
+        verify(rights)
         bench.now_s += 60
 
-    bench.log.verify = verify_slowly  # type: ignore[method-assign] # a cluster that answers late
+    bench.log.verify = verify_slowly  # type: ignore[method-assign, assignment] # a cluster that answers late
     with pytest.raises(RoundGivenUp):
         bench.daemon.run_once()
     assert bench.daemon.statistics().failed == 1

@@ -181,11 +181,11 @@ def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path
 def test_statistics_tell_what_a_restore_would_take(tmp_path: Path) -> None:
     """Un-materialized bytes, changes and age, and the estimate, as one value."""
     bench = slow_bench(tmp_path)
-    bench.at(100, lambda: write(bench, 20))
+    bench.at(100, lambda: write(bench, 15))
     bench.run(until_s=150)
     known = bench.daemon.statistics()
     assert known.tail is not None
     assert known.restore is not None
-    assert (known.tail.changes, known.age_s) == (20, 50.0)
+    assert (known.tail.changes, known.age_s) == (15, 50.0)
     assert known.tail.size_bytes > 0
-    assert known.restore.total_s == known.restore.snapshot_s + max(2.0, known.tail.size_bytes / 100)
+    assert known.restore.total_s == known.restore.snapshot_s + max(1.5, known.tail.size_bytes / 100)

@@ -1,5 +1,6 @@
 """Recovery on the twins: kinds of keys and values, targets, facts, and what is refused."""
 
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,12 +8,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from statelog.producer.writer import Writer
+from statelog.recovery import sources
 from statelog.recovery.at import AtCheckpoint, AtPosition
+from statelog.recovery.host import Host
 from statelog.recovery.progress import Phase, Progress
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound
+from statelog.schemas.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
 from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.spill import Disks
+
+_PATIENCE_S = 30.0
 
 _V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
@@ -30,11 +37,11 @@ def _filled() -> RecoveryRig:
 
 
 def test_an_empty_log_has_an_empty_state() -> None:
-    """A log without a single record recovers to nothing, in every target and with its columns."""
+    """A log without a single commit recovers to nothing, in every target and with its columns."""
     log = memory_rig().log
     recovery = recover(log)
     assert recovery.to_dict() == {}
-    assert (recovery.position, recovery.commits, recovery.meta) == (0, {}, {})
+    assert (recovery.position, recovery.commits, recovery.meta) == (1, {}, {})  # Behind the mark.
     assert recovery.to_arrow().schema.names == ["key_group", "key", "value"]
     assert recovery.to_arrow(ordered=True).num_rows == 0
 
@@ -207,3 +214,62 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
         writer.append(5, b"a", b"five")
         writer.commit(1)
     assert recover_dict(rig.log) == {(0, b"a"): b"zero", (5, b"a"): b"five"}
+
+
+def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one request for a run is not answered yet, another one is on its way."""
+    monkeypatch.setattr(sources, "_PIECE_BYTES", 1)
+    another, waited = threading.Event(), list[bool]()
+
+    def wait_for_another(method: str, path: str) -> None:
+        if method == "open" and path.startswith("runs/"):
+            if waited:
+                another.set()
+            else:
+                waited.append(False)
+                waited[0] = another.wait(_PATIENCE_S)
+
+    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=wait_for_another))
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
+    rig.snapshot()
+    assert recover(rig.log).to_dict() == rig.state_at(rig.end())
+    assert waited == [True]
+
+
+def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
+    """Sorted targets spill a tail that is larger than `fold_bytes` through the files that the host opens."""
+    rig, disks = memory_rig(), Disks()
+    settings = RecoverySettings(fold_bytes=20_000, spill_directories=(tmp_path,))
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 5):
+            rig.commit(writer, number, [(b"key-%d" % i, b"%d" % number * 300) for i in range(number, 100)])
+    expected = rig.state_at(rig.end())
+    table = recover(rig.log, settings=settings, host=Host(open_spill_file=disks.open)).to_arrow(ordered=True)
+    assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
+    assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
+    disks.room_bytes = 30_000
+    target = tmp_path / "state.parquet"
+    with pytest.raises(StorageFull):
+        recover(rig.log, settings=settings, host=Host(open_spill_file=disks.open)).to_parquet(target)
+    assert (disks.open_files, list(tmp_path.iterdir())) == (0, [])
+
+
+@pytest.mark.parametrize("how", ["dict", "ordered", "stream"])
+def test_progress_counts_loading(how: str) -> None:
+    """No report but the last says that all is done, and none goes back; what was read but not loaded is half."""
+    rig, seen = _filled(), list[Progress]()
+    recovery = recover(rig.log, settings=RecoverySettings(progress_interval_s=0.0), progress=seen.append)
+    if how == "dict":
+        recovery.to_dict()
+    elif how == "ordered":
+        recovery.to_arrow(ordered=True)
+    else:
+        recovery.stream().apply(lambda _: None)
+    fractions = [report.fraction for report in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert seen[-1].phase is Phase.DONE
+    assert all(report.loaded < 1.0 or report.phase is not Phase.READ for report in seen[:-2])
+    if how == "dict":
+        assert any(report.fraction == 0.5 for report in seen if report.bytes_done == report.bytes_total)

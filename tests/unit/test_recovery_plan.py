@@ -26,6 +26,7 @@ _LOG = Descriptor(
     hash_rule=HashRule.CRC32,
     key_type=KeyType.BYTES,
     value_schema_id=0,
+    nonce=bytes(16),
 )
 
 

@@ -122,7 +122,7 @@ def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeyp
     settings = settings_for(tmp_path)
     log = twin.open()
     assert run_round(log, settings, clock=twin.clock) == Skipped(number=0, position=0)
-    for _ in range(19):
+    for _ in range(18):
         Writer(log, "writer").close()
     assert isinstance(run_round(log, settings, clock=twin.clock), Skipped)
     Writer(log, "writer").close()

@@ -24,6 +24,7 @@ def descriptor(partitions: int, key_groups: int) -> Descriptor:
         hash_rule=HashRule.CRC32,
         key_type=KeyType.BYTES,
         value_schema_id=0,
+        nonce=bytes(16),
     )
 
 

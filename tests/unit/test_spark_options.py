@@ -43,6 +43,10 @@ def test_options_are_typed() -> None:
         ({"kafka.bootstrap.servers": ""}, "bootstrap.servers"),
         ({"kafka.transactional.id": "t"}, "transactional.id"),
         ({"keygroups": "1:x"}, "keyGroups"),
+        ({"keygroups": ""}, "keyGroups names none"),
+        ({"keygroups": "4:4"}, "empty range"),
+        ({"columns": " , "}, "columns names none"),
+        ({"path": "other"}, "different logs"),
         ({"minPartitions": "0"}, "minPartitions"),
         ({"minPartitions": "-1"}, "minPartitions"),
         ({"includeKeyGroup": "1"}, "includeKeyGroup"),
@@ -66,6 +70,8 @@ def test_wrong_write_options_are_named() -> None:
         (True, {"writerId": "w", "checkpointId": "1"}, "for batch writes"),
         (False, {"writerId": "w", "checkpointId": "1", "batchId": "1"}, "exclude each other"),
         (False, {"writerId": "w", "keyGroups": "1"}, "unknown option keygroups for a write"),
+        (False, {"writerId": "w", "checkpointLocation": "/c"}, "unknown option checkpointlocation for a write"),
+        (True, {"writerId": "w", "takeOver": "yes"}, "takeOver is 'yes'"),
     ):
         with pytest.raises(ConfigError, match=named):
             write_options({**WHERE, **changed}, streaming=streaming)
@@ -116,12 +122,17 @@ class _Client:
 
 
 def test_the_cache_closes_what_it_lets_go() -> None:
-    """Replaced, dropped, evicted and cleared clients are closed; the one used last stays longest."""
-    cache: ProcessCache[int, _Client] = ProcessCache()
-    clients = [cache.get_or_make(number, _Client) for number in range(8)]
+    """Replaced, dropped, idle and cleared clients are closed; those in use stay, however many there are."""
+    now_s = [0.0]
+    cache: ProcessCache[int, _Client] = ProcessCache(idle_s=10.0, clock=lambda: now_s[0])
+    clients = [cache.get_or_make(number, _Client) for number in range(20)]
+    now_s[0] = 8.0
     assert cache.get_or_make(0, _Client) is clients[0]
+    assert not any(client.closed for client in clients)
+    now_s[0] = 16.0
     cache.put(8, _Client())
-    assert [client.closed for client in clients] == [False, True, *[False] * 6]
+    assert cache.get(1) is None
+    assert [client.closed for client in clients] == [False, *[True] * 19]
     replaced = cache.get(8)
     cache.put(8, _Client())
     assert replaced is not None

@@ -1,6 +1,7 @@
 """The spill queue: what it refuses, what waits for what, who holds its files, and that they never have a name."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from statelog.recovery.spill import SpillQueue
 from statelog.recovery.spill_file import open_spill_file
 from statelog.recovery.spill_segment import SpillSegment
 from statelog.schemas.errors import ClosedError, ConfigError, StoreUnavailable
+from tests.support.forks import in_fork
 from tests.support.spill import Disks
 
 _PATIENCE_S = 60.0
@@ -199,3 +201,38 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
         child.send_signal(signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_segments_grow_with_their_number(tmp_path: Path) -> None:
+    """Every segment is an open file, so a queue that is far ahead of its reader has few of them."""
+    disks = Disks()
+    queue = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,), open_file=disks.open)
+    frames = [b"%04d" % number * 25 for number in range(1000)]
+    for frame in frames:
+        queue.put(memoryview(frame))
+    assert disks.open_files < 32 * 6
+    queue.end()
+    assert [bytes(data) for data in iter(queue.take, None)] == frames
+    assert disks.open_files == 0
+
+
+def test_without_another_file_the_last_segment_grows(tmp_path: Path) -> None:
+    """At the process's limit of open files nothing is lost; without even one file, the limit is named."""
+
+    def child() -> None:
+        signal.alarm(30)
+        first = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,))
+        limit = len(list(Path("/proc/self/fd").iterdir())) + 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        frames = [b"%04d" % number * 25 for number in range(40)]
+        for frame in frames:
+            first.put(memoryview(frame))
+        assert first.statistics().segments < 10
+        second = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,))
+        with pytest.raises(StoreUnavailable) as caught:
+            second.put(memoryview(b"x"))
+        assert (caught.value.facts["code"], "ulimit" in caught.value.hint) == ("EMFILE", True)
+        first.end()
+        assert [bytes(data) for data in iter(first.take, None)] == frames
+
+    assert in_fork(child) == 0

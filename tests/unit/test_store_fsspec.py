@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from statelog.schemas.errors import AlreadyExists, ConfigError, NotFound, StorageFull, StoreUnavailable
+from statelog.schemas.errors import AlreadyExists, ConfigError, NotFound, StorageFull, StoreRefused, StoreUnavailable
 from statelog.storage.store_fsspec import FsspecStore, client_options, open_store
 from statelog.storage.store_local import LocalStore
 from statelog.storage.store_url import parse_root
@@ -133,9 +133,9 @@ def test_a_conflict_without_end_is_unavailable() -> None:
     [
         (FileExistsError("a"), AlreadyExists),
         (_caused(OSError(errno.EINVAL, "precondition"), "PreconditionFailed", 412), AlreadyExists),
-        (_caused(FileNotFoundError("bucket"), "NoSuchBucket", 404), StoreUnavailable),
+        (_caused(FileNotFoundError("bucket"), "NoSuchBucket", 404), StoreRefused),
         (FileNotFoundError("a"), StoreUnavailable),
-        (PermissionError("no"), StoreUnavailable),
+        (PermissionError("no"), StoreRefused),
         (OSError(errno.ENOSPC, "full"), StorageFull),
         (OSError(errno.EDQUOT, "quota"), StorageFull),
         (OSError(errno.EIO, "DSQuotaExceededException: over"), StorageFull),
@@ -158,8 +158,8 @@ def test_errors_of_a_write(error: Exception, expected: type[Exception]) -> None:
     [
         (FileNotFoundError("a"), NotFound),
         (_caused(FileNotFoundError("a"), "NoSuchKey", 404), NotFound),
-        (_caused(FileNotFoundError("bucket"), "NoSuchBucket", 404), StoreUnavailable),
-        (PermissionError("no"), StoreUnavailable),
+        (_caused(FileNotFoundError("bucket"), "NoSuchBucket", 404), StoreRefused),
+        (PermissionError("no"), StoreRefused),
         (OSError(errno.EIO, "broken"), StoreUnavailable),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_listing_that_fails_half_way_is_an_error() -> None:
     store.put("a", b"x")
     store.put("runs/a", b"x")
     fs.errors = [PermissionError("no")]
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreRefused) as caught:
         store.list()
     assert "credentials" in caught.value.hint
 
@@ -226,3 +226,16 @@ def test_a_forked_process_makes_its_own_client() -> None:
     child.join(30)
     assert child.exitcode == 0
     assert made.value == 2
+
+
+def test_a_probe_that_cannot_be_made_tells_the_cause() -> None:
+    """The clean-up of the proof fails for the same reason, and does not cover what failed first."""
+    store, fs = _store(PermissionError("no writing here"))
+    fs.late = lambda: None
+
+    def refuse(path: str) -> None:
+        raise PermissionError("no deleting here")
+
+    fs.rm_file = refuse  # type: ignore[method-assign] # a store that refuses everything
+    with pytest.raises(StoreRefused, match=r"Cannot create .*no writing here"):
+        store.check()

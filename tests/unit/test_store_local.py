@@ -1,5 +1,6 @@
 """The local store's own duties: modes, symbolic links, left-over temporary files, what errors become."""
 
+import errno
 import os
 import pickle
 import stat
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.errors import StoreUnavailable, UnsafeStore
+from statelog.schemas.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
+from statelog.storage.store_fsspec import open_store
 from statelog.storage.store_local import LocalStore
 from statelog.storage.store_probe import STALE_AFTER_S
 from statelog.storage.store_url import temporary_name
@@ -96,3 +98,44 @@ def test_a_store_travels_by_pickle(store: LocalStore) -> None:
     store.put_if_absent("runs/a", b"x")
     travelled: LocalStore = pickle.loads(pickle.dumps(store))
     assert travelled.read("runs/a") == b"x"
+
+
+def test_a_log_that_is_made_for_a_group_stays_so_for_everybody(tmp_path: Path) -> None:
+    """Only who makes the log names its rights; what others write later gets them, whatever umask they have."""
+    root = tmp_path / "root"
+    open_store(str(root), "orders", {"directory_mode": "2770"}).put_if_absent("descriptor.avro", b"x")
+    old = os.umask(0o077)
+    try:
+        other = open_store(str(root), "orders")
+        other.put_if_absent("manifests/1", b"x")
+        other.put("leases/a", b"x")
+        other.put("leases/a", b"y")
+        source = tmp_path / "run"
+        source.write_bytes(b"x")
+        other.upload(source, "runs/a")
+    finally:
+        os.umask(old)
+    made = list((root / "orders").rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {0o660}
+    directories = [root / "orders", *(path for path in made if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o2770}
+
+
+@pytest.mark.parametrize("mode", ["077", "12770", "rwx", 0o600, "0"])
+def test_rights_that_lock_the_owner_out_are_refused(tmp_path: Path, mode: object) -> None:
+    """A mode is octal, gives its owner all rights, and nothing special but the group."""
+    with pytest.raises(ConfigError):
+        open_store(str(tmp_path), "orders", {"directory_mode": mode})
+
+
+def test_another_users_root_is_told_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights that are missing are no outage: a mistake in the settings, with the way to share a log."""
+
+    def refuse(_self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(StoreRefused) as caught:
+        LocalStore(tmp_path, "orders").read("descriptor.avro")
+    assert "directory_mode=2770" in caught.value.hint
+    assert caught.value.facts["code"] == "EACCES"

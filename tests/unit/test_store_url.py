@@ -34,7 +34,7 @@ CWD = Path("/home/somebody")
         ("s3://bucket", "s3", "s3://bucket"),
         ("S3A://bucket/a/b/", "s3", "s3://bucket/a/b"),
         ("gcs://bucket/a", "gs", "gs://bucket/a"),
-        ("hdfs://hadoop@namenode:8020/state", "hdfs", "hdfs://hadoop@namenode:8020/state"),
+        ("webhdfs://hadoop@namenode:9870/state", "webhdfs", "webhdfs://hadoop@namenode:9870/state"),
         ("abfss://box@account.dfs.core.windows.net/a", "abfs", "abfs://box@account.dfs.core.windows.net/a"),
         ("memory://tests", "memory", "memory://tests"),
     ],
@@ -75,7 +75,8 @@ def test_allowed_roots_have_one_normal_form(given_url: str, protocol: str, url: 
         "/a\0b",
         "/a\nb",
         "a\\b",
-        "hdfs://host:port/x",
+        "webhdfs://host:port/x",
+        "webhdfs://host/x",
     ],
 )
 def test_other_roots_are_refused(url: str) -> None:
@@ -90,7 +91,7 @@ def test_other_roots_are_refused(url: str) -> None:
         "s3://key:canary@bucket/x",
         "s3://canary@bucket/x",
         "gs://user:canary@bucket/x",
-        "hdfs://user:canary@host/x",
+        "webhdfs://user:canary@host:9870/x",
         "abfs://a:canary@b/x",
     ],
 )

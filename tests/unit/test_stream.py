@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from statelog.producer.writer import Writer
+from statelog.recovery import fetch
 from statelog.recovery.cache_shared import CacheSettings
 from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.host import Host
 from statelog.recovery.live import Live
 from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
@@ -19,9 +21,11 @@ from statelog.schemas.errors import NotFound, StoreUnavailable
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from tests.support.cache_rig import until
 from tests.support.recovery_rig import memory_rig
 from tests.support.stream_reader import Reader
 
+_PATIENCE_S = 30.0
 _V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
        {"name":"s","type":["null","string"],"default":null}]}"""
@@ -96,7 +100,7 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
     rig, now = memory_rig(), [0.0]
     with (
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), clock=lambda: now[0])) as live,
+        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         (first,) = list_leases(rig.log.store)
@@ -123,7 +127,7 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
     rig = memory_rig(store=store)
     with (
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), clock=lambda: now[0])) as live,
+        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         for now[0] in [1000.0 + 100.0 * i for i in range(1, 36)]:
@@ -168,7 +172,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
     disk = MemoryDisk(lambda: 1000.0)
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
     log = memory_rig(store=store).log
-    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), lambda: 0.0)
+    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Host())
 
     def fail(_: RecoveryPlan) -> None:
         is_away[0] = True
@@ -178,3 +182,50 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
         held.use(fail)
     is_away[0] = False
     assert list_leases(store) == []
+
+
+def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While live changes wait for a reader that takes nothing, the lease that holds them is written again and again."""
+    monkeypatch.setattr(fetch, "_OFFER_S", 0.01)
+    now, puts = [1000.0], list[str]()
+
+    def count(method: str, path: str) -> None:
+        if method == "put":
+            puts.append(path)
+
+    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=count))
+    settings = RecoverySettings(memory_bytes=64 * 1024, lease_ttl_s=60.0)
+    with (
+        Writer(rig.log, "w") as writer,
+        recover(rig.log, settings=settings, host=Host(clock=lambda: now[0])).follow(poll_s=0) as stream,
+    ):
+        assert stream.wait_fetched(_PATIENCE_S)
+        for number in range(1, 5):
+            rig.commit(writer, number, [(b"a", b"%d" % number * 40_000)])
+        until(lambda: stream.statistics().memory_bytes > 30_000)
+        for now[0] in (1100.0, 1200.0, 1300.0):
+            puts.clear()
+            until(lambda: len(puts) > 0)
+        (held,) = list_leases(rig.log.store)
+        assert held.lease.position < rig.end()
+
+
+def test_the_lease_of_a_follower_moves_on_with_it() -> None:
+    """What was passed is let go of: the next renewal names the offsets and the position behind it, not those before."""
+    now = [1000.0]
+    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig"))
+    with (
+        Writer(rig.log, "w") as writer,
+        recover(rig.log) as recovery,
+        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+    ):
+        recovery.close()
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])
+        end, ends = rig.end(), {p: offsets.end for p, offsets in rig.log.data_offsets().items()}
+        (commit,) = live.commits()
+        live.passed(commit)
+        now[0] += RecoverySettings().lease_ttl_s
+        live.renew()
+        (held,) = list_leases(rig.log.store)
+        assert (held.lease.position, held.lease.next_offsets) == (end, ends)
+        assert min(ends.values()) > 0

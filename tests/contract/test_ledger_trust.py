@@ -1,0 +1,170 @@
+"""What a writer believes of its ledger, on the twins and on a real broker: no verdict about another log, and none on a
+ledger that is not the one that it has folded.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from statelog.producer.tasks import Coordinator
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.broker import Broker
+from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+
+@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
+    """A log's two places, in memory or real."""
+    if request.param == "twin":
+        return twin_rig(log_name)
+    broker = cast("Broker", request.getfixturevalue("broker"))
+    return real_rig(log_name, broker.bootstrap, tmp_path)
+
+
+@pytest.fixture
+def log(rig: WriterRig) -> Iterator[Log]:
+    """A log that somebody else makes anew in these tests; what is open of it stays open."""
+    with rig.create() as created:
+        yield created
+
+
+def make_anew(rig: WriterRig) -> Log:
+    """Delete the log and make one of the same name, as a reset or a restore does under running jobs."""
+    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+    return rig.create()
+
+
+def commit(writer: Writer, checkpoint_id: int, key: bytes = b"k") -> int:
+    """Commit one change."""
+    writer.put(key, b"v")
+    return writer.commit(checkpoint_id)
+
+
+def test_no_writer_opens_on_a_log_that_was_made_anew(rig: WriterRig, log: Log) -> None:
+    """A `Log` that outlived its topics would be told verdicts that nobody else sees."""
+    with Writer(log, "w") as writer:
+        commit(writer, 1)
+    make_anew(rig).close()
+
+    with pytest.raises(IdentityChanged):
+        Writer(log, "w")
+    with pytest.raises(IdentityChanged):
+        Coordinator(log, "w")
+
+
+@pytest.mark.parametrize("commits", [3, 5])
+def test_a_living_writer_learns_that_its_log_was_made_anew(rig: WriterRig, log: Log, commits: int) -> None:
+    """With as many records in the new ledger as it has folded itself, and with more."""
+    clock = Clock()
+    old = Writer(log, "w", clock=clock)
+    for i in (1, 2, 3):
+        commit(old, i)
+    with make_anew(rig) as new:
+        with Writer(new, "other") as other:
+            for i in range(1, commits + 1):
+                for k in range(40):  # So that the old writer's chunks do not lie below the new committed positions.
+                    other.put(b"n%d" % k, b"v")
+                other.commit(i)
+        clock.now_s += 1.0
+        with pytest.raises(DataLoss):
+            commit(old, 4)
+        old.close()
+
+        assert set(new.commits()) == {"other"}
+
+
+def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: WriterRig, log: Log) -> None:
+    """A commit without changes on a log that was made anew is refused all the same."""
+    clock = Clock()
+    old = Writer(log, "w", clock=clock)
+    old.commit(1)
+    with make_anew(rig) as new, Writer(new, "other") as other:
+        other.commit(1)
+        clock.now_s += 1.0
+        with pytest.raises(DataLoss):
+            old.commit(2)
+    old.close()
+
+
+def test_settings_are_checked_when_a_writer_opens(rig: WriterRig, log: Log) -> None:
+    """A `Log` that was opened long ago does not open a writer on a topic that deletes by time now."""
+    rig.set_topic_config(log.data_topic, {"retention.ms": "60000"})
+    with pytest.raises(UnsafeTopic):
+        Writer(log, "w")
+
+
+def elsewhere(rig: WriterRig, tmp_path: Path) -> WriterRig:
+    """The same topics below another root."""
+    if rig.cluster is not None:
+        disk = MemoryDisk(lambda: 0.0)
+        return WriterRig(rig.name, rig.kafka, lambda: MemoryStore(disk, rig.name), rig.cluster)
+    return real_rig(rig.name, rig.bootstrap, tmp_path / "elsewhere")
+
+
+def test_topics_belong_to_the_log_below_one_root(rig: WriterRig, log: Log, tmp_path: Path) -> None:
+    """A second create of equal settings is refused, although nothing was written yet, and says whose they are."""
+    with pytest.raises(AlreadyExists, match="another root"):
+        elsewhere(rig, tmp_path).create()
+    with Writer(log, "w") as writer:
+        commit(writer, 1)
+
+    assert rig.state() == {b"k": b"v"}
+
+
+class DeadBeforeTheMark(Exception):
+    """Ends a create."""
+
+
+def die_before_the_mark(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A create that put its descriptor and no more."""
+
+    def die(*_: object) -> None:
+        raise DeadBeforeTheMark
+
+    with monkeypatch.context() as patched, pytest.raises(DeadBeforeTheMark):
+        patched.setattr("statelog.storage.log.mark_ledger", die)
+        rig.create()
+
+
+def test_a_create_that_died_is_finished_at_its_own_root(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then there is no log to open; other settings are refused."""
+    die_before_the_mark(rig, monkeypatch)
+    with pytest.raises(NotFound, match="died"):
+        rig.open()
+    with pytest.raises(AlreadyExists, match="other settings"):
+        rig.create(key_groups=8)
+    with rig.create() as made, Writer(made, "w") as writer:
+        commit(writer, 1)
+
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_a_create_that_died_owns_nothing(rig: WriterRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another root may take the empty topics; then the first one is refused, and its deletion leaves them alone."""
+    die_before_the_mark(rig, monkeypatch)
+    other = elsewhere(rig, tmp_path)
+    with other.create() as made, Writer(made, "w") as writer:
+        commit(writer, 1)
+    with pytest.raises(IdentityChanged, match="another root"):
+        rig.open()
+    with pytest.raises(AlreadyExists):
+        rig.create()
+    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+
+    assert other.state() == {b"k": b"v"}

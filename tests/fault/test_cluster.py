@@ -1,0 +1,42 @@
+"""A whole system on a real cluster of three nodes, under faults of nodes and of programs, judged commit by commit.
+
+Writers, a coordinator with tasks, two materializers that keep as little as they may, recoveries and a follower, each
+doing what the docs say; so an error that calls for a person ends the play, and nothing was lost. `docs/faults.md` says
+what is played. The seed of a run is in its summary, or in its log if it fails; `STATELOG_PLAY_SEED` plays it again.
+"""
+
+import logging
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import choices
+from tests.support.cluster import Cluster
+from tests.support.cluster_play import perform
+
+pytestmark = pytest.mark.broker
+_MINUTES = pytest.mark.parametrize(
+    "minutes",
+    [
+        pytest.param(1, marks=pytest.mark.timeout(480)),
+        pytest.param(30, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
+)
+
+
+@_MINUTES
+def test_no_acknowledged_commit_is_lost_and_no_alarm_is_false(
+    cluster: Cluster, log_name: str, tmp_path: Path, minutes: int
+) -> None:
+    """Every acknowledged commit is in history once, every state read is exact and new enough, and all actors live."""
+    seed = int(os.environ.get("STATELOG_PLAY_SEED") or random.SystemRandom().randrange(1 << 32))
+    logging.getLogger(__name__).warning("seed %d", seed)
+    figures = perform(cluster, log_name, tmp_path, seed=seed, duration_s=minutes * 60.0)
+    choices.append(f"cluster of three nodes: {figures}")
+    assert sum(figures.faults.values()) >= 5 * minutes
+    assert figures.acknowledged >= 100 * minutes
+    assert figures.recoveries >= 10 * minutes
+    assert figures.followed >= 50 * minutes
+    assert figures.rounds >= 10 * minutes

@@ -1,0 +1,164 @@
+"""Producers that end by a fatal error of the client: typed from every call, settled, and the next life is exact."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statelog.producer.opening import Opened
+from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import BrokerUnavailable, StatelogError
+from statelog.storage.kafka import Delivery, DeliveryStatus
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from statelog.storage.kafka_faults import Fate, ScriptedFaults
+from statelog.storage.kafka_producer import ConfluentProducer
+from statelog.storage.store_fsspec import open_store
+from tests.support.broker import Broker
+from tests.support.fatal_client import make_fatal
+from tests.support.writer_rig import WriterRig, twin_rig
+
+
+class Remembering(ConfluentKafka):
+    """Keeps the producers that it made, so that a test can end them."""
+
+    made: list[ConfluentProducer]
+
+    def producer(self) -> ConfluentProducer:
+        """A producer, remembered."""
+        self.made = [*getattr(self, "made", []), super().producer()]
+        return self.made[-1]
+
+
+@pytest.fixture
+def real(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[tuple[WriterRig, Remembering]]:
+    """A log on the broker, all of whose producers one object makes."""
+    kafka = Remembering(client_config({"bootstrap.servers": broker.bootstrap}))
+    yield WriterRig(log_name, lambda: kafka, lambda: open_store(str(tmp_path), log_name)), kafka
+    kafka.close()
+
+
+def _commit(writer: Writer, kafka: Remembering) -> None:
+    writer.put(b"b", b"2")
+    make_fatal(kafka.made[-1])
+    writer.commit(2)
+
+
+def _confirm(writer: Writer, kafka: Remembering) -> None:
+    writer.put(b"b", b"2")
+    handle = writer.persist(2).result()
+    make_fatal(kafka.made[-1])
+    writer.confirm(handle)
+
+
+def _close(writer: Writer, kafka: Remembering) -> None:
+    writer.put(b"b", b"2")
+    writer.persist(2).result()
+    make_fatal(kafka.made[-1])
+    with pytest.warns(UserWarning, match="uncommitted"):
+        writer.close()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("call", [_commit, _confirm, _close])
+def test_a_really_fatal_error_stays_in_the_tree(
+    real: tuple[WriterRig, Remembering], call: Callable[[Writer, Remembering], None]
+) -> None:
+    """The client's own fatal state, in any call of a writer: an error of ours or none, and the next life is exact."""
+    rig, kafka = real
+    log = rig.create(partitions=1)
+    writer = Writer(log, "w")
+    writer.put(b"a", b"1")
+    writer.commit(1)
+    try:
+        call(writer, kafka)
+        told = call is not _close
+    except StatelogError:
+        told = False
+    writer.close()
+    with Writer(log, "w") as again:
+        assert again.last_commit is not None
+        landed = again.last_commit.checkpoint.id
+        assert landed == 2 if told else landed in {1, 2}
+        again.put(b"c", b"3")
+        again.commit(landed + 1)
+        assert again.last_commit.checkpoint.id == landed + 1
+
+
+@pytest.mark.broker
+def test_what_is_in_flight_is_unknown(broker: Broker) -> None:
+    """Every record is reported once; later sends are refused; closing says nothing more."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    producer, reports = kafka.producer(), list[Delivery]()
+    for _ in range(10):
+        producer.send("no-such-topic", 0, b"x", reports.append)
+    make_fatal(producer)
+    for _ in range(20):
+        producer.poll(0.05)
+    assert [report.status for report in reports] == [DeliveryStatus.UNKNOWN] * 10
+    assert producer.in_flight == 0
+    with pytest.raises(BrokerUnavailable, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
+        producer.send("no-such-topic", 0, b"x", reports.append)
+    producer.close()
+    producer.close()
+    kafka.close()
+    assert len(reports) == 10
+
+
+def _story(rig: WriterRig, told: list[int]) -> None:
+    """Commits by a writer and by a coordinator with a task; `told` gets the writer's checkpoints as they are told."""
+    with rig.open() as log:
+        writer = Writer(log, "w")
+        try:
+            for checkpoint in (1, 2):
+                writer.put(b"k%d" % checkpoint, b"v")
+                writer.commit(checkpoint)
+                told.append(checkpoint)
+        finally:
+            writer.close()
+        coordinator, producer = Coordinator(log, "c"), log.kafka.producer()
+        try:
+            task = TaskWriter(producer, coordinator.task(1), slot=0)
+            task.put(b"t", b"v")
+            coordinator.commit(1, [task.finish()], {})
+        finally:
+            producer.close()
+            coordinator.close()
+
+
+@pytest.mark.parametrize("fate", [Fate.FATAL, Fate.FATAL_APPENDED])
+@pytest.mark.parametrize("number", range(9))
+def test_a_fatal_error_at_any_send_is_typed_and_settled(fate: Fate, number: int) -> None:
+    """Whatever send it comes with, nothing but our errors comes out, and what was told committed is there."""
+    rig = twin_rig("f")
+    rig.create(partitions=1).close()
+    assert rig.cluster is not None
+    first = rig.cluster.sends
+    rig.cluster.faults = ScriptedFaults(fates={first + number: fate})
+    told = [0]
+    with suppress(StatelogError):
+        _story(rig, told)
+    with rig.open() as log, Writer(log, "w") as again:
+        assert (again.last_commit.checkpoint.id if again.last_commit else 0) >= told[-1]
+
+
+def test_both_clients_are_closed_whatever_the_first_says() -> None:
+    """A producer that cannot be closed leaves no ledger reader behind."""
+    closed: list[str] = []
+
+    class Broken:
+        def close(self) -> None:
+            """Fail."""
+            raise RuntimeError("it burns")
+
+    class Noted:
+        def close(self) -> None:
+            """Note it."""
+            closed.append("ledger")
+
+    opened = Opened(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
+    with pytest.raises(RuntimeError):
+        opened.close()
+    assert closed == ["ledger"]

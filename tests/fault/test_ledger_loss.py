@@ -1,0 +1,217 @@
+"""A ledger that lost its tail: noticed with a snapshot and without one, and the way on that a person can take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import AtPosition, recover
+from statelog.schemas.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
+from statelog.schemas.handle import NO_CHECKPOINT
+from statelog.schemas.ledger import Open
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.ledger_client import append_record
+from statelog.storage.ledger_loss import accept_ledger_loss
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryStore
+from tests.support.chunks import chunk_of, rows_batch
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for
+
+COMMITS = 20
+
+
+def impatient(twin: TwinLog) -> Log:
+    """The log, opened by somebody who believes Kafka's first answer."""
+    log = twin.open()
+    log.patience_s = 0.0
+    return log
+
+
+def written(partitions: int = 1) -> TwinLog:
+    """A log with commits of one life: the mark, the Open, and then one record a commit."""
+    twin = TwinLog(partitions=partitions)
+    with twin.open() as log, Writer(log, "w") as writer:
+        for i in range(1, COMMITS + 1):
+            writer.put(b"k%d" % i, b"v")
+            writer.commit(i)
+            twin.apply({b"k%d" % i: b"v"})
+    return twin
+
+
+def lose(twin: TwinLog, end: int) -> None:
+    """The ledger ends at `end`, as after an unclean election."""
+    twin.cluster.lose_tail("log.ledger", 0, end)
+
+
+OPENS: list[Callable[[Log, Path], object]] = [
+    lambda log, _: Writer(log, "w").close(),
+    lambda log, _: recover(log),
+    lambda log, scratch: run_round(log, settings_for(scratch)),
+]
+
+
+@pytest.mark.parametrize("entry", OPENS, ids=["writer", "recovery", "round"])
+@pytest.mark.parametrize("end", [0, 1, 2, 11])
+def test_a_lost_tail_is_loud_without_a_snapshot(end: int, entry: Callable[[Log, Path], object], tmp_path: Path) -> None:
+    """The last chunk of a partition names how far its writer had seen the ledger: further than it goes now."""
+    twin = written()
+    lose(twin, end)
+    with impatient(twin) as log, pytest.raises(BeyondEnd):
+        entry(log, tmp_path)
+
+
+@pytest.mark.parametrize("entry", OPENS, ids=["writer", "recovery", "round"])
+@pytest.mark.parametrize("stranger", [False, True])
+def test_an_open_that_had_seen_more_is_loud(
+    entry: Callable[[Log, Path], object], stranger: bool, tmp_path: Path
+) -> None:
+    """A ledger that lost its tail after an opener had folded it. Another log's Open says nothing."""
+    twin = TwinLog(partitions=1)
+    with impatient(twin) as log:
+        identity = log.descriptor.identity
+        late = Open(
+            writer="x",
+            partitions=(0,),
+            nonce=bytes(16),
+            prior=-1,
+            last=NO_CHECKPOINT,
+            identity=replace(identity, ledger_topic_id="another") if stranger else identity,
+            witness=9,
+        )
+        append_record(log.kafka.producer(), log.ledger_topic, late)
+        if stranger:
+            entry(log, tmp_path)
+        else:
+            with pytest.raises(BeyondEnd):
+                entry(log, tmp_path)
+
+
+def test_a_forged_witness_says_nothing() -> None:
+    """Who may only write to the data topic cannot say that the ledger lost its tail."""
+    twin = written()
+    forged = chunk_of(rows_batch([(0, 0, b"k", b"v")])).value
+    producer = MemoryKafka(cluster=twin.cluster).producer()
+    for partition in range(1):
+        producer.send("log", partition, forged, lambda _: None)
+    producer.poll(1)
+    lose(twin, 10**6)
+    with impatient(twin) as log:
+        Writer(log, "w").close()
+
+
+@pytest.mark.parametrize("end", [0, 1, 11])
+@pytest.mark.parametrize("regrown", [0, 3, 40])
+def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: int, tmp_path: Path) -> None:
+    """All that was acknowledged is in it: after the acceptance everything goes on from there, for everybody."""
+    twin = written()
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+    old = Writer(twin.open(), "old")  # Fenced by nobody but the acceptance.
+    lose(twin, end)
+    producer = MemoryKafka(cluster=twin.cluster).producer()
+    for _ in range(regrown):
+        producer.send("log.ledger", 0, b"somebody's", lambda _: None)
+    producer.poll(1)
+    with impatient(twin) as log:
+        for entry in OPENS:
+            with pytest.raises(DataLoss):
+                entry(log, tmp_path)
+        accept_ledger_loss(log, reason="unclean election", operator="me")
+        assert recover(log).to_dict() == twin.model
+        with Writer(log, "w", expect=COMMITS) as writer:
+            writer.put(b"new", b"v")
+            writer.commit(COMMITS + 1)
+            twin.apply({b"new": b"v"})
+            assert isinstance(run_round(log, settings_for(tmp_path), clock=twin.clock), Completed)
+            writer.put(b"newer", b"v")
+            writer.commit(COMMITS + 2)
+            twin.apply({b"newer": b"v"})
+        assert recover(log).to_dict() == twin.model
+        with pytest.raises(ConfigError):
+            accept_ledger_loss(log, reason="again", operator="me")
+    old.put(b"zombie", b"v")
+    with pytest.raises((Fenced, DataLoss)):
+        old.commit(1)
+    old.close()
+    with impatient(twin) as log:
+        assert recover(log).to_dict() == twin.model
+
+
+def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
+    """The commits that the ledger lost are gone, and nobody hides it; then the log goes on."""
+    twin = written()
+    lose(twin, 12)  # The mark, the Open and ten commits.
+    with impatient(twin) as log:
+        accept_ledger_loss(log, reason="unclean election", operator="me")
+        left = {b"k%d" % i: b"v" for i in range(1, 11)}
+        assert recover(log).to_dict() == left
+        with Writer(log, "w", expect=10) as writer:
+            writer.put(b"new", b"v")
+            writer.commit(11)
+        assert isinstance(run_round(log, settings_for(tmp_path), clock=twin.clock), Completed)
+        assert recover(log).to_dict() == {**left, b"new": b"v"}
+
+
+def test_nobody_folds_over_what_was_lost(tmp_path: Path) -> None:
+    """A state between an older snapshot and the loss is not held any more, instead of a wrong one."""
+    twin = written()
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        with Writer(log, "w") as writer:
+            for i in range(COMMITS + 1, COMMITS + 6):
+                writer.put(b"k%d" % i, b"v")
+                writer.commit(i)
+                twin.apply({b"k%d" % i: b"v"})
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+    first, second = 22, 28
+    lose(twin, first + 1)
+    with impatient(twin) as log:
+        accept_ledger_loss(log, reason="unclean election", operator="me")
+        assert recover(log, at=AtPosition(second)).to_dict() == twin.model
+        with pytest.raises((NotFound, DataLoss)):
+            recover(log, at=AtPosition(first + 3))
+
+
+def test_nothing_is_accepted_as_long_as_nothing_is_lost() -> None:
+    """A person who is in a hurry does not fence the writers of a sound log."""
+    twin = written()
+    with impatient(twin) as log, pytest.raises(ConfigError, match="lost nothing"):
+        accept_ledger_loss(log, reason="nerves", operator="me")
+
+
+def test_a_snapshot_that_is_not_whole_does_not_replace_anything(tmp_path: Path) -> None:
+    """What the ledger lost would be held by nothing at all."""
+    twin = written()
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+    lose(twin, 5)
+    with impatient(twin) as log:
+        log.store.delete(next(iter(twin.run_paths())))
+        with pytest.raises(NotFound, match="run"):
+            accept_ledger_loss(log, reason="unclean election", operator="me")
+
+
+class TruncatedMeanwhile(MemoryKafka):
+    """Somebody truncates the ledger right after each question for its offsets."""
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """As things were until now."""
+        there = super().offsets(topic, partitions, at_least=at_least)
+        if topic.endswith(".ledger"):
+            self.delete_records(topic, {0: 2})
+        return there
+
+
+def test_a_log_opens_beside_its_first_truncation() -> None:
+    """The mark goes with the first truncation, perhaps between the look for it and its read: nothing is lost."""
+    twin = written()
+    kafka = TruncatedMeanwhile(cluster=twin.cluster)
+    with Log.open("log", kafka=kafka, root=MemoryStore(twin.disk, "log"), allow_unsafe=UNSAFE) as log:
+        assert log.kafka.offsets("log.ledger", [0])[0].start == 2

@@ -1,0 +1,107 @@
+"""A reader never gets an older state than what it knows to be there, however old Kafka's answers are."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from statelog.producer.tasks import Coordinator
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import BrokerUnavailable, Misuse
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryStore
+from tests.support.twin_log import UNSAFE, TwinLog
+
+
+class OldLeader(MemoryKafka):
+    """As long as it is old, shows the ledger's end as it was at some moment."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster=cluster)
+        self.old_end: int | None = None
+        self.answers_left = 0
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """The truth, or an old answer."""
+        there = super().offsets(topic, partitions, at_least=at_least)
+        if self.old_end is None or not topic.endswith(".ledger") or not self.answers_left:
+            return there
+        self.answers_left -= 1
+        return {0: OffsetRange(there[0].start, self.old_end)}
+
+
+def opened(twin: TwinLog) -> tuple[Log, OldLeader]:
+    """The log, by a client that may ask an old leader."""
+    kafka = OldLeader(twin.cluster)
+    log = Log.open(twin.name, kafka=kafka, root=MemoryStore(twin.disk, twin.name), allow_unsafe=UNSAFE)
+    return log, kafka
+
+
+def be_old(log: Log, kafka: OldLeader, end: int, answers: int) -> None:
+    """From now on so many answers are old."""
+    kafka.old_end, kafka.answers_left = end, answers
+    log.patience_s = 0.0 if answers > 1 else 5.0
+
+
+@pytest.mark.parametrize("make", [Writer, Coordinator])
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_what_was_acknowledged_here_is_read_here(make: Callable[..., Writer | Coordinator], end: int) -> None:
+    """Also when the commit was made through the very same log, and a state that would be empty, too."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    log, kafka = opened(twin)
+    make(log, "w").close()
+    be_old(log, kafka, end, 1)
+    assert recover(log).to_dict() == twin.model
+    be_old(log, kafka, end, 1_000)
+    with pytest.raises(BrokerUnavailable):
+        recover(log)
+
+
+def test_recoveries_of_one_log_never_go_back() -> None:
+    """What one of them has read, the next one has, too; so has the list of commits."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    log, kafka = opened(twin)
+    recover(log)
+    twin.write({b"a": b"2"})
+    position = log.kafka.offsets("log.ledger", [0])[0].end
+    assert recover(log).position == position
+    be_old(log, kafka, 3, 1_000)
+    with pytest.raises(BrokerUnavailable):
+        recover(log)
+
+
+def test_a_position_of_another_process_is_a_bound() -> None:
+    """A writer's position, handed over, is what a reader elsewhere asks for."""
+    twin = TwinLog()
+    with twin.open() as log, Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        writer.commit(1)
+        position = writer.position
+        twin.apply({b"a": b"1"})
+    elsewhere, kafka = opened(twin)
+    be_old(elsewhere, kafka, 1, 1_000)
+    with pytest.raises(BrokerUnavailable):
+        recover(elsewhere, at_least=position)
+    be_old(elsewhere, kafka, 1, 1)
+    assert recover(elsewhere, at_least=position).to_dict() == twin.model
+
+
+def test_a_barrier_includes_all_that_anybody_was_told() -> None:
+    """Without knowing any position, and although an old leader answers first."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    log, kafka = opened(twin)
+    be_old(log, kafka, 1, 1_000)
+    with pytest.raises(BrokerUnavailable):
+        recover(log, barrier=True)
+    be_old(log, kafka, 1, 1)
+    assert recover(log, barrier=True).to_dict() == twin.model
+    with pytest.raises(Misuse):
+        recover(log, barrier=True, at_least=1)

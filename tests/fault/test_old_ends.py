@@ -1,0 +1,65 @@
+"""A process whose first question about a partition meets a deposed leader: nothing was lost, and nothing is told."""
+
+from collections.abc import Callable
+
+import pytest
+
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_faults import TRUE, Answer, Call, old
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.writer_rig import UNSAFE
+
+_STATE = {b"k%d" % i: b"v" for i in range(9)}
+
+
+class _OldAnswers:
+    """Answers the first questions for the ends of a topic as they were long ago, once it is told to."""
+
+    def __init__(self) -> None:
+        self.topic, self.count = "", 0
+
+    def __call__(self, call: Call) -> Answer:
+        if (call.method, call.topic) != ("offsets", self.topic) or self.count == 0:
+            return TRUE
+        self.count -= 1
+        return old(1000)
+
+
+def _recover(log: Log) -> None:
+    assert recover(log).to_dict() == _STATE
+
+
+def _open_writer(log: Log) -> None:
+    with Writer(log, "w") as writer:
+        assert writer.last_commit is not None
+        assert writer.last_commit.checkpoint.id == 9
+
+
+@pytest.mark.parametrize("do", [_recover, _open_writer])
+@pytest.mark.parametrize("topic", ["old", "old.ledger"])
+def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic: str) -> None:
+    """Readers and openers know from the ledger, or from the newest snapshot, what was there, and ask again."""
+    answers = _OldAnswers()
+    cluster, disk = MemoryCluster(questions=answers), MemoryDisk(lambda: 0.0)
+
+    def place() -> tuple[MemoryKafka, MemoryStore]:
+        return MemoryKafka(cluster=cluster), MemoryStore(disk, "old")
+
+    kafka, store = place()
+    with (
+        Log.create("old", kafka=kafka, root=store, replication_factor=1, partitions=2, allow_unsafe=UNSAFE) as log,
+        Writer(log, "w") as writer,
+    ):
+        for i, (key, value) in enumerate(_STATE.items(), 1):
+            writer.put(key, value)
+            writer.commit(i)
+
+    kafka, store = place()
+    with Log.open("old", kafka=kafka, root=store, allow_unsafe=UNSAFE) as log:
+        answers.topic, answers.count = topic, 3
+        do(log)
+        assert answers.count < 3

@@ -1,0 +1,109 @@
+"""Recovery by a reader that may not write to the store: without a lease, which it says, and exact all the same."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import StoreRefused, StoreUnavailable
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.leases import LeaseWarning, list_leases
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryStore
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.s3_faulty import FaultyS3, Told, faulty_s3
+from tests.support.twin_log import UNSAFE
+
+WRITES = ("put", "put_if_absent", "upload", "delete", "now_s")
+
+
+@pytest.fixture
+def rig() -> RecoveryRig:
+    """A log with a snapshot and a tail."""
+    made = memory_rig()
+    with Writer(made.log, "w") as writer:
+        made.commit(writer, 1, [(b"a", b"1"), (b"b", b"2")])
+        made.snapshot()
+        made.commit(writer, 2, [(b"a", b"3")])
+    return made
+
+
+def _reader(rig: RecoveryRig, error: Exception) -> Log:
+    """The log as a process sees it that may only read."""
+    store = rig.log.store
+    assert isinstance(store, MemoryStore)
+
+    def refuse(method: str, _path: str) -> None:
+        if method in WRITES:
+            raise error
+
+    assert isinstance(rig.log.kafka, MemoryKafka)
+    reading = MemoryStore(store.disk, rig.log.name, faults=refuse)
+    return Log.open(rig.log.name, kafka=rig.log.kafka, root=reading, allow_unsafe=UNSAFE)
+
+
+def test_a_reader_without_the_right_to_write_recovers(rig: RecoveryRig) -> None:
+    """The whole state, a warning, and statistics that tell; a follower reads on as well."""
+    with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))) as recovery:
+        assert recovery.to_dict() == rig.state_at(rig.end())
+        assert not recovery.statistics().has_lease
+        assert any("without a lease" in text for text in recovery.warnings)
+
+
+def test_a_follower_without_the_right_to_write_goes_on(rig: RecoveryRig) -> None:
+    """What is committed after the state comes out, too."""
+    state = dict[object, object]()
+    with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))).follow(poll_s=0.01) as stream:
+        with Writer(rig.log, "w") as writer:
+            rig.commit(writer, 3, [(b"c", b"4")])
+        for portion in stream:
+            for row in portion.changes.to_pylist():
+                state[row["key"]] = row["value"]
+            if b"c" in state:
+                break
+    assert state == rig.state_at(rig.end())
+
+
+def test_a_store_that_is_away_is_still_an_error(rig: RecoveryRig) -> None:
+    """A lease that could be written is not given up because the store does not answer for a moment."""
+    with pytest.raises(StoreUnavailable):
+        recover(_reader(rig, StoreUnavailable("silence"))).to_dict()
+
+
+def test_without_a_lease_truncation_is_noticed(rig: RecoveryRig) -> None:
+    """Overtaken between its plan and its reads, the reader plans again, from the newer snapshot: the same state."""
+    with recover(rig.log, settings=RecoverySettings(lease=False)) as recovery:
+        position = recovery.position
+        assert list_leases(rig.log.store) == []
+        oldest = rig.manifests[0]
+        newest = rig.snapshot(merge=True)
+        rig.truncate(newest)
+        rig.drop(oldest)
+        assert recovery.to_dict() == rig.state_at(position)
+        assert recovery.statistics().plans == 2
+        assert not recovery.statistics().has_lease
+        assert recovery.warnings == ()
+
+
+@pytest.fixture
+def service() -> Iterator[FaultyS3]:
+    """An S3 service."""
+    with faulty_s3() as running:
+        yield running
+
+
+def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
+    """The real client's 403 for every write costs the lease, and nothing else."""
+    log = memory_rig().log
+    assert isinstance(log.kafka, MemoryKafka)
+    place = {"kafka": log.kafka, "root": "s3://bucket/logs", "storage_options": service.options}
+    made = Log.create("s3log", partitions=2, replication_factor=1, allow_unsafe=UNSAFE, **place)  # type: ignore[arg-type] # a mapping of them all
+    with Writer(made, "w") as writer:
+        writer.put(b"a", b"1")
+        writer.commit(1)
+    service.faults += [Told("PUT", 403)] * 20 + [Told("DELETE", 403)] * 20
+    with pytest.warns(LeaseWarning, match="403|AccessDenied|told to"), recover(made) as recovery:
+        assert recovery.to_dict() == {b"a": b"1"}
+        assert not recovery.statistics().has_lease

@@ -1,0 +1,146 @@
+"""A ledger that lost acknowledged records and grew again behind an unchanged id: nobody is told "committed" on it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import AnchorMismatch, DataLoss
+from statelog.schemas.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger import LossRange
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for
+
+
+def key_in(log: Log, partition: int) -> bytes:
+    """A key of this partition."""
+    shape = log.descriptor
+    groups = ((b"k%d" % i, key_group_of(b"k%d" % i, shape.key_type, shape.key_groups)) for i in range(1_000))
+    return next(key for key, group in groups if partition_of(group, shape.partitions, shape.key_groups) == partition)
+
+
+def append_strange(twin: TwinLog, count: int) -> None:
+    """Records of somebody who knows nothing of the loss."""
+    producer = MemoryKafka(cluster=twin.cluster).producer()
+    for _ in range(count):
+        producer.send("log.ledger", 0, b"somebody's", lambda _: None)
+    producer.poll(1)
+    producer.close()
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_a_living_writer_is_not_told_committed(others: int) -> None:
+    """Its last commit is gone, others have written since: its next one must not count for it alone."""
+    twin = TwinLog()
+    with twin.open() as log, Writer(log, "a", partitions=[0, 1], clock=twin.clock) as a:
+        a.put(key_in(log, 0), b"1")
+        last = a.commit(1)
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        for i in range(others):
+            with twin.open() as other, Writer(other, f"c{i}", partitions=[2]):
+                pass
+        twin.now_s += LOOK_AGAIN_S
+        a.put(key_in(log, 0), b"2")
+        with pytest.raises(DataLoss):
+            a.commit(2)
+        a.close()
+        with twin.open() as other:
+            assert "a" not in other.commits()
+
+
+@pytest.mark.parametrize("regrown", [3, 9])
+def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: int) -> None:
+    """Readers would refuse what it acknowledges: it is refused before it writes anything."""
+    twin = TwinLog()
+    for i in range(6):
+        twin.write({b"k%d" % i: b"v"})
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        end = log.kafka.offsets("log.ledger", [0])[0].end
+        twin.cluster.lose_tail("log.ledger", 0, end - 3)
+        append_strange(twin, regrown)
+        with pytest.raises(AnchorMismatch):
+            Writer(log, "writer")
+
+
+def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path) -> None:
+    """The data anchors of the partitions that it takes are compared, those of others are not its business."""
+    twin = TwinLog()
+    for i in range(40):
+        twin.write({b"k%d" % i: b"v"})
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        end = log.data_offsets()[0].end
+        twin.cluster.overwrite("log", 0, end - 1, b"somebody's")
+        Writer(log, "x", partitions=[1]).close()
+        with pytest.raises(AnchorMismatch):
+            Writer(log, "writer")
+        log.accept_loss([LossRange(0, end - 1, end)], reason="overwritten", operator="me")
+        Writer(log, "writer").close()
+
+
+class OldAnswers(MemoryKafka):
+    """Answers one question for the ledger's end with an old one."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster=cluster)
+        self.questions = 0
+        self.lie_at: int | None = None
+        self.old_end = 0
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """The truth, but for one question."""
+        there = super().offsets(topic, partitions, at_least=at_least)
+        if not topic.endswith(".ledger"):
+            return there
+        self.questions += 1
+        return {0: OffsetRange(there[0].start, self.old_end)} if self.questions == self.lie_at else there
+
+
+class Unanswered:
+    """The next ledger record's answer is lost."""
+
+    is_on = False
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """What becomes of a record."""
+        if self.is_on and attempt.topic.endswith(".ledger"):
+            self.is_on = False
+            return Fate.APPEND_UNANSWERED
+        return Fate.DELIVER
+
+
+@pytest.mark.parametrize("lie_at", range(1, 5))
+def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
+    """The outcome is read up to the settling Open itself: a commit that is there is told as committed."""
+    faults = Unanswered()
+    kafka = OldAnswers(MemoryCluster(faults=faults))
+    log = Log.create(
+        "log",
+        kafka=kafka,
+        root=MemoryStore(MemoryDisk(lambda: 0.0), "log"),
+        partitions=1,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    )
+    with Writer(log, "w") as writer:
+        writer.put(b"a", b"1")
+        writer.commit(1)
+        writer.put(b"a", b"2")
+        faults.is_on = True
+        kafka.questions, kafka.lie_at, kafka.old_end = 0, lie_at, kafka.cluster.log("log.ledger", 0).end
+        offset = writer.commit(2)
+        kafka.lie_at = None
+        last = log.commits()["w"]
+
+        assert (last.checkpoint.id, last.offset) == (2, offset)

@@ -1,0 +1,59 @@
+"""Streams and forks: a child neither waits for a thread that is not there nor takes anything away from its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import recover
+from statelog.schemas.errors import ClosedError
+from statelog.storage.leases import list_leases
+from tests.support.forks import in_fork
+from tests.support.recovery_rig import memory_rig
+from tests.support.stream_reader import Reader
+
+_PATIENCE_S = 60.0
+
+
+def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
+    """Its exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.forked_stream"],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:
+    """In the child, closing does nothing and everything else is refused; the parent goes on as if nothing had been."""
+    rig, reader = memory_rig(), Reader()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
+    recovery = recover(rig.log)
+    with recovery.follow(poll_s=0.01) as stream:
+        assert stream.wait_fetched(_PATIENCE_S)
+        (held,) = list_leases(rig.log.store)
+
+        def child() -> None:
+            signal.alarm(10)  # Whatever hangs is killed.
+            stream.close()
+            recovery.close()
+            assert list_leases(rig.log.store) == [held]
+            for use in (stream.take, stream.stop, stream.statistics, stream.wait_fetched, recovery.to_dict):
+                with pytest.raises(ClosedError):
+                    use()
+            with pytest.raises(ClosedError), stream.pending():
+                pass
+
+        assert in_fork(child) == 0
+        while not reader.state or not reader.applied.is_complete:
+            reader.apply(next(stream))
+    assert reader.state == rig.state_at(rig.end())
+    assert list_leases(rig.log.store) == []

@@ -1,0 +1,59 @@
+"""A store that was sound when the log was made, and overwrites since: no manifest is put, and nothing is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.schemas.errors import UnsafeStore
+from statelog.storage.log import Log
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+
+def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
+    twin = TwinLog()
+    for number in range(1, snapshots + 1):
+        twin.write({b"k%d" % number: b"v"})
+        outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+        assert isinstance(outcome, Completed)
+    return twin
+
+
+def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_path: Path) -> None:
+    """Of two materializers that start on it, one in the middle of the other's round, neither wins a slot or deletes."""
+    twin = _twin(tmp_path, 3)
+    files = {info.path: info for info in twin.disk.files("log/manifests/")}
+    twin.disk.honours_absence = False
+    twin.write({b"k4": b"v"})
+
+    def another_round(point: str) -> None:
+        if point == "after-list":
+            with pytest.raises(UnsafeStore):
+                run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+
+    with pytest.raises(UnsafeStore):
+        run_round(twin.open(), settings_for(tmp_path), clock=twin.clock, crash=another_round)
+    assert {info.path: info for info in twin.disk.files("log/manifests/")} == files
+    assert state_of(twin.open()) == twin.model
+
+
+def test_the_proof_is_given_once_and_only_by_who_puts(tmp_path: Path) -> None:
+    """Rounds of one process create one probe between them; whoever writes or reads creates none."""
+    twin, created = TwinLog(), list[str]()
+
+    def note(method: str, path: str) -> None:
+        if method == "put_if_absent":
+            created.append(path)
+
+    log: Log = twin.open(note)
+    for number in range(3):
+        twin.write({b"k%d" % number: b"v"})
+        assert isinstance(run_round(log, settings_for(tmp_path), clock=twin.clock), Completed)
+    probes = {path for path in created if "probe" in path}
+    assert len(probes) == 1
+    assert created.index(next(iter(probes))) < created.index("manifests/00000000000000000001.avro")
+    created.clear()
+    reader = twin.open(note)
+    assert state_of(reader) == twin.model
+    assert created == []

@@ -1,0 +1,141 @@
+"""The guards of the write path that nothing else reaches: each is one that a broken client, broker or caller meets."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from statelog.producer.outbox import Outbox
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import CheckpointMismatch, IncompleteChangeSet, OffsetGone, PersistFailed
+from statelog.schemas.handle import Handle, Step
+from statelog.storage.kafka import Delivery
+from statelog.storage.kafka_memory import MemoryProducer
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log import Log
+from tests.support.writer_rig import WriterRig, twin_rig
+
+
+@pytest.fixture
+def rig() -> WriterRig:
+    """A log's two places, in memory."""
+    return twin_rig("l")
+
+
+@pytest.fixture
+def log(rig: WriterRig) -> Iterator[Log]:
+    """A new log of one partition."""
+    with rig.create(partitions=1, key_groups=2) as created:
+        yield created
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def _persisted(log: Log, name: str, key: bytes = b"k") -> Handle:
+    """A handle that a life of this writer persisted and did not commit."""
+    with Writer(log, name) as writer:
+        writer.put(key, b"v")
+        return writer.persist(1).result()
+
+
+def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: WriterRig, log: Log) -> None:
+    """What is there is read back before the commit, not believed from the handle."""
+    handle = _persisted(log, "w")
+    assert rig.cluster is not None
+    rig.cluster.overwrite("l", 0, handle.entries[0].first_offset, b"somebody else's")
+    with Writer(log, "w") as writer, pytest.raises(IncompleteChangeSet):
+        writer.adopt(handle)
+    with Writer(log, "w") as writer:
+        assert writer.last_commit is None
+
+
+def test_another_writers_handle_is_refused(rig: WriterRig, log: Log) -> None:
+    """The ledger does not look at a handle's writer: who commits does."""
+    handle = _persisted(log, "first")
+    with Writer(log, "second") as writer:
+        with pytest.raises(CheckpointMismatch, match="another writer"):
+            writer.adopt(handle)
+        writer.commit(1)
+    with Coordinator(log, "third") as coordinator, pytest.raises(CheckpointMismatch, match="another writer"):
+        coordinator.commit(1, [handle])
+    assert rig.state() == {}
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_another_checkpoints_handle_is_refused(rig: WriterRig, log: Log, quiet: bool) -> None:
+    """Under its own id or not at all, also if it holds nothing."""
+    handle = _persisted(log, "w")
+    if quiet:
+        handle = replace(handle, steps=(Step(checkpoint_id=1),))
+    with Coordinator(log, "w") as coordinator:
+        with pytest.raises(CheckpointMismatch, match="another checkpoint"):
+            coordinator.commit(2, [handle])
+        coordinator.commit(1, [handle])
+    assert rig.state() == ({} if quiet else {b"k": b"v"})
+
+
+def test_handles_of_two_lives_are_not_one_commit(rig: WriterRig, log: Log) -> None:
+    """A checkpoint has one nonce, so what two lives persisted is never one of them."""
+    earlier = _persisted(log, "w")
+    with Coordinator(log, "w") as coordinator:
+        task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
+        task.put(b"other", b"w")
+        with pytest.raises(CheckpointMismatch, match="different lives"):
+            coordinator.commit(1, [earlier, task.finish()], unique_keys=True)
+    assert rig.state() == {}
+
+
+def test_offsets_that_do_not_ascend_fail_the_change_set(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a partition are numbered in the order of sending; reports that say otherwise are not believed."""
+    send = MemoryProducer.send
+
+    def backwards(
+        self: MemoryProducer, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]
+    ) -> bool:
+        return send(self, topic, partition, value, lambda found: on_delivery(found._replace(offset=10 - found.offset)))
+
+    with Writer(log, "w", settings=WriterSettings(chunk_bytes=100)) as writer:
+        monkeypatch.setattr(MemoryProducer, "send", backwards)
+        for i in range(4):
+            writer.put(b"%d" % i, bytes(80))
+        with pytest.raises(PersistFailed, match="out of order"):
+            writer.persist(1).result()
+
+
+def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
+    """A change set behind one that failed can never count, so no byte of it goes out."""
+    with Writer(log, "w") as writer:
+        producer = log.kafka.producer()
+        outbox = Outbox(producer, log.data_topic, writer.grant, WriterSettings())
+        outbox.fail(1, "the disk of a broker burns")
+        with pytest.raises(PersistFailed):
+            outbox.send(2, 0, b"chunk", lambda _: None)
+        assert producer.in_flight == 0
+        producer.close()
+
+
+def test_a_ledger_client_never_goes_back_to_an_older_base(rig: WriterRig, log: Log) -> None:
+    """Where the ledger was truncated past it, a base that is no newer than its own fold is no way on."""
+    with Writer(log, "w") as writer:
+        for i in range(1, 5):
+            writer.commit(i)
+    older = log.ledger()
+    older.read_to(2)
+    state = older.fold.freeze()
+    answers = iter([(state, None)])  # Who took it would ask again and again.
+    client = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, rebase=lambda: next(answers))
+    client.read_to(3)
+    log.kafka.delete_records(log.ledger_topic, {0: 4})
+    with pytest.raises(OffsetGone):
+        client.read_end()
+    assert client.fold.position == 3
+    older.close()
+    client.close()

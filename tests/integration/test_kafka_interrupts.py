@@ -1,0 +1,29 @@
+"""Real signals, wherever they land in the native client: their handlers' exceptions come out as themselves."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from tests.support.broker import Broker
+from tests.support.interrupted import ROUNDS
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("which", "wanted"), [("int", "KeyboardInterrupt"), ("alarm", "Alarm")])
+def test_a_signal_comes_out_as_what_its_handler_raised(
+    broker: Broker, topic_name: str, which: str, wanted: str
+) -> None:
+    """Dozens of signals, in sends with callbacks, polls, questions and reads: never a SystemError, never lost."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+    command = [sys.executable, "-m", "tests.support.interrupted", broker.bootstrap, topic_name, which]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    kafka.delete_topic(topic_name)
+    kafka.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {wanted: ROUNDS}, done.stderr

@@ -1,0 +1,41 @@
+"""A table that no Arrow array holds, on a real broker."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.schemas.replay_plan import plan_replay
+from statelog.storage.replay import replay
+from tests.support.broker import Broker
+from tests.support.writer_rig import real_rig
+
+BATCHES, ROWS = 20, 256
+
+
+@pytest.mark.broker
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """2.5 GiB of values in one call, whose memory is shared here, are committed, and all of them are read back."""
+    values = pa.array([os.urandom(1 << 19)] * ROWS)
+    batches = [
+        pa.record_batch({"key": [b"%d" % (i * ROWS + row) for row in range(ROWS)], "value": values})
+        for i in range(BATCHES)
+    ]
+    rig = real_rig(log_name, broker.bootstrap, tmp_path)
+    with rig.create(partitions=2) as log:
+        with Writer(log, "w") as writer:
+            writer.append_batch(pa.Table.from_batches(batches))
+            writer.commit(1)
+            assert writer.statistics().chunk_bytes.largest < 2 << 20
+        ledger = log.ledger()
+        bodies = [valid.commit.read_body() for valid in ledger.read_end()]
+        ledger.close()
+        reader = log.kafka.reader(log.data_topic)
+        plan = plan_replay(bodies, range(2))
+        chunks = replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=60)
+        assert sum(chunk.changes.num_rows for chunk in chunks) == BATCHES * ROWS
+        reader.close()

@@ -1,0 +1,138 @@
+"""Recoveries whose real broker stops answering: closing, and Ctrl-C, do not wait for it; a follower outlives it."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.storage.leases import list_leases
+from statelog.storage.log import Log
+from tests.support.broker import OwnBroker
+from tests.support.recovery_rig import RecoveryRig
+from tests.support.stream_reader import Reader
+
+pytestmark = pytest.mark.broker
+
+_AT_ONCE_S = 6.0  # A dead broker costs at least ten: that is how long one request takes to give up.
+_PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[RecoveryRig]:
+    """A log with one commit on a broker of the test's own."""
+    with Log.create(
+        log_name,
+        kafka={"bootstrap.servers": own_broker.bootstrap},
+        root=str(tmp_path / "root"),
+        partitions=2,
+        key_groups=8,
+        replication_factor=1,
+        allow_unsafe=["replication", "min-insync"],
+    ) as log:
+        rig = RecoveryRig(log)
+        with Writer(log, "w") as writer:
+            rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
+        yield rig
+
+
+@contextmanager
+def _paused(broker: OwnBroker) -> Generator[None]:
+    broker.pause()
+    try:
+        yield
+    finally:
+        broker.resume()
+
+
+def _wait_for_no_lease(log: Log) -> None:
+    ends_s = time.monotonic() + _PATIENCE_S
+    while list_leases(log.store):
+        assert time.monotonic() < ends_s, "the lease was never removed"
+        time.sleep(0.1)
+
+
+def test_closing_a_stream_does_not_wait_for_a_broker(rig: RecoveryRig, own_broker: OwnBroker) -> None:
+    """What waits for the broker ends by itself, later, and removes the lease then."""
+    recovery = recover(rig.log)
+    with _paused(own_broker):
+        stream = recovery.stream()
+        assert not stream.wait_fetched(1.0)
+        started_s = time.monotonic()
+        stream.close()
+        recovery.close()
+        assert time.monotonic() - started_s < _AT_ONCE_S
+    _wait_for_no_lease(rig.log)
+
+
+def test_ctrl_c_does_not_wait_for_a_broker(rig: RecoveryRig, own_broker: OwnBroker) -> None:
+    """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
+    recovery = recover(rig.log)
+    with _paused(own_broker):
+        ctrl_c = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        started_s = time.monotonic()
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            recovery.to_dict()
+        assert time.monotonic() - started_s < 1.0 + _AT_ONCE_S
+        ctrl_c.join()
+        assert list_leases(rig.log.store) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["pause", "kill"])
+def test_a_follower_outlives_its_broker(rig: RecoveryRig, own_broker: OwnBroker, how: str) -> None:
+    """A broker that is away for longer than a request takes, and comes back within `stall_timeout_s`, ends nothing."""
+    reader = Reader()
+    with recover(rig.log, settings=RecoverySettings(stall_timeout_s=_PATIENCE_S)).follow(poll_s=0.1) as stream:
+        while not reader.state or not reader.applied.is_complete:
+            reader.apply(next(stream))
+        assert stream.wait_fetched(_PATIENCE_S)
+        own_broker.pause() if how == "pause" else own_broker.kill()
+        assert stream.take(30.0) is None
+        assert not stream.has_ended
+        own_broker.resume() if how == "pause" else own_broker.restart()
+        with Writer(rig.log, "w") as writer:
+            rig.commit(writer, 2, [(b"new", b"2")])
+        while reader.applied.position < rig.end():
+            portion = stream.take(_PATIENCE_S)
+            assert portion is not None
+            reader.apply(portion)
+    assert reader.state == rig.state_at(rig.end())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["parquet", "rocksdb", "ordered"])
+def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: RecoveryRig, tmp_path: Path, how: str) -> None:
+    """Sorted targets take it, those on the disk within a few `fold_bytes` of memory."""
+    count, value = 2200, os.urandom(1 << 20)
+    with Writer(rig.log, "large", partitions=[0]) as writer:
+        keys = [key for key in (b"large-%d" % i for i in range(3 * count)) if rig.partition(key) == 0][:count]
+        for number in range(0, count, 100):
+            for key in keys[number : number + 100]:
+                writer.put(key, key + value)
+            writer.commit(number + 1)
+    settings = RecoverySettings(spill_directories=(tmp_path,))
+    recovery = recover(rig.log, settings=settings)
+    Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew from here.
+    before = _peak_bytes()
+    if how == "parquet":
+        rows = recovery.to_parquet(tmp_path / "state.parquet")
+    elif how == "rocksdb":
+        rows = recovery.to_rocksdb(tmp_path / "state")
+    else:
+        rows = recovery.to_arrow(ordered=True).num_rows
+    assert rows == len(keys) + 100
+    assert how == "ordered" or _peak_bytes() - before < 5 * settings.fold_bytes
+
+
+def _peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024

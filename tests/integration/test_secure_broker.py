@@ -1,0 +1,32 @@
+"""The broker of the security tests: what a principal may do is what it was granted, over TLS and with a password."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from tests.support.secure_broker import SecureBroker, running_secure_broker, topic
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    """A broker with one user who has no rights yet."""
+    with running_secure_broker(tmp_path_factory.mktemp("secure"), {"alice": "wonder"}) as running:
+        yield running
+
+
+def test_a_principal_sees_what_it_was_granted(secure: SecureBroker) -> None:
+    """A right is there once it was granted, and gone once it was revoked."""
+    secure.grant("alice", topic("__statelog_ready", "DESCRIBE"))
+    assert "__statelog_ready" in AdminClient({**secure.client("alice")}).list_topics(timeout=10).topics
+    secure.grant("alice", [])
+    assert "__statelog_ready" not in AdminClient({**secure.client("alice")}).list_topics(timeout=10).topics
+
+
+def test_a_wrong_password_is_no_principal(secure: SecureBroker) -> None:
+    """Nobody gets in without the password."""
+    with pytest.raises(KafkaException):
+        AdminClient({**secure.client("alice", sasl_password="queen"), "log_level": 0}).list_topics(timeout=2)

@@ -1,0 +1,247 @@
+"""Every role on a broker that grants nothing by itself: its rights suffice, and each missing one is told by name.
+
+The sets are those of docs/security.md; a test compares them.
+"""
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer import Coordinator, TaskWriter, Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import ConfigError
+from statelog.storage import Log
+from tests.support.secure_broker import Right, SecureBroker, group, running_secure_broker, topic
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
+
+_LOG = "secured"
+_CANARY = "C4naryOfTheTests"
+_UNSAFE = ("replication", "min-insync")
+
+
+class Place(NamedTuple):
+    """Where the secured log is, and who may be asked for it."""
+
+    broker: SecureBroker
+    root: str
+
+    def open(self, user: str) -> Log:
+        """The log, as this user opens it."""
+        return Log.open(_LOG, kafka=self.broker.client(user), root=self.root, allow_unsafe=_UNSAFE)
+
+    def feed(self) -> None:
+        """One more commit by the administrator, so that a round has something to do."""
+        plain = {"bootstrap.servers": self.broker.plain}
+        with Log.open(_LOG, kafka=plain, root=self.root, allow_unsafe=_UNSAFE) as log, Writer(log, "feed") as writer:
+            writer.put(b"fed", b"1")
+            writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A secured log with a snapshot."""
+    directory = tmp_path_factory.mktemp("secured")
+    users = {name: f"{_CANARY}-{name}" for name in (*ROLES, "administrator")}
+    with running_secure_broker(directory, users) as broker:
+        found = Place(broker, str(directory / "root"))
+        plain = {"bootstrap.servers": broker.plain}
+        Log.create(
+            _LOG, kafka=plain, root=found.root, partitions=2, replication_factor=1, allow_unsafe=_UNSAFE
+        ).close()  # fmt: skip
+        found.feed()
+        with Log.open(_LOG, kafka=plain, root=found.root, allow_unsafe=_UNSAFE) as log:
+            run_round(log, MaterializerSettings(scratch=directory))
+        yield found
+
+
+# ---- what every role does
+
+
+def _write(place: Place, user: str) -> None:
+    with place.open(user) as log, Writer(log, "writer") as writer:
+        last = writer.last_commit.checkpoint.id if writer.last_commit else 0
+        writer.put(b"a", b"1")
+        writer.put(b"b", b"2")
+        writer.commit(last + 1)
+
+
+def _coordinate(place: Place, user: str) -> None:
+    with place.open(user) as log, Coordinator(log, "coordinator") as coordinator:
+        last = coordinator.last_commit.checkpoint.id if coordinator.last_commit else 0
+        producer = log.kafka.producer()
+        try:
+            task = TaskWriter(producer, coordinator.task(last + 1), slot=0)
+            task.put(b"c", b"3")
+            coordinator.commit(last + 1, [task.finish()])
+        finally:
+            producer.close()
+
+
+def _roll_up(place: Place, user: str) -> None:
+    assert user == "materializer"
+    _round(place)
+
+
+def _read(place: Place, user: str) -> None:
+    with place.open(user) as log:
+        assert recover(log).to_dict()[b"fed"] == b"1"
+
+
+def _follow(place: Place, user: str) -> None:
+    with place.open(user) as log, recover(log).follow() as stream:
+        assert next(iter(stream)) is not None
+
+
+def _describe(place: Place, user: str) -> None:
+    with place.open(user) as log:
+        assert log.describe().manifest is not None
+
+
+def _round(place: Place) -> Completed:
+    place.feed()
+    with place.open("materializer") as log:
+        outcome = run_round(log, MaterializerSettings(scratch=Path(place.root).parent))
+    assert isinstance(outcome, Completed)
+    return outcome
+
+
+def _make(place: Place) -> None:
+    kafka = place.broker.client("administrator")
+    Log.create(
+        MADE, kafka=kafka, root=place.root, partitions=1, replication_factor=1, allow_unsafe=_UNSAFE
+    ).close()  # fmt: skip
+
+
+def _delete(place: Place) -> None:
+    Log.delete(MADE, kafka=place.broker.client("administrator"), root=place.root)
+
+
+LEDGER = f"{_LOG}.ledger"
+READING = [*topic(_LOG, "READ", "DESCRIBE_CONFIGS"), *topic(LEDGER, "READ", "DESCRIBE_CONFIGS")]
+WRITING = [*READING, *topic(_LOG, "WRITE"), *topic(LEDGER, "WRITE")]
+ROLLING_UP = [*READING, *topic(_LOG, "DELETE"), *topic(LEDGER, "DELETE")]
+PUBLISHING = group(f"statelog.{_LOG}.materializer", "READ")
+ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
+    "writer": (_write, WRITING),
+    "coordinator": (_coordinate, WRITING),
+    "materializer": (_roll_up, ROLLING_UP),
+    "reader": (_read, READING),
+    "follower": (_follow, READING),
+    "describer": (_describe, [*topic(_LOG, "DESCRIBE", "DESCRIBE_CONFIGS"), *READING[2:]]),
+}
+"""What each role does, and the rights that docs/security.md lists for it."""
+MADE, MADE_LEDGER = "secured-too", "secured-too.ledger"
+MAKING = [
+    *topic(MADE, "CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"),
+    *topic(MADE_LEDGER, "CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"),
+]
+DELETING = [*topic(MADE, "DELETE", "DESCRIBE_CONFIGS"), *topic(MADE_LEDGER, "DELETE", "READ", "DESCRIBE_CONFIGS")]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_works_with_exactly_its_rights(place: Place, role: str) -> None:
+    """What docs/security.md lists for a role is enough."""
+    act, rights = ROLES[role]
+    place.broker.grant(role, rights)
+    act(place, role)
+
+
+def _missing_one() -> list[object]:
+    return [
+        pytest.param(role, right, id=f"{role} without {right}")
+        for role, (_, rights) in ROLES.items()
+        for right in rights
+    ]
+
+
+@pytest.mark.parametrize(("role", "missing"), _missing_one())
+def test_a_missing_right_is_told_by_name(place: Place, role: str, missing: Right) -> None:
+    """Every right of the list is needed, and its absence names the operation and what it is on, at once."""
+    act, rights = ROLES[role]
+    place.broker.grant(role, [right for right in rights if right != missing])
+    with pytest.raises(ConfigError) as caught:
+        act(place, role)
+    assert missing.operation.name in str(caught.value)
+    assert missing.name in str(caught.value)
+
+
+def test_a_round_without_the_right_on_its_group_goes_on_and_says_so(place: Place) -> None:
+    """The published position is for lag tools, so it stops no round; with the right it is published."""
+    place.broker.grant("materializer", ROLLING_UP)
+    assert "READ on group" in _round(place).unpublished
+    place.broker.grant("materializer", [*ROLLING_UP, *PUBLISHING])
+    assert not _round(place).unpublished
+
+
+def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None:
+    """And each of them is told by name while it is missing; what a try left behind is taken over by the next one."""
+    for missing in MAKING:
+        place.broker.grant("administrator", [right for right in MAKING if right != missing])
+        with pytest.raises(ConfigError) as caught:
+            _make(place)
+        assert missing.operation.name in str(caught.value)
+        assert missing.name in str(caught.value)
+    place.broker.grant("administrator", MAKING)
+    _make(place)
+    for missing in DELETING:
+        place.broker.grant("administrator", [right for right in DELETING if right != missing])
+        with pytest.raises(ConfigError) as caught:
+            _delete(place)
+        assert missing.operation.name in str(caught.value)
+        assert missing.name in str(caught.value)
+    place.broker.grant("administrator", DELETING)
+    _delete(place)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"sasl_password": f"{_CANARY}-wrong"}, "Authentication failed"),
+        ({"sasl_mechanism": "SCRAM-SHA-512"}, "mechanism"),
+        ({"ssl_ca_location": ""}, "certificate"),
+        ({"security_protocol": "SASL_PLAINTEXT"}, "speaks TLS"),
+    ],
+    ids=["wrong password", "wrong mechanism", "unknown authority", "no TLS"],
+)
+def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, str], told: str) -> None:
+    """Nobody waits for a time-out to learn that the password is wrong, and no supervisor repeats it."""
+    kafka = {name: value for name, value in place.broker.client("reader", **settings).items() if value}
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=told) as caught:
+        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=_UNSAFE)
+    assert time.monotonic() - began_s < 8.0, "the request time-out of 10 s was waited for"
+    assert _CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_tls_where_the_broker_speaks_none(place: Place) -> None:
+    """The reverse: a client that encrypts, at the plain listener."""
+    kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
+    with pytest.raises(ConfigError, match=r"SSL|TLS"):
+        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=_UNSAFE)
+
+
+def test_the_page_lists_these_rights() -> None:
+    """docs/security.md says what is tested here."""
+    page = Path("docs/security.md").read_text(encoding="utf-8")
+    page = page.partition("## What a right is worth")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    listed = {row[0]: row[1:3] for row in rows}
+    for role, name in {
+        "writer": "writer, coordinator", "materializer": "materializer", "reader": "recovery, follower, Spark reading",
+        "describer": "`describe`",
+    }.items():  # fmt: skip
+        for at, on in enumerate((_LOG, LEDGER)):
+            found = {right.operation.name for right in ROLES[role][1] if right.name == on}
+            assert set(re.findall(r"[A-Z_]+", listed[name][at])) == found, (name, on)
+    for at, on in enumerate((MADE, MADE_LEDGER)):
+        made = {right.operation.name for right in (*MAKING, *DELETING) if right.name == on}
+        assert set(re.findall(r"[A-Z_]+", listed["`init` and `delete`"][at])) == made

@@ -1,0 +1,93 @@
+"""Something of a story's log is really lost, at each of several points: then somebody says so before harm is done.
+
+Whoever goes on may be stopped by an error, or be right: a snapshot may hold what the log lost. But nobody gets a state
+that history never had, and nobody is told that a commit counts which no reader sees.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog.schemas.errors import CommitRefused, Damaged, StatelogError
+from statelog.storage import log, log_topics
+from tests.support import story_judge as judge
+from tests.support.story import SCENES, tell
+from tests.support.story_judge import Fact
+from tests.support.story_world import LOG, StuckError, World
+
+LEDGER = f"{LOG}.ledger"
+
+
+def _lose_ledger(world: World) -> None:
+    """The last three records, as an unclean election does."""
+    world.cluster.lose_tail(LEDGER, 0, world.cluster.log(LEDGER, 0).end - 3)
+
+
+def _lose_data(world: World) -> None:
+    world.cluster.lose_tail(LOG, 0, world.cluster.log(LOG, 0).end - 2)
+
+
+def _make_data_anew(world: World) -> None:
+    world.cluster.recreate_topic(LOG)
+
+
+def _make_ledger_anew(world: World) -> None:
+    world.cluster.recreate_topic(LEDGER)
+
+
+def _lose_manifests(world: World) -> None:
+    """The store is as it was before the first round: restored from an old copy."""
+    for info in world.disk.files(f"{LOG}/manifests/") + world.disk.files(f"{LOG}/runs/"):
+        world.disk.remove(info.path)
+
+
+def _damage_runs(world: World) -> None:
+    for info in world.disk.files(f"{LOG}/runs/"):
+        world.disk.flip_byte(info.path, info.size_bytes // 2)
+
+
+Accident = Callable[[World], None]
+ACCIDENTS = (_lose_ledger, _lose_data, _make_data_anew, _make_ledger_anew, _lose_manifests, _damage_runs)
+SURE = {
+    (_make_data_anew, 2), (_make_data_anew, 6), (_make_data_anew, 10), (_make_ledger_anew, 2), (_make_ledger_anew, 6),
+    (_make_ledger_anew, 10), (_lose_ledger, 6), (_lose_ledger, 10), (_lose_data, 10), (_lose_manifests, 10),
+    (_damage_runs, 10),
+}  # fmt: skip
+"""Where nobody can be right any more, so that somebody has to be stopped."""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a simulated broker to catch up."""
+    monkeypatch.setattr(log, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
+
+
+@pytest.mark.parametrize("scene", [2, 4, 6, 8, 10, 12])
+@pytest.mark.parametrize("accident", ACCIDENTS, ids=lambda accident: accident.__name__.strip("_"))
+def test_a_loss_is_told_before_it_does_harm(tmp_path: Path, accident: Accident, scene: int) -> None:
+    """Up to the error, if there is one, every state is history's, and every acknowledged commit can be seen."""
+    assert scene < len(SCENES)
+    before: list[Fact] = []
+    seen: list[World] = []
+
+    def strike(world: World) -> None:
+        world.nemesis.is_quiet = True
+        before.extend(judge.history_of(world))
+        world.nemesis.is_quiet = False
+        seen.append(world)
+        accident(world)
+
+    loud: BaseException | None = None
+    try:
+        tell(tmp_path, {}, {scene: strike})
+    except (StatelogError, StuckError, AssertionError) as error:
+        loud = error
+    if (accident, scene) in SURE:
+        assert loud is not None, "nobody said anything"
+    world = seen[0]
+    assert isinstance(loud, Damaged | CommitRefused | StuckError | None), loud
+    later = [Fact(one.offset, one.tag) for one in world.attempts.values() if one.offset is not None]
+    history = sorted({*before, *later})
+    judge.check_reads(world, history)

@@ -1,0 +1,162 @@
+"""What the actors on a cluster write: endless sources of changes by name and position, and digests of what they make.
+
+A value names the life that wrote it, so a commit that is doubled, torn or of a fenced life shows in the state. Every
+commit also puts a mark of its own, a key that no other commit writes. Pure.
+
+Invariants: what a commit holds follows from its `Attempt` alone; names share no key and no partition.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
+
+__all__ = [
+    "JOB",
+    "KEY_GROUPS",
+    "PARTITIONS",
+    "PARTITIONS_OF",
+    "Attempt",
+    "Board",
+    "Journal",
+    "State",
+    "changes_of",
+    "entries",
+    "mark_of",
+    "owner_of",
+    "partition_of_key",
+]
+
+PARTITIONS = 8
+KEY_GROUPS = 16
+JOB = "job"
+"""The name that a coordinator and its tasks write under; each of its partitions has a task of its own."""
+PARTITIONS_OF: Mapping[str, tuple[int, ...]] = {"w0": (0, 1), "w1": (2, 3), "w2": (4, 5), JOB: (6, 7)}
+_KEYS = 97
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A commit that was tried: the source's events from `begin` to `end`, by one life of a writer."""
+
+    writer: str
+    life: str
+    checkpoint: int
+    begin: int
+    end: int
+
+
+def partition_of_key(key: bytes) -> int:
+    """Where a key lives in these logs."""
+    return partition_of(key_group_of(key, KeyType.BYTES, KEY_GROUPS), PARTITIONS, KEY_GROUPS)
+
+
+def owner_of(key: bytes) -> str:
+    """The name whose key it is."""
+    return key.partition(b"/")[0].decode()
+
+
+def mark_of(writer: str, checkpoint: int) -> bytes:
+    """The key that this commit alone puts."""
+    return _placed(writer, f"{writer}/c{checkpoint}")
+
+
+def changes_of(attempt: Attempt) -> Iterator[tuple[bytes, bytes | None]]:
+    """Its changes in order; None deletes."""
+    keys = _keys(attempt.writer)
+    for event in range(attempt.begin, attempt.end):
+        key = keys[event * 31 % _KEYS]
+        yield key, None if event % 11 == 10 else f"{attempt.life}:{attempt.checkpoint}:{event}".encode()
+    yield mark_of(attempt.writer, attempt.checkpoint), f"{attempt.life}:{attempt.begin}-{attempt.end}".encode()
+
+
+class State:
+    """Keyed state, and a digest of it that does not depend on any order; of each name apart, too."""
+
+    def __init__(self, rows: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.digests = dict.fromkeys(PARTITIONS_OF, 0)
+        for key, value in rows:
+            self.change(key, value)
+
+    def change(self, key: bytes, value: bytes | None) -> None:
+        """Put, or delete for None."""
+        old = self.rows.pop(key, None)
+        if old is not None:
+            self._count(key, -_hash(key, old))
+        if value is not None:
+            self.rows[key] = value
+            self._count(key, _hash(key, value))
+
+    @property
+    def digest(self) -> int:
+        """Of all names."""
+        return sum(self.digests.values()) % 2**64
+
+    def _count(self, key: bytes, amount: int) -> None:
+        owner = owner_of(key)
+        self.digests[owner] = (self.digests[owner] + amount) % 2**64
+
+
+class Journal:
+    """One actor's notes, a line each, on the disk before anything else happens: they outlive a SIGKILL."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, what: str, **facts: object) -> None:
+        """Write a line. `at` is in seconds of the clock that all processes of this machine share."""
+        line = json.dumps({"what": what, "at": time.monotonic(), **facts})
+        os.write(self._file, line.encode() + b"\n")
+
+
+def entries(directory: Path, pattern: str = "*") -> list[dict[str, Any]]:
+    """All that was noted in the journals of these names, in the order of time; `actor` says by whom."""
+    found = [
+        {"actor": path.stem, **json.loads(line)}
+        for path in directory.glob(f"{pattern}.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return sorted(found, key=lambda entry: float(entry["at"]))
+
+
+class Board:
+    """How far every name was acknowledged, as ledger positions that all processes see at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def tell(self, writer: str, position: int) -> None:
+        """Everything below this ledger position is acknowledged to `writer`."""
+        place = 8 * list(PARTITIONS_OF).index(writer)
+        if position > int.from_bytes(os.pread(self._file, 8, place), "little"):  # A life that slept may come late.
+            os.pwrite(self._file, position.to_bytes(8, "little"), place)
+
+    def acknowledged(self) -> int:
+        """The highest position that anybody told."""
+        data = os.pread(self._file, 8 * len(PARTITIONS_OF), 0)
+        return max((int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)), default=0)
+
+
+@cache
+def _keys(writer: str) -> tuple[bytes, ...]:
+    return tuple(_placed(writer, f"{writer}/k{i}") for i in range(_KEYS))
+
+
+def _placed(writer: str, stem: str) -> bytes:
+    """The first key of this stem that lies in a partition of its writer."""
+    candidates = (f"{stem}/{i}".encode() for i in count())
+    return next(key for key in candidates if partition_of_key(key) in PARTITIONS_OF[writer])
+
+
+def _hash(key: bytes, value: bytes) -> int:
+    return xxh3_64_intdigest(b"%d:%b%b" % (len(key), key, value))

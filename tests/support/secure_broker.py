@@ -1,0 +1,168 @@
+"""A broker that speaks TLS, asks for passwords and grants nothing by itself: the one of the security tests.
+
+Owns a certificate authority of its own, the broker's users, and two listeners of one node: SASL_SSL with SCRAM for the
+principals that are tested, and a plain one on loopback for the administrator, who grants and revokes. Invariant: a
+principal has exactly the rights that `granted` lists for it, and no others.
+"""
+
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
+
+__all__ = ["Right", "SecureBroker", "cluster", "group", "running_secure_broker", "topic"]
+
+_ASK_TIMEOUT_S = 10.0
+_SETTLED_S = 15.0
+
+
+class Right(NamedTuple):
+    """One right: the kind of the resource, its name (or the beginning of it), and the operation."""
+
+    kind: ResourceType
+    name: str
+    operation: AclOperation
+    is_prefix: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operation.name} on {self.kind.name.lower()} {self.name}{'*' if self.is_prefix else ''}"
+
+
+def topic(name: str, *operations: str) -> list[Right]:
+    """Rights on a topic, by Kafka's names of operations."""
+    return [Right(ResourceType.TOPIC, name, AclOperation[operation]) for operation in operations]
+
+
+def group(name: str, *operations: str) -> list[Right]:
+    """Rights on a consumer group."""
+    return [Right(ResourceType.GROUP, name, AclOperation[operation]) for operation in operations]
+
+
+def cluster(*operations: str) -> list[Right]:
+    """Rights on the cluster itself."""
+    return [Right(ResourceType.BROKER, "kafka-cluster", AclOperation[operation]) for operation in operations]
+
+
+@dataclass(frozen=True, slots=True)
+class SecureBroker:
+    """A running one. `plain` is the administrator's host:port, `secure` that of everybody else."""
+
+    plain: str
+    secure: str
+    ca_path: Path
+    passwords: Mapping[str, str]
+    log_path: Path
+
+    def client(self, user: str, **settings: str) -> dict[str, str]:
+        """The connection settings of a user, as statelog takes them; `settings` with `_` for `.` replace them."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        return {
+            "bootstrap.servers": self.secure,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": user,
+            "sasl.password": self.passwords[user],
+            "ssl.ca.location": str(self.ca_path),
+            **given,
+        }
+
+    def grant(self, user: str, rights: Iterable[Right]) -> None:
+        """Give a user exactly these rights; returns when the broker has them."""
+        wanted = set(rights)
+        admin = AdminClient({"bootstrap.servers": self.plain})
+        mine = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{user}", None, AclOperation.ANY,
+            AclPermissionType.ANY,
+        )  # fmt: skip
+        for deleted in admin.delete_acls([mine], request_timeout=_ASK_TIMEOUT_S).values():
+            deleted.result()
+        if wanted:
+            bindings = [_binding(user, right) for right in wanted]
+            for created in admin.create_acls(bindings, request_timeout=_ASK_TIMEOUT_S).values():
+                created.result()
+        deadline_s = time.monotonic() + _SETTLED_S
+        while len(admin.describe_acls(mine, request_timeout=_ASK_TIMEOUT_S).result()) != len(wanted):
+            assert time.monotonic() < deadline_s, "the broker does not show the rights that it was given"
+            time.sleep(0.02)
+
+
+def _binding(user: str, right: Right) -> AclBinding:
+    pattern = ResourcePatternType.PREFIXED if right.is_prefix else ResourcePatternType.LITERAL
+    return AclBinding(
+        right.kind, right.name, pattern, f"User:{user}", "*", right.operation, AclPermissionType.ALLOW
+    )  # fmt: skip
+
+
+@contextmanager
+def running_secure_broker(directory: Path, passwords: Mapping[str, str]) -> Generator[SecureBroker]:
+    """A secure broker with these users, for as long as the context lasts."""
+    ca = trustme.CA()
+    ca_path = directory / "ca.pem"
+    ca.cert_pem.write_to_path(str(ca_path))
+    keys = directory / "broker.pem"
+    keys.write_bytes(_key_store(ca))
+    keys.chmod(0o600)
+    port = free_port()
+    broker = EmbeddedBroker(
+        directory / "broker",
+        adapt=lambda settings: _with_security(settings, port, keys, ca_path),
+        format_arguments=[
+            part
+            for user, password in passwords.items()
+            for part in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={password}]")
+        ],
+    )
+    try:
+        broker.start()
+        yield SecureBroker(broker.bootstrap, f"127.0.0.1:{port}", ca_path, passwords, broker.log_path)
+    finally:
+        broker.stop()
+
+
+def _key_store(ca: trustme.CA) -> bytes:
+    """Key and certificates in one PEM file, the key in the one form that Kafka reads (PKCS 8)."""
+    issued = ca.issue_cert("127.0.0.1")
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    chain = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())]
+    return b"".join([*chain, *(blob.bytes() for blob in issued.cert_chain_pems), ca.cert_pem.bytes()])
+
+
+def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: Path) -> dict[str, str]:
+    """The node's settings with a second listener that encrypts and asks for passwords, and with an authorizer."""
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    return {
+        **settings,
+        "listeners": f"{settings['listeners']},SASL_SSL://127.0.0.1:{port}",
+        "advertised.listeners": f"{settings['advertised.listeners']},SASL_SSL://127.0.0.1:{port}",
+        "listener.security.protocol.map": f"{settings['listener.security.protocol.map']},SASL_SSL:SASL_SSL",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": scram,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(keys),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(ca_path),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "allow.everyone.if.no.acl.found": "false",
+    }

@@ -1,0 +1,186 @@
+"""The buffer: what it refuses is not in it, whichever way it came, and what is taken at once is bounded."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog.producer.buffer import ChangeBuffer
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
+from statelog.schemas.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.schemas.key_groups import KeyType
+from tests.support.writer_rig import twin_rig
+
+TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'
+OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
+
+
+def _buffer(*, key_type: KeyType = KeyType.BYTES, value_schema: str | None = None, **settings: Any) -> ChangeBuffer:
+    """The buffer of a writer that owns everything."""
+    with twin_rig("b").create(key_type=key_type, value_schema=value_schema) as log, Writer(log, "w") as writer:
+        grant = writer.grant
+    return ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, WriterSettings(**settings))
+
+
+def _extend(buffer: ChangeBuffer, columns: dict[str, Any]) -> None:
+    assert not any(buffer.extend(pa.table(columns)))
+
+
+@pytest.mark.parametrize("way", ["put", "batch"])
+@pytest.mark.parametrize("excess", [-9, -1, 0, 1, 2])
+def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
+    """A change takes its key, its value and a few bytes; up to the limit it is buffered, above it is refused."""
+    buffer = _buffer()
+    buffer.put(b"a", b"b")
+    value = bytes(MAX_CHANGE_BYTES - OVERHEAD - 1 + excess)
+    try:
+        if way == "put":
+            buffer.put(b"k", value)
+        else:
+            list(buffer.extend(pa.table({"key": [b"k"], "value": [value]})))
+    except ValueTooLarge:
+        assert excess > 0
+        assert buffer.changes == 1
+    else:
+        assert excess <= 0
+        assert buffer.changes == 2
+    changes = buffer.take()
+    assert changes is not None
+    assert sum(int(row_sizes(column)[-1]) for column in changes.columns) <= MAX_CHANGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ({"key_type": KeyType.STRING}, "€" * (6 << 20), b""),
+        ({"value_schema": TEXT}, b"k", {"s": "€" * (6 << 20)}),
+    ],
+    ids=["key", "value"],
+)
+def test_texts_are_measured_in_bytes(options: dict[str, Any], key: Any, value: Any) -> None:
+    """Six million euros are 18 MiB, which no chunk holds."""
+    buffer = _buffer(**options)
+    with pytest.raises(ValueTooLarge):
+        buffer.put(key, value)
+    assert buffer.changes == 0
+    assert buffer.take() is None
+
+
+def test_a_key_without_bytes_is_refused_at_once() -> None:
+    """A lone surrogate has no UTF-8; the good keys before and after it are not blamed for it."""
+    buffer = _buffer(key_type=KeyType.STRING, roll_rows=2)
+    buffer.put("good", b"1")
+    with pytest.raises(InvalidChange, match="Unicode"):
+        buffer.put("\ud800", b"bad")
+    for key in "abc":
+        buffer.put(key, b"1")
+    assert buffer.changes == 4
+
+
+def test_a_typed_value_that_does_not_fit_is_named() -> None:
+    """It is found when the lists become Arrow. The error names its key, and the change that met it is not buffered."""
+    buffer = _buffer(value_schema=TEXT, roll_rows=3)
+    buffer.put(b"good", {"s": "a"})
+    buffer.put(b"culprit", {"s": 7})
+    for _ in range(2):
+        with pytest.raises(InvalidChange, match="culprit"):
+            buffer.put(b"innocent", {"s": "a"})
+        assert buffer.changes == 2
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        pa.array(["put", "delete"]).dictionary_encode(),
+        pa.array(["put", "delete"]).cast(pa.string_view()),
+        pa.array(["put", "delete"]).cast(pa.large_string()),
+        pa.array([0, 1], pa.int8()).dictionary_encode(),
+    ],
+    ids=str,
+)
+def test_ops_of_any_text(op: pa.Array) -> None:
+    """Categories, views and large texts, as pandas, Spark and Polars make them."""
+    buffer = _buffer()
+    _extend(buffer, {"key": [b"a", b"b"], "value": [b"1", b"2"], "op": op})
+    changes = buffer.take()
+    assert changes is not None
+    assert changes.column(1).to_pylist() == [0, 1]
+
+
+def test_columns_that_nobody_reads_are_refused() -> None:
+    """A misspelt `op` would turn every delete into a put."""
+    buffer = _buffer()
+    with pytest.raises(InvalidChange, match="operation"):
+        _extend(buffer, {"key": [b"a"], "value": [b"1"], "operation": ["delete"]})
+    assert buffer.changes == 0
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    """Which of them is the key, nobody knows."""
+    key = pa.array([b"a"])
+    with pytest.raises(InvalidChange, match="two columns"):
+        list(_buffer().extend(pa.RecordBatch.from_arrays([key, key, key], ["key", "value", "key"])))
+
+
+def test_a_refused_row_anywhere_refuses_the_whole_table() -> None:
+    """Nothing of a table is buffered before all of it was checked."""
+    buffer = _buffer(roll_bytes=1000)
+    values = [*[bytes(100)] * 99, bytes(16 << 20)]
+    with pytest.raises(ValueTooLarge):
+        list(buffer.extend(pa.table({"key": [b"%d" % i for i in range(100)], "value": values})))
+    assert buffer.changes == 0
+
+
+def test_a_table_is_taken_as_it_fills() -> None:
+    """However large it is, no more than about the threshold is taken at once, in row order."""
+    buffer = _buffer(roll_bytes=10_000)
+    keys = [b"%d" % i for i in range(5_000)]
+    taken: list[pa.RecordBatch] = []
+    for is_full in buffer.extend(pa.table({"key": keys, "value": [bytes(90)] * 5_000})):
+        changes = buffer.take() if is_full else None
+        taken += [changes] if changes is not None else []
+    rest = buffer.take()
+    taken += [rest] if rest is not None else []
+    assert [key for changes in taken for key in changes.column(2).to_pylist()] == keys
+    assert max(changes.nbytes for changes in taken) < 25_000
+    assert taken[0].schema == change_schema(KeyType.BYTES)
+
+
+def test_more_than_one_array_can_hold() -> None:
+    """A table of 2.5 GiB, of whose memory most is shared here, goes through without being put together."""
+    buffer = _buffer()
+    values = pa.array([os.urandom(1 << 16)] * 1024)
+    batch = pa.record_batch({"key": [b"%d" % i for i in range(1024)], "value": values})
+    rows = 0
+    for is_full in buffer.extend(pa.Table.from_batches([batch] * 40)):
+        changes = buffer.take() if is_full else None
+        rows += changes.num_rows if changes is not None else 0
+    rest = buffer.take()
+    assert rows + (rest.num_rows if rest is not None else 0) == 40 * 1024
+
+
+def test_large_values_that_lie_together() -> None:
+    """Pieces are cut by their bytes, not by their average: a cluster of large values overflows nothing."""
+    buffer = _buffer(roll_bytes=1 << 20)
+    values = [*[b""] * 50_000, *[bytes(14 << 20)] * 10]
+    sizes: list[int] = []
+    for is_full in buffer.extend(pa.table({"key": [b"%d" % i for i in range(len(values))], "value": values})):
+        changes = buffer.take() if is_full else None
+        sizes += [changes.nbytes] if changes is not None else []
+    assert max(sizes) < 80 << 20
+
+
+@pytest.mark.parametrize("name", ["roll_bytes", "list_bytes"])
+def test_thresholds_stay_below_what_an_array_holds(name: str) -> None:
+    """What waits becomes one Arrow array, which ends at 2 GiB."""
+    with pytest.raises(ConfigError, match=name):
+        _with(name, 2 << 30)
+
+
+def _with(name: str, value: Any) -> WriterSettings:
+    changed: dict[str, Any] = {name: value}
+    return replace(WriterSettings(), **changed)

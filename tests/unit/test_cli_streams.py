@@ -1,0 +1,84 @@
+"""Around a command: full disks, narrow encodings and Ctrl-C end in a line and an exit code, never in a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statelog.cli.program import program
+
+_CODE = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from statelog.cli import main; "
+    "print('begun', file=sys.stderr, flush=True); main()"
+)
+
+
+def start(*args: str, stdout: int = subprocess.PIPE, **environment: str) -> "subprocess.Popen[bytes]":
+    """A command in a process of its own, which hears Ctrl-C; its first line on standard error is `begun`."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")}
+    given |= {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.Popen([sys.executable, "-c", _CODE, *args], stdout=stdout, stderr=subprocess.PIPE, env=given)
+
+
+@pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
+def test_a_full_disk_behind_the_output_is_told(args: list[str]) -> None:
+    """Standard output that takes nothing is one error, with the code of what may succeed later."""
+    with Path("/dev/full").open("wb") as full:
+        process = start(*args, stdout=full.fileno())
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert b"No space left" in err
+    assert b"Traceback" not in err
+
+
+def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """A home that is no directory is an error with its path."""
+    (tmp_path / "file").touch()
+    home = str(tmp_path / "file")
+    process = start("dev", "start", HOME=home, XDG_CACHE_HOME=home)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (2, 4), err
+    assert home.encode() in err
+    assert b"Traceback" not in err
+
+
+def test_text_that_the_locale_lacks_is_escaped_and_json_is_utf8() -> None:
+    """People get an escape where their terminal lacks a letter; JSON is UTF-8 in every locale."""
+    name = "\u65e5"
+    for args, expected in ((["describe", name], rb"\u65e5"), (["describe", name, "--json"], name.encode())):
+        process = start(*args, PYTHONIOENCODING="latin-1", PYTHONUTF8="1", STATELOG_BOOTSTRAP="b:1", STATELOG_ROOT="/x")
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert expected in err
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.4])
+def test_ctrl_c_while_it_loads_is_130(delay_s: float, tmp_path: Path) -> None:
+    """A real SIGINT at some moment of the imports, or of a wait for brokers, leaves no traceback."""
+    process = start("describe", "x", STATELOG_BOOTSTRAP="127.0.0.1:1", STATELOG_ROOT=str(tmp_path))
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"begun\n"
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+
+
+def test_version_and_help_are_where_people_look() -> None:
+    """`--version` and `-h` do what they do everywhere."""
+    assert CliRunner().invoke(program, ["--version"]).output.startswith("statelog ")
+    assert "Commands:" in CliRunner().invoke(program, ["-h"]).output
+    assert "--at-position" in CliRunner().invoke(program, ["recover", "-h"]).output
+
+
+def test_json_errors_are_one_object_a_line() -> None:
+    """Programs read each line of standard error by itself."""
+    result = CliRunner().invoke(program, ["describe", "x", "--json", "--config", "/nowhere.toml"])
+    assert [json.loads(line)["error"] for line in result.stderr.splitlines()] == ["NotFound"]

@@ -1,0 +1,173 @@
+"""Followers and recoveries whose broker or store is away for a moment: they ask again, and lose nothing meanwhile."""
+
+import threading
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.host import Host
+from statelog.recovery.live import Live
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.errors import BrokerUnavailable
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.leases import list_leases
+from statelog.storage.log import Log
+from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from tests.support.breaking_kafka import BreakingKafka
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.stream_reader import Reader
+
+_VALUE = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
+_WIDER = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
+       {"name":"s","type":["null","string"],"default":null}]}"""
+_PATIENCE_S = 30.0
+
+
+@contextmanager
+def _live(rig: RecoveryRig, now: list[float]) -> Generator[Live]:
+    """Commits behind the present state, by a clock of the test's own."""
+    settings = RecoverySettings(stall_timeout_s=30.0)
+    with (
+        recover(rig.log) as recovery,
+        closing(Live(rig.log, recovery.plan, None, settings, Host(clock=lambda: now[0]))) as live,
+    ):
+        recovery.close()
+        yield live
+
+
+def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() -> None:
+    """A poll without an answer brings nothing, and commits of that time come later; a lasting silence is the error."""
+    cluster, now = MemoryCluster(), [1000.0]
+    rig = memory_rig(kafka=MemoryKafka(cluster=cluster))
+    with Writer(rig.log, "w") as writer, _live(rig, now) as live:
+        assert live.commits() == []
+        now[0] = 1060.0  # An idle follower's time does not count: it had its answer.
+        cluster.set_down(is_down=True)
+        for now[0] in (1061.0, 1070.0, 1090.0):
+            assert live.commits() == []
+        cluster.set_down(is_down=False)
+        end = rig.commit(writer, 1, [(b"a", b"1")])
+        assert [commit.end_position for commit in live.commits()] == [end]
+        cluster.set_down(is_down=True)
+        now[0] = 1100.0
+        assert live.commits() == []
+        now[0] = 1130.0
+        with pytest.raises(BrokerUnavailable):
+            live.commits()
+        cluster.set_down(is_down=False)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
+    """Every change set of a tail is read once, whole and verified, though each reader breaks in its middle."""
+    cluster = MemoryCluster()
+    rig = memory_rig(kafka=MemoryKafka(cluster=cluster), partitions=1)
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 5):
+            rig.commit(writer, number, [(b"a", b"%d" % number), (b"b-%d" % number, b"x")])
+    breaking = BreakingKafka(cluster, after, BrokerUnavailable("the test's broker broke off"))
+    rig.log.kafka = MemoryKafka(cluster=cluster)
+    recovery = recover(rig.log)
+    rig.log.kafka = breaking
+    assert recovery.to_dict() == rig.state_at(rig.end())
+    assert recovery.statistics().tail_changes == 8
+
+
+def test_a_broker_that_stays_away_ends_a_tail() -> None:
+    """Without any record for `stall_timeout_s` the error of the last try is raised as it is."""
+    cluster = MemoryCluster()
+    rig = memory_rig(kafka=MemoryKafka(cluster=cluster))
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"1")])
+    recovery = recover(rig.log, settings=RecoverySettings(stall_timeout_s=0.3))
+    cluster.set_down(is_down=True)
+    with pytest.raises(BrokerUnavailable):
+        recovery.to_dict()
+    assert list_leases(rig.log.store) == []
+
+
+class _Away:
+    """A store on a disk, which answers nothing while `is_away`."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.refused = threading.Event()
+
+    def __call__(self, _method: str, path: str) -> Fault | None:
+        if self.is_away:
+            self.refused.set()
+            return Fault.BEFORE
+        return None
+
+
+def test_a_typed_follower_asks_the_store_for_nothing_that_it_knows() -> None:
+    """Commits whose value schema is known come out while the store does not answer."""
+    away, now = _Away(), [1000.0]
+    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away), value_schema=_VALUE)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", {"n": 1})])
+        reader = Reader()
+        with recover(rig.log).follow(poll_s=0) as stream:
+            while not reader.state or not reader.applied.is_complete:
+                reader.apply(next(stream))
+            assert stream.wait_fetched(_PATIENCE_S)
+            away.is_away = True
+            rig.commit(writer, 2, [(b"a", {"n": 2})])
+            portion = stream.take(_PATIENCE_S)
+            assert portion is not None
+            reader.apply(portion)
+            assert reader.state == {b"a": {"n": 2}}
+            away.is_away = False
+
+
+def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
+    """A commit of a schema that the store cannot give yet is read later, in the new columns, never lost."""
+    away, now = _Away(), [1000.0]
+    disk = MemoryDisk(lambda: now[0])
+    rig = memory_rig(store=MemoryStore(disk, "rig"), value_schema=_VALUE)
+    cluster_view = rig.log.kafka
+    assert isinstance(cluster_view, MemoryKafka)
+    follower = Log.open(
+        "rig",
+        kafka=cluster_view.join(),
+        root=MemoryStore(disk, "rig", faults=away),
+        allow_unsafe=["replication", "min-insync"],
+    )
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", {"n": 1})])
+    reader = Reader()
+    with recover(follower).follow(poll_s=0) as stream:
+        while not reader.state or not reader.applied.is_complete:
+            reader.apply(next(stream))
+        assert stream.wait_fetched(_PATIENCE_S)
+        away.is_away = True
+        rig.log.value_schemas.add(_WIDER)
+        with Writer(rig.log, "w") as writer:
+            rig.commit(writer, 2, [(b"b", {"n": 2, "s": "x"}), (b"c", {"n": 3, "s": None})])
+        assert away.refused.wait(_PATIENCE_S)
+        away.is_away = False
+        portion = stream.take(_PATIENCE_S)
+        assert portion is not None
+        reader.apply(portion)
+    assert reader.state == {b"a": {"n": 1}, b"b": {"n": 2, "s": "x"}, b"c": {"n": 3, "s": None}}
+
+
+def test_the_lease_of_a_follower_is_tried_again_while_that_of_its_state_stands() -> None:
+    """A store that goes away between the state and the first commit ends no follower."""
+    away, now = _Away(), [1000.0]
+    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away))
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"1")])
+        recovery = recover(rig.log)
+        away.is_away = True
+        with recovery.follow(poll_s=0) as stream:
+            assert away.refused.wait(_PATIENCE_S)
+            away.is_away = False
+            rig.commit(writer, 2, [(b"a", b"2")])
+            reader = Reader()
+            while reader.state != {b"a": b"2"}:
+                reader.apply(next(stream))

@@ -1,0 +1,200 @@
+"""How a daemon starts and ends: signals told twice, grace, failures by time, restarts, rights, a deleted log."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.control import Control
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, RoundFailed, Started
+from statelog.materializer.round import run_round
+from statelog.materializer.schedule import first_delay_s
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.signals import install_signal_handlers
+from statelog.materializer.starting import ask_first_delay_s
+from statelog.schemas.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
+from statelog.storage.log import Log
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import TwinLog, settings_for
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20.0
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_gives_the_round_up_before_its_put(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told once it waits for the round, told twice it does not: no manifest, no local file, no failed run."""
+    twin, control, events = TwinLog(), Control(), list[Event]()
+    twin.write({b"a": b"1"})
+    log = twin.open()
+    upload = log.store.upload
+
+    def upload_slowly(local: Path, path: str) -> None:
+        os.kill(os.getpid(), number)
+        _until(lambda: control.is_stopped)
+        assert not control.is_abandoned
+        os.kill(os.getpid(), number)
+        _until(lambda: control.is_abandoned)
+        upload(local, path)
+
+    monkeypatch.setattr(log.store, "upload", upload_slowly)
+    restore = install_signal_handlers(control)
+    try:
+        settings = settings_for(tmp_path, jitter=0.0, failures_tolerated=0)
+        Materializer(log, settings, control=control, on_event=events.append).run()
+    finally:
+        restore()
+    assert [type(event).__name__ for event in events] == ["Started", "RoundStarted", "RoundFailed", "Stopped"]
+    failed = next(event for event in events if isinstance(event, RoundFailed))
+    assert isinstance(failed.error, RoundGivenUp)
+    assert log.manifests.numbers() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stop_waits_for_the_grace_period_and_no_longer(tmp_path: Path) -> None:
+    """A round that hangs is left alone a moment after its grace is over, and the daemon ends as it was told."""
+    bench = DaemonBench(tmp_path, stop_grace_s=60.0, failures_tolerated=0)
+    bench.hold()
+    bench.run(until_s=10)
+    assert bench.kinds == ["RoundFailed", "Stopped"]
+    assert bench.now_s == 10 + 60 + 10
+
+
+def test_failures_are_tolerated_for_a_time_whatever_their_number(tmp_path: Path) -> None:
+    """At an interval of ten seconds, a store that is away for eight minutes ends no daemon that bears ten of them."""
+    bench = DaemonBench(tmp_path, interval_s=10.0, failures_tolerated=2, failures_tolerated_s=600.0)
+    bench.broken = True
+    bench.at(480, lambda: setattr(bench, "broken", False), lambda: bench.twin.write({b"a": b"1"}))
+    bench.at(500, lambda: setattr(bench, "broken", True))
+    with pytest.raises(StoreUnavailable):
+        bench.daemon.run()
+    counts = bench.daemon.statistics()
+    assert counts.completed == 1
+    assert 1100 <= bench.now_s <= 1120
+    assert bench.kinds[-1] == "Stopped"
+
+
+def test_no_failure_tolerated_means_none(tmp_path: Path) -> None:
+    """Whoever bears no failure is not made to bear them for a time."""
+    bench = DaemonBench(tmp_path, failures_tolerated=0, failures_tolerated_s=600.0)
+    bench.broken = True
+    with pytest.raises(StoreUnavailable):
+        bench.daemon.run()
+    assert bench.now_s == 0
+
+
+def test_a_daemon_that_is_restarted_again_and_again_runs_rounds(tmp_path: Path) -> None:
+    """Lives of two minutes, an interval of ten: a round is due when it would be without the restarts, or soon after."""
+    twin = TwinLog(name="orders")
+    settings = settings_for(tmp_path, interval_s=600.0, jitter=1.0)
+    usual_s = first_delay_s("orders", settings)
+    assert usual_s > 120
+    rounds, log = [twin.now_s], twin.open()
+    for life in range(60):
+        twin.write({b"a": b"%d" % life})
+        delay_s = ask_first_delay_s(log, settings)
+        if delay_s < 120:
+            twin.now_s += delay_s
+            run_round(log, settings, clock=twin.clock)
+            rounds.append(twin.now_s)
+            twin.now_s += 120 - delay_s
+        else:
+            twin.now_s += 120
+    assert len(rounds) >= 10
+    assert max(later - earlier for earlier, later in pairwise(rounds)) <= 600 + 120 + 30
+
+
+def test_the_first_delay_is_never_later_than_usual() -> None:
+    """A young snapshot, an old one, and a store that does not say: what is overdue waits for half a minute at most."""
+    settings = MaterializerSettings()
+    usual_s = first_delay_s("orders", settings)
+    assert first_delay_s("orders", settings, due_s=math.inf) == usual_s
+    assert first_delay_s("orders", settings, due_s=1.5 * usual_s) == usual_s
+    assert first_delay_s("orders", settings, due_s=0.5 * usual_s) == 0.5 * usual_s
+    assert 0 < first_delay_s("orders", settings, due_s=-1e6) <= 30
+
+
+def test_it_says_when_the_first_round_begins(tmp_path: Path) -> None:
+    """The first line of a daemon, before minutes of silence; at once if a round is wanted now."""
+    bench = DaemonBench(tmp_path, jitter=1.0)
+    bench.run(until_s=0.5)
+    started = bench.events[0]
+    assert isinstance(started, Started)
+    assert 0 < started.first_round_s < 100
+    wanted = DaemonBench(tmp_path, jitter=1.0)
+    wanted.control.trigger()
+    wanted.run(until_s=0.5)
+    assert isinstance(wanted.events[0], Started)
+    assert wanted.events[0].first_round_s == 0
+
+
+@pytest.mark.parametrize("topic", ["log", "log.ledger"])
+def test_a_missing_right_to_truncate_is_found_before_the_first_manifest(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it Kafka would grow under snapshots that succeed: the first round refuses, and puts nothing."""
+    bench = DaemonBench(tmp_path, failures_tolerated=5)
+    bench.twin.write({b"a": b"1"})
+    delete = bench.log.kafka.delete_records
+
+    def refuse(asked: str, before: dict[int, int]) -> dict[int, int]:
+        if asked == topic:
+            raise ConfigError("TOPIC_AUTHORIZATION_FAILED", topic=asked)
+        return delete(asked, before)
+
+    monkeypatch.setattr(bench.log.kafka, "delete_records", refuse)
+    with pytest.raises(ConfigError, match="AUTHORIZATION"):
+        bench.daemon.run()
+    assert bench.now_s == 0
+    assert bench.log.manifests.numbers() == []
+    assert bench.twin.run_paths() == set()
+
+
+def test_the_proof_of_the_right_to_truncate_truncates_nothing(tmp_path: Path) -> None:
+    """It is asked for once in a process."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    log = twin.open()
+    run_round(log, settings_for(tmp_path), clock=twin.clock)
+    assert {there.start for there in log.data_offsets().values()} == {0}
+    assert log.kafka.offsets(log.ledger_topic, [0])[0].start == 0
+
+
+def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> None:
+    """Topics go first and the descriptor last: damage is what it looks like in between, and not what is told."""
+    bench = DaemonBench(tmp_path)
+    bench.twin.write({b"a": b"1"})
+
+    def delete_topics() -> None:
+        for topic in ("log", "log.ledger"):
+            bench.log.kafka.delete_topic(topic)
+
+    def delete_the_rest() -> None:
+        Log.delete("log", kafka=bench.log.kafka, root=bench.log.store)
+
+    bench.at(99.9, delete_topics)
+    bench.at(103, delete_the_rest)
+    with pytest.raises(NotFound):
+        bench.daemon.run()
+
+
+def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
+    """Nobody deletes the log: after some seconds it is told as it is."""
+    bench = DaemonBench(tmp_path)
+    bench.twin.write({b"a": b"1"})
+    bench.at(99.9, lambda: bench.log.kafka.delete_topic("log"))
+    with pytest.raises(IdentityChanged):
+        bench.daemon.run()
+    assert bench.now_s < 120

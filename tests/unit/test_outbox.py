@@ -1,0 +1,99 @@
+"""The outbox's patience: records that flow are waited for, however long all of them take; silence is not."""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+
+from statelog.producer.opening import open_epoch
+from statelog.producer.outbox import Outbox
+from statelog.producer.settings import WriterSettings
+from statelog.schemas.errors import ConfigError, PersistFailed
+from statelog.storage.kafka import Delivery, DeliveryStatus
+from tests.support.writer_rig import twin_rig
+
+CHUNKS = 40
+
+
+class SlowProducer:
+    """Reports one record every `every_s` seconds, of its own clock, which moves while it is polled."""
+
+    def __init__(self, every_s: float) -> None:
+        self.now_s = 0.0
+        self._every_s = every_s
+        self._next_s = every_s
+        self._waiting: deque[Callable[[Delivery], None]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Records that were not reported yet."""
+        return len(self._waiting)
+
+    @property
+    def delivery_timeout_s(self) -> float:
+        """Minutes, as the real one."""
+        return 305.0
+
+    def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
+        """Queue it."""
+        self._waiting.append(on_delivery)
+        return True
+
+    def poll(self, timeout_s: float) -> int:
+        """Let time pass; report what is due."""
+        self.now_s += timeout_s
+        if self.now_s < self._next_s or not self._waiting:
+            return 0
+        self._next_s += self._every_s
+        self._waiting.popleft()(Delivery(DeliveryStatus.OK, 0, ""))
+        return 1
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@contextmanager
+def _outbox(producer: SlowProducer) -> Generator[Outbox]:
+    rig = twin_rig("o")
+    log = rig.create(partitions=1)
+    opened = open_epoch(log, "w")
+    outbox = Outbox(producer, "o", opened.grant, WriterSettings(), clock=lambda: producer.now_s)
+    for _ in range(CHUNKS):
+        outbox.send(1, 0, b"x", lambda offset: None)
+    yield outbox
+    opened.close()
+
+
+def test_a_slow_link_makes_progress() -> None:
+    """A report every 20 s for 40 records: 800 s in all, and nothing fails."""
+    producer = SlowProducer(20.0)
+    with _outbox(producer) as outbox:
+        assert outbox.wait(1, lambda: outbox.in_flight_chunks == 0)
+        assert outbox.failure is None
+        assert producer.now_s >= 20.0 * CHUNKS
+
+
+def test_silence_fails_at_the_limit() -> None:
+    """No report at all for 30 s: what is in flight has failed, long before the client gives up."""
+    producer = SlowProducer(10_000.0)
+    with _outbox(producer) as outbox:
+        assert not outbox.wait(1, lambda: outbox.in_flight_chunks == 0)
+        with pytest.raises(PersistFailed, match="no delivery report within 30 s"):
+            outbox.check()
+        assert 30 <= producer.now_s < 31
+
+
+def test_a_time_out_of_the_caller_fails_nothing() -> None:
+    """Who waits for a moment only is told that it is not done yet."""
+    producer = SlowProducer(20.0)
+    with _outbox(producer) as outbox:
+        assert not outbox.wait(1, lambda: outbox.in_flight_chunks == 0, 5.0)
+        assert outbox.failure is None
+
+
+@pytest.mark.parametrize("stall_timeout_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_the_limit_is_positive_and_finite(stall_timeout_s: float) -> None:
+    """Waiting ends."""
+    with pytest.raises(ConfigError):
+        WriterSettings(stall_timeout_s=stall_timeout_s)

@@ -1,0 +1,147 @@
+"""File targets: made beside their name, synced before they get it, refused before anything is read."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.target_parquet import fill_parquet
+from statelog.schemas.errors import AlreadyExists, StoreUnavailable
+from statelog.storage.leases import list_leases
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.chunks import rows_batch
+from tests.support.recovery_rig import RecoveryRig, memory_rig
+
+TARGETS = ("to_parquet", "to_rocksdb")
+
+
+@pytest.fixture
+def rig() -> RecoveryRig:
+    """A log with a snapshot and a tail."""
+    rig = memory_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)])
+        rig.snapshot()
+        rig.commit(writer, 2, [(b"key-%d" % i, b"two") for i in range(0, 50, 2)])
+    return rig
+
+
+def _fill(recovery: Recovery, target: str, path: Path) -> int:
+    return recovery.to_parquet(path) if target == "to_parquet" else recovery.to_rocksdb(path)
+
+
+def test_a_file_is_made_beside_its_name(tmp_path: Path) -> None:
+    """While it is made, the older file stands untouched, and there is no other but a hidden directory."""
+    path = tmp_path / "state.parquet"
+    path.write_bytes(b"older")
+    table = pa.Table.from_batches([rows_batch([(0, 0, b"a", b"1")])])
+
+    def tables() -> Iterator[pa.Table]:
+        yield table
+        assert path.read_bytes() == b"older"
+        assert [entry.name.startswith(".state.parquet.") for entry in tmp_path.iterdir() if entry != path] == [True]
+
+    assert fill_parquet(tables(), table.schema, path) == 1
+    assert path.read_bytes()[:4] == b"PAR1"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_everything_is_synced_before_it_has_its_name(
+    rig: RecoveryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """Each file of a target, the directory of a database, and then the name in the directory above."""
+    path, fsync = tmp_path / "made" / "state", os.fsync
+    synced: list[tuple[int, bool]] = []
+
+    def noting(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, path.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    _fill(recover(rig.log), target, path)
+    files = [path, *path.iterdir()] if path.is_dir() else [path]
+    assert {file.stat().st_ino for file in files} <= {inode for inode, had_name in synced if not had_name}
+    assert (path.parent.stat().st_ino, True) in synced
+    assert (tmp_path.stat().st_ino, False) in synced
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_missing_directories_are_made(rig: RecoveryRig, tmp_path: Path, target: str) -> None:
+    """A target may lie in directories that are not there yet."""
+    path = tmp_path / "a" / "b" / "state"
+    assert _fill(recover(rig.log), target, path) == 50
+    assert path.exists()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_directory_in_the_way_is_refused_before_anything_is_read(
+    rig: RecoveryRig, tmp_path: Path, target: str
+) -> None:
+    """Neither a run nor the tail is read for a target that cannot be made, and no lease is left."""
+    (tmp_path / "state" / "other").mkdir(parents=True)
+    recovery = recover(rig.log)
+    rig.log.store.delete(rig.manifests[0].runs[0].path)
+    with pytest.raises(AlreadyExists):
+        _fill(recovery, target, tmp_path / "state")
+    assert list_leases(rig.log.store) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_place_that_cannot_be_written_to_is_told_as_that(rig: RecoveryRig, tmp_path: Path, target: str) -> None:
+    """The hint of a local error is about this machine, not about the store."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StoreUnavailable) as caught:
+        _fill(recover(rig.log), target, tmp_path / "file" / "state")
+    assert "path" in caught.value.hint
+    assert "root URL" not in caught.value.hint
+
+
+class _Counted(io.BytesIO):
+    """A file of the store that counts what is read of it."""
+
+    def __init__(self, data: bytes, counts: list[int]) -> None:
+        super().__init__(data)
+        self._counts = counts
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As any file."""
+        data = super().read(size)
+        self._counts.append(len(data))
+        return data
+
+
+class _CountedStore(MemoryStore):
+    """A store whose opened files count."""
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__(MemoryDisk(lambda: 1000.0), "rig")
+        self._counts = counts
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A file that counts."""
+        return _Counted(self.read(path), self._counts)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_only_the_wanted_row_groups_are_read(*, ordered: bool) -> None:
+    """Of a run, a recovery of one key group reads the bytes of its row groups and the footer, and not one more."""
+    read: list[int] = []
+
+    rig = memory_rig(store=_CountedStore(read))
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"x" * 100) for i in range(200)])
+    (run,) = rig.snapshot().runs
+    recovery = recover(rig.log, key_groups=[3])
+    read.clear()
+    recovery.to_arrow(ordered=ordered)
+    (part,) = recovery.plan.runs
+    assert 0 < len(part.row_groups) < len(run.index.row_groups)
+    assert sum(read) == part.size_bytes + run.size_bytes - run.index.footer_offset

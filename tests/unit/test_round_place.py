@@ -1,0 +1,227 @@
+"""A store that is not the log's, or not there: a round and a reader say so, and Kafka is not truncated for its sake."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import IdentityChanged, NotFound, StoreUnavailable
+from statelog.schemas.names import manifest_path
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_local import LocalStore
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for
+
+
+class _Mount(NamedTuple):
+    """A log whose directory lies on a volume that can go away and come back."""
+
+    log: Log
+    root: Path
+    scratch: Path
+
+    def commit(self, checkpoint: int) -> None:
+        with Writer(self.log, "writer") as writer:
+            writer.put(b"key-%d" % checkpoint, b"value")
+            writer.commit(checkpoint)
+
+    def round(self) -> object:
+        return run_round(self.log, settings_for(self.scratch))
+
+    def unmount(self) -> None:
+        """An empty mount point is what is left."""
+        self.root.rename(f"{self.root}.away")
+        self.root.mkdir()
+
+    def mount(self) -> None:
+        self.root.rename(f"{self.root}.shadowed")
+        Path(f"{self.root}.away").rename(self.root)
+
+    def starts(self) -> list[int]:
+        ledger = self.log.kafka.offsets(self.log.ledger_topic, [0])[0].start
+        return [ledger, *(there.start for there in self.log.data_offsets().values())]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> _Mount:
+    """A log without a snapshot, whose volume is there."""
+    root, scratch = tmp_path / "volume", tmp_path / "scratch"
+    root.mkdir()
+    scratch.mkdir()
+    log = Log.create(
+        "log",
+        kafka=MemoryKafka(cluster=MemoryCluster()),
+        root=LocalStore(root, "log"),
+        partitions=2,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    )
+    return _Mount(log, root, scratch)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 4])
+def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: int, mount: _Mount) -> None:
+    """The volume goes away before the first snapshot, before the first truncation, or after it: rounds and readers
+    refuse as long as it is away, nothing is truncated, and when it is back, everything is there."""
+    for checkpoint in range(1, rounds + 2):
+        mount.commit(checkpoint)
+        if checkpoint <= rounds:
+            assert isinstance(mount.round(), Completed)
+    starts = mount.starts()
+    mount.unmount()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="the store is not there"):
+            mount.round()
+        with pytest.raises(StoreUnavailable, match="the store is not there"):
+            recover(mount.log).to_dict()
+    assert mount.starts() == starts
+    assert not list(mount.root.rglob("*.avro"))
+    mount.mount()
+    assert len(recover(mount.log).to_dict()) == rounds + 1
+    assert isinstance(mount.round(), Completed)
+
+
+@pytest.mark.parametrize("point", ["after-fold", "after-upload", "after-list", "after-win", "after-check"])
+def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mount: _Mount) -> None:
+    """Whatever step the round is at: a manifest in an empty directory is not what Kafka is truncated to."""
+    starts = mount.starts()
+
+    def crash(name: str) -> None:
+        if name == point:
+            mount.unmount()
+
+    with Writer(mount.log, "writer") as writer:
+        for checkpoint in range(1, 4):
+            writer.put(b"key-%d" % checkpoint, b"value")
+            writer.commit(checkpoint)
+        with suppress(StoreUnavailable):
+            run_round(mount.log, settings_for(mount.scratch), crash=crash)
+        writer.put(b"key-4", b"value")
+        writer.commit(4)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="the store is not there"):
+            mount.round()
+    assert mount.starts() == starts
+    mount.mount()
+    # By another process: this one may have put a manifest that the volume never saw, and goes on missing it.
+    store = LocalStore(mount.root, "log")
+    with Log.open("log", kafka=mount.log.kafka, root=store, allow_unsafe=UNSAFE) as log:
+        assert len(recover(log).to_dict()) == 4
+
+
+def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> None:
+    """A root URL that points to a log of the same name on another cluster."""
+    (tmp_path / "other").mkdir()
+    Log.create(
+        "log",
+        kafka=MemoryKafka(cluster=MemoryCluster(cluster_id="another")),
+        root=LocalStore(tmp_path / "other", "log"),
+        partitions=2,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    )
+    mount.commit(1)
+    mount.unmount()
+    mount.root.rmdir()
+    (tmp_path / "other").rename(mount.root)
+    with pytest.raises(IdentityChanged, match="another log's"):
+        mount.round()
+
+
+def _back(twin: TwinLog) -> None:
+    """An older copy of the directory: its newest manifest is not there yet."""
+    twin.disk.remove(f"log/{manifest_path(3)}")
+
+
+def _emptied(twin: TwinLog) -> None:
+    """The manifests are gone, the descriptor is there."""
+    for number in (2, 3):
+        twin.disk.remove(f"log/{manifest_path(number)}")
+
+
+@pytest.mark.parametrize("change", [_back, _emptied])
+def test_a_newest_manifest_below_one_that_was_seen_is_not_believed(
+    change: Callable[[TwinLog], None], tmp_path: Path
+) -> None:
+    """The store went back: rounds and readers of this process refuse, and truncate nothing."""
+    twin = TwinLog()
+    log = twin.open()
+    for turn in range(3):
+        twin.write({b"a": str(turn).encode()})
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+    start = log.kafka.offsets(log.ledger_topic, [0])[0].start
+    change(twin)
+    twin.write({b"a": b"later"}) if change is _back else None
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="the store went back"):
+            run_round(log, settings_for(tmp_path), clock=twin.clock)
+        with pytest.raises(StoreUnavailable, match="the store went back"):
+            recover(log).to_dict()
+    assert log.kafka.offsets(log.ledger_topic, [0])[0].start == start
+
+
+def test_a_daemon_without_its_volume_alarms_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    """It is tolerated like any store that is away, and what is in no snapshot grows old."""
+    bench = DaemonBench(tmp_path, alarm_age_s=150.0, failures_tolerated=5)
+    bench.twin.write({b"a": b"1"})
+    bench.daemon.run_once()
+    bench.twin.write({b"a": b"2"})
+    away = {info.path: bench.twin.disk.get(info.path) for info in bench.twin.disk.files("log/")}
+    for path in away:
+        bench.twin.disk.remove(path)
+
+    def mount() -> None:
+        for path, data in away.items():
+            bench.twin.disk.write(path, data, absent=True)
+
+    ages: list[float] = []
+    bench.at(250, lambda: ages.append(bench.daemon.statistics().age_s), mount)
+    bench.run(until_s=350)
+    assert bench.kinds[1:] == ["RoundFailed", "RoundFailed", "RoundFailed", "RoundCompleted", "Stopped"]
+    assert ages[0] >= 250
+
+
+def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
+    """A round on it says so: nobody has to look for damage."""
+    twin = TwinLog()
+    log = twin.open()
+    twin.write({b"a": b"1"})
+    run_round(log, settings_for(tmp_path), clock=twin.clock)
+    with twin.open() as other:
+        Log.delete("log", kafka=other.kafka, root=other.store)
+    with pytest.raises(NotFound, match="it was deleted"):
+        run_round(log, settings_for(tmp_path), clock=twin.clock)
+
+
+def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) -> None:
+    """A manifest that the next one was not built on is a stranger's, however sound; once it is gone rounds remove."""
+    settings = settings_for(mount.scratch, keep=3)
+    for checkpoint in (1, 2):
+        mount.commit(checkpoint)
+        run_round(mount.log, settings)
+    store, path = mount.log.store, manifest_path(1)
+    own = mount.log.manifests.read(1)
+    store.delete(path)
+    store.put_if_absent(path, replace(own.manifest, nonce=bytes(16)).to_bytes())
+    mount.commit(3)
+    outcome = run_round(mount.log, settings)
+    assert isinstance(outcome, Completed)
+    assert "manifests 1 and 2" in outcome.clean_up.held_back
+    assert mount.starts() == [0, 0, 0]
+
+    store.delete(path)
+    store.put_if_absent(path, own.data)
+    mount.commit(4)
+    outcome = run_round(mount.log, settings)
+    assert isinstance(outcome, Completed)
+    assert not outcome.clean_up.held_back
+    assert mount.starts()[0] > 0

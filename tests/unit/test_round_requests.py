@@ -1,0 +1,109 @@
+"""What a round asks of the store, and holds of the ledger: neither grows with what is kept."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.materializer.tail import TailGauge
+from statelog.materializer.target import choose_target
+from statelog.materializer.verified import VerifiedRuns
+from statelog.producer.writer import Writer
+from statelog.schemas.errors import CorruptManifest, StoreUnavailable
+from statelog.schemas.names import manifest_path
+from statelog.schemas.retention import RetentionPolicy
+from statelog.storage.store_probe import STALE_AFTER_S
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import TwinLog, settings_for
+
+
+def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
+    """With five manifests kept and with forty, a round asks the same: listings, its own files, no older manifest."""
+    twin, counts, known = TwinLog(), Counter[str](), VerifiedRuns()
+
+    def count(method: str, path: str) -> None:
+        counts[f"{method} manifest" if path.startswith("manifests/0") else method] += 1
+
+    log = twin.open(faults=count)
+    settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=3600.0))
+    asked: dict[int, Counter[str]] = {}
+    for number in range(1, 41):
+        twin.now_s += 1.0
+        twin.write({b"a": b"%d" % number})
+        counts.clear()
+        outcome = run_round(log, settings, clock=twin.clock, verified=known)
+        assert isinstance(outcome, Completed)
+        if not outcome.runs_merged:
+            asked[number] = counts.copy()
+    assert len(log.manifests.numbers()) == 40
+    few, many = asked[5], asked[max(asked)]
+    assert many == few
+    assert many["read manifest"] == 2  # The newest at its start, and its own after the put.
+    assert sum(many.values()) < 25
+
+
+def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
+    """Memory is for what cannot change: an entry of another size or time is another file, and damage is noticed."""
+    twin, known = TwinLog(), VerifiedRuns()
+    log = twin.open()
+    settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=3600.0))
+    for turn in range(3):
+        twin.write({b"a": b"%d" % turn})
+        run_round(log, settings, clock=twin.clock, verified=known)
+    twin.disk.truncate(f"log/{manifest_path(1)}", 100)
+    twin.write({b"a": b"later"})
+    with pytest.raises(CorruptManifest):
+        run_round(log, settings, clock=twin.clock, verified=known)
+
+
+def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
+    """A file that a day-old kill left unpublished goes with the next won round; a younger one may be in use."""
+    twin = TwinLog()
+    log = twin.open()
+    twin.disk.write("log/runs/.tmp-old", b"half an upload", absent=True)
+    twin.now_s += STALE_AFTER_S + 1
+    twin.disk.write("log/runs/.tmp-young", b"half an upload", absent=True)
+    twin.write({b"a": b"1"})
+    run_round(log, settings_for(tmp_path), clock=twin.clock)
+    left = {info.path for info in twin.disk.files("log/") if "/.tmp-" in info.path}
+    assert left == {"log/runs/.tmp-young"}
+
+
+def _write_with_metadata(twin: TwinLog, commits: int) -> None:
+    with twin.open() as log, Writer(log, "talker") as writer:
+        for checkpoint in range(1, commits + 1):
+            writer.put(b"a", b"1")
+            writer.commit(checkpoint, metadata={"offsets": "x" * 10_000})
+
+
+def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
+    """Twenty commits of 10 kB of metadata and no data to speak of: a budget of 50 kB takes a few of them."""
+    twin = TwinLog()
+    _write_with_metadata(twin, 20)
+    log = twin.open()
+    target = choose_target(log, None, settings_for(tmp_path, budget_bytes=50_000))
+    assert target.behind
+    assert 1 <= len(target.commits) <= 5
+    assert target.state.commits["talker"].checkpoint.id == len(target.commits)
+
+
+def test_a_look_holds_no_more_metadata_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on where it ended, in several looks, and counts each commit once."""
+    monkeypatch.setattr("statelog.materializer.tail._LOOK_BYTES", 50_000)
+    twin = TwinLog()
+    _write_with_metadata(twin, 20)
+    gauge = TailGauge(twin.open(), clock=twin.clock)
+    looks = [gauge.look().commits for _ in range(5)]
+    gauge.close()
+    assert looks[0] <= 6
+    assert looks[-1] == 20
+
+
+def test_a_failing_probe_tells_its_cause(tmp_path: Path) -> None:
+    """A store that refuses to write and to delete: the write is what is told."""
+    bench = DaemonBench(tmp_path)
+    bench.broken = True
+    with pytest.raises(StoreUnavailable, match="put_if_absent"):
+        bench.log.store.check()

@@ -1,0 +1,112 @@
+"""What ends no daemon: an upload that was damaged on its way, and a group offset that cannot be published."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog.materializer.events import OffsetUnpublished, RoundFailed
+from statelog.materializer.outcome import Completed, Lost
+from statelog.materializer.round import run_round
+from statelog.schemas.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
+from statelog.storage.store_memory import MemoryDisk
+from tests.support.daemon_bench import DaemonBench
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+
+def _flip(disk: MemoryDisk, path: str) -> None:
+    disk.flip_byte(path, 40)
+
+
+def _cut(disk: MemoryDisk, path: str) -> None:
+    disk.truncate(path, 40)
+
+
+def _drop(disk: MemoryDisk, path: str) -> None:
+    disk.remove(path)
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut, _drop])
+def test_an_upload_that_did_not_arrive_whole_is_made_anew(
+    damage: Callable[[MemoryDisk, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit that flipped, half an object, none: nobody names it, so the round failed, and the next one is well."""
+    bench = DaemonBench(tmp_path)
+    bench.twin.write({b"a": b"1"})
+    upload, turns = bench.log.store.upload, itertools.count()
+
+    def damaged(local: Path, path: str) -> None:
+        upload(local, path)
+        if next(turns) == 0:
+            damage(bench.twin.disk, f"log/{path}")
+
+    monkeypatch.setattr(bench.log.store, "upload", damaged)
+    bench.run(until_s=150)
+    assert bench.kinds == ["RoundFailed", "RoundCompleted", "Stopped"]
+    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
+    assert isinstance(failed.error, StoreUnavailable)
+    assert "did not arrive whole" in failed.error.message
+    assert failed.error.facts["path"]
+    assert state_of(bench.log) == bench.twin.model
+
+
+def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path: Path) -> None:
+    """A round that stalls between upload and reading back meets another's clean-up: lost, not failed."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    log, stalled = twin.open(), twin.open()
+    upload = stalled.store.upload
+
+    def upload_and_stall(local: Path, path: str) -> None:
+        upload(local, path)
+        for turn in range(3):
+            twin.write({b"b": str(turn).encode()})
+            run_round(log, settings_for(tmp_path), clock=twin.clock)
+
+    stalled.store.upload = upload_and_stall  # type: ignore[method-assign] # the moment in question
+    assert run_round(stalled, settings_for(tmp_path), clock=twin.clock) == Lost(number=3)
+    assert state_of(twin.open()) == twin.model
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable, ConfigError])
+def test_a_group_offset_that_cannot_be_published_fails_no_round(
+    error: type[StatelogError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A principal without the right on the group: rounds complete, clean up and truncate, and it is told each time."""
+    bench = DaemonBench(tmp_path, failures_tolerated=0)
+
+    def refused(*_: object) -> None:
+        raise error("publishing a group offset: GROUP_AUTHORIZATION_FAILED")
+
+    monkeypatch.setattr(bench.log.kafka, "publish_offset", refused)
+    for time_s in range(50, 350, 100):
+        bench.at(time_s, lambda: bench.twin.write({b"a": b"1"}))
+    bench.twin.write({b"a": b"0"})
+    bench.run(until_s=320)
+    counts = bench.daemon.statistics()
+    assert (counts.failed, counts.completed, counts.unpublished) == (0, 4, 4)
+    told = [event.reason for event in bench.events if isinstance(event, OffsetUnpublished)]
+    assert len(told) == 4
+    assert "GROUP_AUTHORIZATION_FAILED" in told[0]
+    assert bench.log.manifests.numbers() == [3, 4]
+    assert bench.log.kafka.offsets(bench.log.ledger_topic, [0])[0].start > 0
+
+
+def test_the_group_offset_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that others need waits for it: the log is truncated and clean by then."""
+    twin = TwinLog()
+    log = twin.open()
+    seen: list[int] = []
+    publish = log.kafka.publish_offset
+
+    def last(group: str, topic: str, partition: int, offset: int) -> None:
+        seen.append(log.kafka.offsets(log.ledger_topic, [0])[0].start)
+        publish(group, topic, partition, offset)
+
+    monkeypatch.setattr(log.kafka, "publish_offset", last)
+    for turn in range(3):
+        twin.write({b"a": str(turn).encode()})
+        assert isinstance(run_round(log, settings_for(tmp_path), clock=twin.clock), Completed)
+        assert seen[-1] == log.kafka.offsets(log.ledger_topic, [0])[0].start
+    assert seen[-1] > 0
