@@ -42,6 +42,30 @@ def test_no_answer_in_all_the_time_is_unavailable() -> None:
         ask(HighWater(), [HALF])
 
 
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_last_question_that_fails_hides_no_answer_that_was_repeated_for_long(enough: bool) -> None:
+    """Only one that was given just before an outage: that may be a deposed leader's."""
+    answers = iter([Listed(0, 5, 1), Listed(0, 5, 1)])
+
+    def question() -> dict[int, Listed]:
+        try:
+            return {0: next(answers)}
+        except StopIteration:
+            raise BrokerUnavailable("no answer in what was left of the time", hint="") from None
+
+    def believed() -> OffsetRange:
+        return ask_offsets(
+            "t", HighWater(), ask=question, topic_id=lambda: "id", again=lambda: True, enough=lambda: enough,
+            at_least={0: 6},
+        )[0]  # fmt: skip
+
+    if enough:
+        assert believed() == OffsetRange(0, 5)
+    else:
+        with pytest.raises(BrokerUnavailable):
+            believed()
+
+
 def test_an_end_below_a_start_is_asked_again() -> None:
     """Two brokers answered, one of them is behind."""
     assert ask(HighWater(), [Listed(7, 3, 1), Listed(7, 9, 2)]) == (OffsetRange(7, 9), 2)

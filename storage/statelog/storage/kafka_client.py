@@ -170,6 +170,7 @@ class ConfluentKafka:
             ask=lambda: self._ask_leaders(topic, partitions, patience),
             topic_id=lambda: self._topic_id(topic),
             again=patience.again,
+            enough=lambda: patience.is_mostly_over,
             at_least=at_least,
         )
 
@@ -328,6 +329,7 @@ class _Patience:
         self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
     ) -> None:
         self._deadline = clock() + limit_s
+        self._half_s = limit_s / 2
         self._least_s = limit_s / 10
         self._pause_s = _RETRY_S
         self._session = session
@@ -338,6 +340,11 @@ class _Patience:
     def left_s(self) -> float:
         """Seconds that are left."""
         return self._deadline - self._clock()
+
+    @property
+    def is_mostly_over(self) -> bool:
+        """Whether less than half of the time is left."""
+        return self.left_s < self._half_s
 
     def again(self, *, drop: bool = True) -> bool:
         """Wait a little, a little longer each time; False once too little time is left for another question.

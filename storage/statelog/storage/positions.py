@@ -126,17 +126,27 @@ def ask_offsets(
     ask: Callable[[], dict[int, Listed]],
     topic_id: Callable[[], str | None],
     again: Callable[[], bool],
+    enough: Callable[[], bool] = lambda: False,
     at_least: Mapping[int, int] | None = None,
 ) -> dict[int, OffsetRange]:
     """Log start and log end of partitions, asked until the answer can be believed.
 
     `ask` is one question to the brokers; `topic_id` says who the topic is now; `again` waits a little before the next
-    question and says whether there is time for one. Raises BrokerUnavailable if a partition gave no
-    answer in all that time, and whatever `ask` raises.
+    question and says whether there is time for one; `enough` says whether most of the time has passed. Raises
+    BrokerUnavailable if a partition gave no answer in all that time, and whatever `ask` raises.
     """
     before: dict[int, Listed] = {}
+    was_enough = False
     while True:
-        listed = ask()
+        try:
+            listed = ask()
+        except BrokerUnavailable:
+            if not was_enough:
+                raise
+            # The time that was left was too short for a slow broker; what it said for most of the time stands.
+            listed = before
+            _check_answers(topic, listed)
+            break
         doubtful = seen.doubtful(topic, listed, before, at_least or {})
         if doubtful and not before and seen.identify(topic, topic_id()):
             doubtful = seen.doubtful(topic, listed, before, at_least or {})
@@ -145,7 +155,7 @@ def ask_offsets(
         if not again():
             _check_answers(topic, {p: listed[p] for p in doubtful})
             break
-        before = listed
+        before, was_enough = listed, enough()
     seen.believe(topic, listed)
     return {p: OffsetRange(answer.start, answer.end) for p, answer in listed.items()}
 
