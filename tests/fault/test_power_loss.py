@@ -1,0 +1,214 @@
+"""A real broker that lost acknowledged records while it was down: all are told, and a person can let them go on.
+
+The broker is killed once. Before it comes up again, the segments of several logs are cut as a power failure cuts them.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.devbroker.embedded import EmbeddedBroker
+from statelog.cli.exit_codes import DAMAGED
+from statelog.cli.program import program
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import BeyondEnd, DataLoss
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.ledger import Restart, decode
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_loss import accept_ledger_loss
+from statelog.storage.log import Log
+from tests.support.power_loss import cut_tail
+from tests.support.twin_log import UNSAFE, settings_for
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
+
+COMMITS = 6
+LEFT = 4
+"""So many of a log's commits are left where its ledger was cut: the mark and the Open lie before them."""
+ALL = {b"k%d" % i: b"v%d" % i for i in range(1, COMMITS + 1)}
+SURVIVED = {b"k%d" % i: b"v%d" % i for i in range(1, LEFT + 1)}
+WHO = ("--reason", "power failure", "--operator", "ann", "--yes")
+
+
+@dataclass(slots=True)
+class Struck:
+    """A broker that came up with less than it had acknowledged, and the writers that were open all the while."""
+
+    bootstrap: str
+    directory: Path
+    writers: dict[str, Writer] = field(default_factory=dict[str, Writer])
+
+    def create(self, name: str, partitions: int = 1) -> Log:
+        """A new log."""
+        return Log.create(
+            name,
+            kafka=self._kafka(),
+            root=self._root(),
+            partitions=partitions,
+            key_groups=8,
+            replication_factor=1,
+            allow_unsafe=UNSAFE,
+        )
+
+    def open(self, name: str) -> Log:
+        """A log, opened by somebody who asks a broker once where to ask again is of no use."""
+        log = Log.open(name, kafka=self._kafka(), root=self._root(), allow_unsafe=UNSAFE)
+        log.patience_s = 0.0
+        return log
+
+    def run(self, command: str, name: str, *arguments: str) -> Result:
+        """A command of ours on a log."""
+        place = ("--bootstrap", self.bootstrap, "--root", self._root(), "--allow-unsafe", ",".join(UNSAFE))
+        return CliRunner().invoke(program, [command, name, *arguments, *place])
+
+    def _kafka(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": "5000"}
+
+    def _root(self) -> str:
+        return str(self.directory / "root")
+
+
+def commit_all(writer: Writer) -> None:
+    """One change, one commit; so each lies in a batch of its own."""
+    for i in range(1, COMMITS + 1):
+        writer.put(b"k%d" % i, b"v%d" % i)
+        writer.commit(i)
+
+
+def key_in(partition: int, partitions: int) -> bytes:
+    """A key of this partition."""
+    keys = (b"key-%d" % i for i in range(1_000))
+    return next(key for key in keys if partition_of(key_group_of(key, KeyType.BYTES, 8), partitions, 8) == partition)
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
+    """Five logs; what is left of each after the failure is said where it is cut."""
+    directory = tmp_path_factory.mktemp("power-loss")
+    broker = EmbeddedBroker(directory / "broker")
+    broker.start()
+    world = Struck(broker.bootstrap, directory)
+    data = directory / "broker" / "data"
+    logs: list[Log] = []
+    try:
+        for name in ("ledger", "snapshot", "data"):
+            logs.append(world.create(name))
+            world.writers[name] = Writer(logs[-1], "w")
+            commit_all(world.writers[name])
+        run_round(logs[1], settings_for(directory))
+        logs.append(world.create("regrown", partitions=2))
+        world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0])
+        world.writers["regrown"].put(key_in(0, 2), b"v")
+        last = world.writers["regrown"].commit(1)
+        broker.kill()
+        cut_tail(data, "ledger.ledger", 0, 2 + LEFT)
+        cut_tail(data, "snapshot.ledger", 0, 2 + LEFT)
+        cut_tail(data, "data", 0, LEFT)
+        cut_tail(data, "regrown.ledger", 0, last)
+        broker.start()
+        yield world
+    finally:
+        for writer in world.writers.values():
+            writer.close()
+        for log in logs:
+            log.close()
+        broker.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def restarts(log: Log) -> list[Restart]:
+    """All Restarts that the ledger holds now."""
+    reader = log.kafka.reader(log.ledger_topic)
+    try:
+        start, end = log.kafka.offsets(log.ledger_topic, [0])[0]
+        records = [decode(found.value) for found in reader.read({0: OffsetRange(start, end)}, stall_timeout_s=60)]
+    finally:
+        reader.close()
+    return [record for record in records if isinstance(record, Restart)]
+
+
+def go_on(log: Log, expect: int, before: dict[bytes, bytes]) -> None:
+    """A writer resumes where the log says, at once, and everybody sees what was there and what it adds."""
+    assert recover(log).to_dict() == before
+    with Writer(log, "w", expect=expect) as writer:
+        writer.put(b"new", b"v")
+        writer.commit(expect + 1)
+    assert recover(log).to_dict() == before | {b"new": b"v"}
+
+
+def test_a_ledger_that_lost_its_tail_is_told_to_all(struck: Struck, tmp_path: Path) -> None:
+    """To the writer that lived through it, to one that opens, to a reader and to who runs the daemon."""
+    writer = struck.writers["ledger"]
+    writer.put(b"late", b"v")
+    with pytest.raises(DataLoss):
+        writer.commit(COMMITS + 1)
+    with struck.open("ledger") as log:
+        with pytest.raises(BeyondEnd):
+            Writer(log, "w")
+        with pytest.raises(BeyondEnd):
+            recover(log)
+        assert not log.manifests.numbers()
+    told = struck.run("materialize", "ledger", "--now", "--scratch", str(tmp_path))
+    assert told.exit_code == DAMAGED, told.output
+
+
+def test_after_the_acceptance_what_survived_is_the_history(struck: Struck, tmp_path: Path) -> None:
+    """Without a snapshot: exactly the commits that the ledger still holds, and writers go on behind a Restart."""
+    with struck.open("ledger") as log:
+        accept_ledger_loss(log, reason="power failure", operator="ann")
+        assert {(one.reason, one.operator, one.position) for one in restarts(log)} == {("power failure", "ann", 0)}
+        go_on(log, LEFT, SURVIVED)
+        run_round(log, settings_for(tmp_path))
+        assert recover(log).to_dict() == SURVIVED | {b"new": b"v"}
+
+
+def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
+    """With one: all that was acknowledged before it, although the ledger lost some of that."""
+    with struck.open("snapshot") as log:
+        with pytest.raises(DataLoss):
+            recover(log)
+        done = struck.run("accept-loss", "snapshot", "--ledger", *WHO)
+        assert done.exit_code == 0, done.output
+        position = log.manifests.read(1).manifest.position
+        assert {(one.operator, one.position) for one in restarts(log)} == {("ann", position)}
+        go_on(log, COMMITS, ALL)
+    zombie = struck.writers["snapshot"]
+    zombie.put(b"late", b"v")
+    with pytest.raises(DataLoss):
+        zombie.commit(COMMITS + 1)
+
+
+def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> None:
+    """Somebody else, who knows nothing of the loss, wrote where the writer's last commit was: its next is not told."""
+    with struck.open("regrown") as log:
+        for i in range(3):
+            Writer(log, f"other-{i}", partitions=[1]).close()
+    writer = struck.writers["regrown"]
+    writer.put(key_in(0, 2), b"again")
+    with pytest.raises(DataLoss) as told:
+        writer.commit(2)
+    assert told.value.facts["topic"] == "regrown.ledger"
+    with struck.open("regrown") as log:
+        assert "w" not in log.commits()
+
+
+def test_offsets_of_the_data_are_given_up_by_the_error_s_own_facts(struck: Struck, tmp_path: Path) -> None:
+    """The range that the error names is what the command takes; then writers go on and readers know what is missing."""
+    with struck.open("data") as log:
+        with pytest.raises(BeyondEnd) as told:
+            Writer(log, "w")
+        with pytest.raises(DataLoss):
+            recover(log)
+        facts = told.value.facts
+        lost = f"{facts['partition']}:{facts['log_end']}-{facts['committed_position']}"
+        done = struck.run("accept-loss", "data", "--range", lost, *WHO)
+        assert (lost, done.exit_code) == (f"0:{LEFT}-{COMMITS}", 0), done.output
+        go_on(log, COMMITS, SURVIVED)
+        run_round(log, settings_for(tmp_path))
+        assert recover(log).to_dict() == SURVIVED | {b"new": b"v"}
