@@ -34,7 +34,8 @@ def test_a_slow_link_is_waited_for(faulty_broker: FaultyBroker, log_name: str, t
 
 def test_a_client_whose_broker_is_gone_is_replaced(faulty_broker: FaultyBroker, topic_name: str) -> None:
     """Every connection that was open is dead without a word, new ones work: each call is right within its time."""
-    kafka = ConfluentKafka(client_config({"bootstrap.servers": faulty_broker.bootstrap}), request_timeout_s=3.0)
+    limit_s = 9.0  # A quarter of it goes to the dead connection each time; the rest is for a machine that is busy.
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": faulty_broker.bootstrap}), request_timeout_s=limit_s)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     calls: tuple[Callable[[], bool], ...] = (
         lambda: kafka.cluster_id() != "",
@@ -47,7 +48,7 @@ def test_a_client_whose_broker_is_gone_is_replaced(faulty_broker: FaultyBroker, 
         faulty_broker.proxy.freeze()
         began = time.monotonic()
         assert call()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < limit_s + 3
         faulty_broker.proxy.cut_all()
     kafka.delete_topic(topic_name)
     kafka.close()
