@@ -1,6 +1,6 @@
 """Arbitrary ledgers: the fold agrees with its naive twin, and what is stored comes back or is found to be damaged."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from statelog.schemas import ledger
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import Corrupt, CorruptLedger, UnknownFormat
-from statelog.schemas.fold import LedgerFold
+from statelog.schemas.errors import Corrupt, CorruptLedger, OffsetGone, UnknownFormat
+from statelog.schemas.fold import LedgerFold, Reason, Void
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
@@ -158,10 +158,25 @@ def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) 
     )
 
 
+def _near_restarts(offset: int) -> st.SearchStrategy[Restart]:
+    """Most of them from a snapshot that the fold began at or above, or from what the ledger holds."""
+    positions = st.one_of(st.just(0), st.integers(0, offset), st.integers(0, offset + 2))
+    return st.builds(Restart, digest=DIGESTS, position=positions, reason=st.just("disk"), operator=st.just("ann"))
+
+
+def _answer(judge: Callable[[], Reason | None]) -> Reason | OffsetGone | None:
+    try:
+        return judge()
+    except OffsetGone as gone:
+        return gone
+
+
 @given(st.data())
 @settings(deadline=None, max_examples=200)
 def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
-    """On any sequence of records both come to the same verdicts, positions and checkpoints, from any frozen state."""
+    """On any sequence of records both come to the same verdicts, positions and checkpoints, from any frozen state; and
+    at a Restart both stop, or go on, by where they began.
+    """
     fold, naive = LedgerFold(IDENTITY), NaiveFold(IDENTITY)
     opens: dict[int, Open] = {}
     for offset in range(data.draw(st.integers(0, 25))):
@@ -171,16 +186,65 @@ def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
                 _near_commits(fold, opens),
                 _near_commits(fold, opens),
                 LOSSES,
+                _near_restarts(offset),
                 st.none(),
             )
         )
         if isinstance(record, Open):
             opens[offset] = record
-        verdict = fold.apply(offset, record)
-        assert same_verdict(verdict.reason if verdict else None, naive.apply(offset, record))
+        naive.began = offset  # The fold has just been made of its frozen state.
+        expected = _answer(lambda record=record, offset=offset: naive.apply(offset, record))
+        found = _answer(lambda record=record, offset=offset, fold=fold: _reason(fold.apply(offset, record)))
+        if isinstance(expected, OffsetGone) or isinstance(found, OffsetGone):
+            assert type(found) is type(expected)
+            return  # Who comes to this place starts anew, from the snapshot that it names.
+        assert same_verdict(found, expected)
         assert {p: fold.committed_position(p) for p in range(4)} == {p: naive.committed(p) for p in range(4)}
         assert [fold.last_checkpoint(w) for w in "ABC"] == [naive.last(w) for w in "ABC"]
         fold = LedgerFold(IDENTITY, _through_bytes(fold.freeze()))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_a_restart_counts_from_its_snapshot(data: st.DataObject) -> None:
+    """A ledger lost what only a snapshot holds, and was started anew: from that snapshot everybody agrees, no epoch of
+    before commits again, and who folds from below it is stopped before any of it counts.
+    """
+    naive, snapshot = NaiveFold(IDENTITY), LedgerFold(IDENTITY)
+    opens: dict[int, Open] = {}
+    records: list[LedgerRecord | None] = []
+    for offset in range(data.draw(st.integers(1, 8))):
+        record = data.draw(st.one_of(_near_opens(snapshot, bytes([offset]) * 16), _near_commits(snapshot, opens)))
+        records.append(record)
+        if snapshot.apply(offset, record) is None and isinstance(record, Open):
+            opens[offset] = record
+        naive.apply(offset, record)
+    position = snapshot.position
+    records = records[: data.draw(st.integers(0, position - 1))]
+    restart = data.draw(
+        st.builds(Restart, digest=DIGESTS, position=st.just(position), reason=st.just("disk"), operator=st.just("ann"))
+    )
+    while len(records) <= position:
+        records.append(restart)
+
+    below = LedgerFold(IDENTITY)
+    with pytest.raises(OffsetGone):
+        for offset, record in enumerate(records):
+            below.apply(offset, record)
+    fold = LedgerFold(IDENTITY, _through_bytes(snapshot.freeze()))
+    naive.began = position
+    assert (fold.apply(position, restart), naive.apply(position, restart)) == (None, None)
+    for offset in range(position + 1, position + 6):
+        record = data.draw(st.one_of(_near_opens(fold, bytes([offset]) * 16), _near_commits(fold, opens)))
+        verdict = _reason(fold.apply(offset, record))
+        assert same_verdict(verdict, naive.apply(offset, record))
+        if verdict is None and isinstance(record, Open):
+            opens[offset] = record
+        assert not (verdict is None and isinstance(record, Commit) and record.epoch < position), "an old epoch commits"
+
+
+def _reason(void: Void | None) -> Reason | None:
+    return void.reason if void else None
 
 
 def _through_bytes(state: LedgerState) -> LedgerState:

@@ -6,10 +6,11 @@ both follow DESIGN section 2.
 
 from typing import NamedTuple
 
+from statelog.schemas.errors import OffsetGone
 from statelog.schemas.fold import Reason
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, Extent, LedgerRecord, Open
+from statelog.schemas.ledger import Commit, Extent, LedgerRecord, Open, Restart
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
 
@@ -27,16 +28,25 @@ def same_verdict(one: Reason | None, other: Reason | None) -> bool:
 
 
 class NaiveFold:
-    """Valid records in order, and questions answered by reading all of them."""
+    """Valid records in order, and questions answered by reading all of them.
+
+    `began` is the position from which its reader folds: what it has from below, it has from a snapshot.
+    """
 
     def __init__(self, identity: LogIdentity) -> None:
         self.identity = identity
         self.valid: list[_Valid] = []
+        self.began = 0
 
     def apply(self, offset: int, record: LedgerRecord | None) -> Reason | None:
-        """Judge the next record. Returns None if it is valid, else why it is void."""
+        """Judge the next record. Returns None if it is valid, else why it is void.
+
+        Raises OffsetGone for a Restart from a snapshot above the place where its reader began.
+        """
         if record is None:
             return None
+        if isinstance(record, Restart) and record.position > self.began:
+            raise OffsetGone("what counts is in a snapshot", position=record.position, began=self.began)
         reason = self.judge(record)
         if reason is None:
             self.valid.append(_Valid(offset, record))
@@ -60,6 +70,10 @@ class NaiveFold:
         """Every valid commit with its offset."""
         return [(offset, record) for offset, record in self.valid if isinstance(record, Commit)]
 
+    def restarted(self) -> int:
+        """The offset of the newest Restart, -1 if there is none."""
+        return max((offset for offset, record in self.valid if isinstance(record, Restart)), default=-1)
+
     def writer(self, commit: Commit) -> str:
         """Whose commit it is."""
         return dict(self.opens())[commit.epoch].writer
@@ -75,19 +89,21 @@ class NaiveFold:
         return mine[-1] if mine else NO_CHECKPOINT
 
     def prior(self, writer: str, partitions: tuple[int, ...]) -> int:
-        """The newest valid Open that shares a partition, or the name since its last final commit."""
+        """The newest Restart, or valid Open that shares a partition, or the name since its last final commit."""
         since = self.last_final(writer)
-        return max(
-            (
-                offset
-                for offset, o in self.opens()
-                if set(o.partitions) & set(partitions) or (o.writer == writer and offset > since)
-            ),
-            default=-1,
+        theirs = (
+            offset
+            for offset, o in self.opens()
+            if set(o.partitions) & set(partitions) or (o.writer == writer and offset > since)
         )
+        return max([self.restarted(), *theirs])
 
     def fenced(self, epoch: int) -> bool:
-        """Whether a later valid Open shares a partition or the name with the Open at `epoch`, or it was ended."""
+        """Whether a later valid Open shares a partition or the name with the Open at `epoch`, or it was ended by its
+        own final commit or by a Restart.
+        """
+        if self.restarted() > epoch:
+            return True
         mine = dict(self.opens())[epoch]
         later = [o for offset, o in self.opens() if offset > epoch]
         ended = any(c.final and c.epoch == epoch for _, c in self.commits())
