@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -323,12 +324,19 @@ class TestReader:
         _write(kafka, topic, 0, values)
         assert [record.value for record in _read(kafka, topic, {0: OffsetRange(0, 3)})] == values
 
-    def test_records_carry_the_time_they_were_sent(self, kafka: Kafka, topic: str) -> None:
-        """Milliseconds since 1970, not before the first was sent and not after the last was read."""
+    def test_records_carry_the_time_of_the_broker_alone(self, kafka: Kafka, topic: str) -> None:
+        """Milliseconds since 1970, not before the first was sent and not after the last was read; none, where the topic
+        bears the times of who sends.
+        """
+        stamped = f"{topic}-stamped"
+        kafka.create_topic(replace(_spec(stamped), config={"message.timestamp.type": "LogAppendTime"}))
         started_ms = int(time.time() * 1000)
-        _write(kafka, topic, 0, _numbered(3))
-        times_ms = [record.timestamp_ms for record in _read(kafka, topic, {0: OffsetRange(0, 3)})]
+        for name in (stamped, topic):
+            _write(kafka, name, 0, _numbered(3))
+        times_ms = [record.timestamp_ms for record in _read(kafka, stamped, {0: OffsetRange(0, 3)})]
         assert started_ms <= min(times_ms) <= max(times_ms) <= time.time() * 1000
+        assert [record.timestamp_ms for record in _read(kafka, topic, {0: OffsetRange(0, 3)})] == [-1, -1, -1]
+        kafka.delete_topic(stamped)
 
     def test_a_start_below_the_log_start_is_gone(self, kafka: Kafka, topic: str) -> None:
         """The error names the partition, what was wanted and what is there, before any record is yielded."""

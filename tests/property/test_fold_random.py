@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statelog.schemas import ledger
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.errors import Corrupt, CorruptLedger, OffsetGone, UnknownFormat
-from statelog.schemas.fold import LedgerFold, Reason, Void
+from statelog.schemas.fold import LedgerFold, Reason
 from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
@@ -29,7 +29,7 @@ NONCES = st.binary(min_size=16, max_size=16)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
 CHECKPOINTS = st.builds(Checkpoint, INT64, NONCES)
 METADATA = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
-META = st.dictionaries(st.text(max_size=8), st.binary(max_size=8), max_size=2)
+META = st.dictionaries(st.text(max_size=8), st.none() | st.binary(max_size=8), max_size=2)
 IDENTITIES = st.builds(LogIdentity, cluster_id=st.text(), data_topic_id=st.text(), ledger_topic_id=st.text())
 DIGESTS = st.binary(min_size=32, max_size=32)
 
@@ -164,9 +164,20 @@ def _near_restarts(offset: int) -> st.SearchStrategy[Restart]:
     return st.builds(Restart, digest=DIGESTS, position=positions, reason=st.just("disk"), operator=st.just("ann"))
 
 
-def _answer(judge: Callable[[], Reason | None]) -> Reason | OffsetGone | None:
+Judge = Callable[[int, LedgerRecord | None], Reason | None]
+
+
+def _judging(fold: LedgerFold) -> Judge:
+    def judge(offset: int, record: LedgerRecord | None) -> Reason | None:
+        void = fold.apply(offset, record)
+        return void.reason if void else None
+
+    return judge
+
+
+def _answer(judge: Judge, offset: int, record: LedgerRecord | None) -> Reason | OffsetGone | None:
     try:
-        return judge()
+        return judge(offset, record)
     except OffsetGone as gone:
         return gone
 
@@ -193,8 +204,8 @@ def test_the_fold_agrees_with_its_naive_twin(data: st.DataObject) -> None:
         if isinstance(record, Open):
             opens[offset] = record
         naive.began = offset  # The fold has just been made of its frozen state.
-        expected = _answer(lambda record=record, offset=offset: naive.apply(offset, record))
-        found = _answer(lambda record=record, offset=offset, fold=fold: _reason(fold.apply(offset, record)))
+        expected = _answer(naive.apply, offset, record)
+        found = _answer(_judging(fold), offset, record)
         if isinstance(expected, OffsetGone) or isinstance(found, OffsetGone):
             assert type(found) is type(expected)
             return  # Who comes to this place starts anew, from the snapshot that it names.
@@ -229,22 +240,20 @@ def test_a_restart_counts_from_its_snapshot(data: st.DataObject) -> None:
 
     below = LedgerFold(IDENTITY)
     with pytest.raises(OffsetGone):
-        for offset, record in enumerate(records):
-            below.apply(offset, record)
+        for offset, one in enumerate(records):
+            below.apply(offset, one)
     fold = LedgerFold(IDENTITY, _through_bytes(snapshot.freeze()))
     naive.began = position
     assert (fold.apply(position, restart), naive.apply(position, restart)) == (None, None)
     for offset in range(position + 1, position + 6):
-        record = data.draw(st.one_of(_near_opens(fold, bytes([offset]) * 16), _near_commits(fold, opens)))
-        verdict = _reason(fold.apply(offset, record))
-        assert same_verdict(verdict, naive.apply(offset, record))
-        if verdict is None and isinstance(record, Open):
-            opens[offset] = record
-        assert not (verdict is None and isinstance(record, Commit) and record.epoch < position), "an old epoch commits"
-
-
-def _reason(void: Void | None) -> Reason | None:
-    return void.reason if void else None
+        following = data.draw(st.one_of(_near_opens(fold, bytes([offset]) * 16), _near_commits(fold, opens)))
+        verdict = _judging(fold)(offset, following)
+        assert same_verdict(verdict, naive.apply(offset, following))
+        if verdict is None and isinstance(following, Open):
+            opens[offset] = following
+        assert not (verdict is None and isinstance(following, Commit) and following.epoch < position), (
+            "an old epoch commits"
+        )
 
 
 def _through_bytes(state: LedgerState) -> LedgerState:

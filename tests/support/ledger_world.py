@@ -58,7 +58,7 @@ class _Message:
 
 def span_of(handle: Handle) -> tuple[int, int]:
     """The stretch of the writer's source that a handle covers, kept in its steps' meta records."""
-    first, last = (step.meta[SPAN].decode().split("-") for step in (handle.steps[0], handle.steps[-1]))
+    first, last = ((step.meta[SPAN] or b"").decode().split("-") for step in (handle.steps[0], handle.steps[-1]))
     return int(first[0]), int(last[1])
 
 

@@ -265,6 +265,21 @@ def test_the_last_meta_record_of_a_key_wins() -> None:
     assert story.fold.meta == {("A", "key"): b"new"}
 
 
+def test_a_meta_record_can_be_removed() -> None:
+    """By whoever wrote it, in any later commit or earlier in the same one; removing what is not there is fine."""
+    story = Story()
+    epoch = story.open("A", 0)
+    handle = story.persist(epoch, meta="old")
+    gone = replace(handle, steps=(replace(handle.steps[0], meta={"key": None, "never there": None}),))
+    assert story.commit(epoch, handle) is None
+    thawed = LedgerFold(IDENTITY, story.fold.freeze())
+    later = replace(gone, base=handle.checkpoint, steps=(replace(gone.steps[0], checkpoint_id=2),))
+    record = story.new_commit(epoch, later)
+    assert (story.add(record), thawed.apply(2, record)) == (None, None)
+    assert (story.fold.meta, thawed.meta) == ({}, {})
+    assert story.fold.freeze().meta == ()
+
+
 def test_an_accepted_loss_is_recorded() -> None:
     """What a person gave up stays in the state for every later reader."""
     story = Story()

@@ -57,6 +57,40 @@ def test_a_commit_without_a_timestamp_is_as_old_as_its_first_look(tmp_path: Path
     assert gauge.look().age_s == 5.0
 
 
+def test_a_commit_of_a_time_to_come_is_as_old_as_its_first_look() -> None:
+    """A broker whose clock is ahead makes no change younger than it is known to be."""
+    twin = TwinLog()
+    twin.now_s += 3600
+    twin.write({b"a": b"1"})
+    twin.now_s -= 3600
+    gauge = TailGauge(twin.open(), clock=twin.clock)
+    assert gauge.look().age_s == 0.0
+    twin.now_s += 5
+    assert gauge.look().age_s == 5.0
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 0, 3600])
+def test_a_writers_clock_does_not_silence_the_alarm_or_sound_it(tmp_path: Path, skew_s: float) -> None:
+    """Where the ledger bears the writers' times a change ages from the daemon's first look on, whatever rounds fail."""
+    bench = DaemonBench(tmp_path, alarm_age_s=450.0, failures_tolerated=99)
+    bench.twin.cluster.set_topic_config(f"{bench.twin.name}.ledger", {"message.timestamp.type": "CreateTime"})
+    bench.at(50, lambda: _write_at(bench.twin, skew_s))
+    bench.broken_method = "upload"
+    ages: list[float] = []
+    for time_s in (95, 595):
+        bench.at(time_s, lambda: ages.append(bench.daemon.statistics().age_s))
+    bench.run(until_s=600)
+    assert ages[0] <= 45
+    assert 500 <= ages[1] <= 545
+
+
+def _write_at(twin: TwinLog, skew_s: float) -> None:
+    """Write from a machine whose clock is off."""
+    twin.now_s += skew_s
+    twin.write({b"a": b"1"})
+    twin.now_s -= skew_s
+
+
 def test_a_long_ledger_is_followed_in_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look folds a bounded number of records; looks add up to the whole."""
     monkeypatch.setattr("statelog.materializer.tail._LOOK_RECORDS", 3)

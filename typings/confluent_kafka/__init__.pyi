@@ -35,6 +35,8 @@ class TopicPartitionInfo:
     leader: Node | None
     replicas: list[Node]
 
+TIMESTAMP_LOG_APPEND_TIME: int
+
 class Message:
     def key(self) -> bytes | None: ...
     def topic(self) -> str: ...

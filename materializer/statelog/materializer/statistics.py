@@ -57,11 +57,17 @@ def with_start(counts: MaterializerStatistics) -> MaterializerStatistics:
 
 
 def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) -> MaterializerStatistics:
-    """A look at the tail came back; it began at `looked_s`, on the daemon's clock."""
+    """A look at the tail came back; it began at `looked_s`, on the daemon's clock.
+
+    While the newest snapshot is the same, so is the oldest commit behind it: it gets no younger, whatever a clock says.
+    """
+    before, since_s = counts.tail, looked_s - tail.age_s
+    if before is not None and before.oldest_s is not None and before.number == tail.number and tail.commits:
+        since_s = min(since_s, counts.since_s)
     return replace(
         counts,
         tail=tail,
-        since_s=looked_s - tail.age_s,
+        since_s=since_s,
         number=max(counts.number, tail.number),
     )
 

@@ -26,8 +26,8 @@ _LOOK_BYTES = 32 << 20
 class Tail:
     """What stands in no snapshot, at one look: the commits between the manifest `number` and `position`.
 
-    `oldest_s` is the time of the oldest of these commits by Kafka's timestamp, in seconds since 1970, and None if there
-    is none. `looked_s` is the time of the look, by this machine.
+    `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
+    broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.
     """
 
     number: int
@@ -116,9 +116,11 @@ def tail_now(log: Log, *, clock: Callable[[], float]) -> Tail:
 
 
 def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: float) -> Tail:
-    """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look."""
+    """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and so
+    is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
+    """
     handles = [handle for found in commits for handle in found.commit.read_body().handles]
-    times = [found.timestamp_ms / 1000 if found.timestamp_ms >= 0 else now_s for found in commits]
+    times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
     return Tail(
         number=tail.number,
         position=position,

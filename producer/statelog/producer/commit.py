@@ -30,6 +30,7 @@ __all__ = [
     "check_meta",
     "check_metadata",
     "make_commit",
+    "meta_size",
     "refuse_overlaps",
     "refused",
 ]
@@ -97,13 +98,13 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def check_meta(key: object, value: object, held_bytes: int) -> int:
-    """The bytes of a meta record. Raises InvalidChange unless it is text and bytes.
+    """The bytes of a meta record. Raises InvalidChange unless it is text, and bytes or None.
 
     ValueTooLarge if no commit could hold it beside `held_bytes` of others that are not committed yet.
     """
-    if type(key) is not str or type(value) is not bytes or _has_no_bytes(key):
+    if type(key) is not str or not (value is None or type(value) is bytes) or _has_no_bytes(key):
         raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
-    size = len(key.encode()) + len(value)
+    size = meta_size(key, value)
     if held_bytes + size > MAX_META_BYTES:
         raise ValueTooLarge(
             "meta records are larger than a commit may hold",
@@ -113,6 +114,11 @@ def check_meta(key: object, value: object, held_bytes: int) -> int:
             max_bytes=MAX_META_BYTES,
         )
     return size
+
+
+def meta_size(key: str, value: bytes | None) -> int:
+    """The bytes that a meta record, or the removal of one, takes in a commit."""
+    return len(key.encode()) + len(value or b"")
 
 
 def check_checkpoint_id(checkpoint_id: object) -> None:

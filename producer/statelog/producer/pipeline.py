@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from statelog.producer.change_set import ChangeSet
+from statelog.producer.commit import meta_size
 from statelog.producer.copies import LocalCopies
 from statelog.producer.outbox import Outbox
 from statelog.producer.sequence import INITIAL, Sequence
@@ -34,7 +35,7 @@ class PendingStep:
     checkpoint_id: int
     end_sqn: int
     change_sets: tuple[ChangeSet, ...]
-    meta: Mapping[str, bytes]
+    meta: Mapping[str, bytes | None]
     meta_bytes: int
 
     def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
@@ -111,7 +112,7 @@ class Pipeline:
 
     # ---- persisted
 
-    def hold(self, checkpoint_id: int, changes: pa.RecordBatch | None, meta: Mapping[str, bytes]) -> PendingStep:
+    def hold(self, checkpoint_id: int, changes: pa.RecordBatch | None, meta: Mapping[str, bytes | None]) -> PendingStep:
         """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
         checkpoint. Raises as `send_ahead`.
         """
@@ -124,7 +125,7 @@ class Pipeline:
             end_sqn=self.sequence.held,
             change_sets=change_sets,
             meta=meta,
-            meta_bytes=sum(len(key.encode()) + len(value) for key, value in meta.items()),
+            meta_bytes=sum(meta_size(key, value) for key, value in meta.items()),
         )
         self.steps.append(step)
         return step

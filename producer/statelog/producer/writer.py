@@ -79,7 +79,7 @@ class Writer:
         self._clock = clock
         self._crash = crash
         self._meter = Meter()
-        self._meta: dict[str, bytes] = {}
+        self._meta: dict[str, bytes | None] = {}
         self._meta_bytes = 0
         self._guard = Guard("writer", name, again="Open it again", apart=_APART)
         opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
@@ -199,8 +199,8 @@ class Writer:
             self._guard.fail_unless_refused(error)
             raise
 
-    def append_meta(self, key: str, value: bytes) -> None:
-        """A meta record of this writer, committed with the changes; the last one of a key wins.
+    def append_meta(self, key: str, value: bytes | None) -> None:
+        """A meta record of this writer, committed with the changes; the last one of a key wins, and None removes it.
 
         Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
         """

@@ -18,6 +18,7 @@ Invariants:
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple
 
 from statelog.schemas.errors import OffsetGone
@@ -284,6 +285,8 @@ class LedgerFold:
     def _settle_meta(self) -> None:
         for writer, record in self._pending_meta:
             for handle in record.read_body().handles:
-                for step in handle.steps:
-                    self._meta.update({(writer, key): value for key, value in step.meta.items()})
+                for key, value in chain.from_iterable(step.meta.items() for step in handle.steps):
+                    self._meta.pop((writer, key), None)
+                    if value is not None:
+                        self._meta[writer, key] = value
         self._pending_meta, self._pending_bytes = [], 0

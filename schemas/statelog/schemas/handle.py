@@ -95,11 +95,11 @@ def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one checkpoint added: its change sets, and its meta records (the last one of a key wins)."""
+    """What one checkpoint added: its change sets, and its meta records, of which None removes a key's."""
 
     checkpoint_id: int
     entries: tuple[Entry, ...] = ()
-    meta: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    meta: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +250,8 @@ def _step_from_datum(datum: Datum) -> Step:
     entries = tuple(_with_gaps(Entry(*row), gaps) for row in rows)
     if next(gaps, None) is not None:
         raise Corrupt("a handle's step has more gaps than chunks", entries=count)
-    return Step(
-        checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=cast("dict[str, bytes]", datum["meta"])
-    )
+    meta = cast("dict[str, bytes | None]", datum["meta"])
+    return Step(checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=meta)
 
 
 def _with_gaps(entry: Entry, gaps: Iterator[int]) -> Entry:

@@ -58,8 +58,8 @@ class OffsetRange(_Range):
 class Record(NamedTuple):
     """One Kafka record, as it was produced. statelog uses neither keys nor headers.
 
-    `timestamp_ms` is Kafka's, in milliseconds since 1970, or -1 if there is none: for ages that people look at. Clocks
-    of several machines stand behind it, so nothing is ever decided by it.
+    `timestamp_ms` is when the broker appended it, in milliseconds since 1970, or -1 if the topic bears the times of who
+    sends instead: for ages that people look at. Several machines' clocks stand behind it: nothing is decided by it.
     """
 
     partition: int

@@ -39,6 +39,7 @@ _DEFAULT_TOPIC_CONFIG = {
     "message.timestamp.type": "CreateTime",
     "segment.bytes": "1073741824",
 }
+_BY_BROKER = "LogAppendTime"
 _UNKNOWN = DeliveryStatus.UNKNOWN
 _FATAL = frozenset({Fate.FATAL, Fate.FATAL_APPENDED})
 _ALWAYS = frozenset({AnswerKind.TRUE, AnswerKind.LOST})
@@ -137,7 +138,7 @@ class MemoryCluster:
         clock: Callable[[], float] | None = None,
         questions: QuestionHook | None = None,
     ) -> None:
-        """`clock` gives the seconds since 1970 that records are stamped with; without one they have no timestamp."""
+        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does."""
         self.cluster_id = cluster_id
         self.questions = questions
         self._clock = clock
@@ -400,21 +401,25 @@ class MemoryCluster:
                 _UNKNOWN, -1, f"MSG_SIZE_TOO_LARGE: larger than max.message.bytes of topic {attempt.topic}"
             )
         elif sending.fate is Fate.APPEND_UNANSWERED:
-            self._stamp(log, attempt.value)
+            self._stamp(attempt, log)
             outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")
         elif sending.fate is Fate.FATAL_APPENDED:
-            self._stamp(log, attempt.value)
+            self._stamp(attempt, log)
             outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
         elif sending.fate is Fate.ACK_WITHOUT_OFFSET:
-            self._stamp(log, attempt.value)
+            self._stamp(attempt, log)
             outcome = Delivery(_UNKNOWN, -1, "acknowledged without an offset")
         else:
-            outcome = Delivery(DeliveryStatus.OK, self._stamp(log, attempt.value), "")
+            outcome = Delivery(DeliveryStatus.OK, self._stamp(attempt, log), "")
         if sending.outcome is None:
             sending.outcome = outcome
 
-    def _stamp(self, log: PartitionLog, value: bytes) -> int:
-        return log.append(value, int(self._clock() * 1000) if self._clock else -1)
+    def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
+        is_stamped = self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == _BY_BROKER
+        return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
 
     def _max_bytes(self, topic: str) -> int:
-        return int({**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}["max.message.bytes"])
+        return int(self._setting(topic, "max.message.bytes"))
+
+    def _setting(self, topic: str, name: str) -> str:
+        return {**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}[name]

@@ -43,6 +43,7 @@ _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
 _REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 """The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
 _PERHAPS_GONE = _REFUSED_OFFSET | {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
@@ -176,7 +177,7 @@ class ConfluentReader:
                 expected_offset=wanted.start,
             )
         if not is_end and offset < wanted.end:
-            records.append(Record(partition, offset, message.value() or b"", message.timestamp()[1]))
+            records.append(Record(partition, offset, message.value() or b"", _stamp_ms(message)))
         next_offset = offset if is_end else offset + 1
         if next_offset >= wanted.end:
             del left[partition]
@@ -246,3 +247,9 @@ class ConfluentReader:
             self._guard.drop()
             with suppress(confluent_kafka.KafkaException):
                 native(client.close)
+
+
+def _stamp_ms(message: confluent_kafka.Message) -> int:
+    """The broker's time. Where the topic bears the times of who sends, any clock may stand behind it."""
+    kind, stamp_ms = message.timestamp()
+    return stamp_ms if kind == _BY_BROKER else -1
