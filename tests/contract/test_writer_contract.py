@@ -411,26 +411,6 @@ def test_meta_records_are_committed_with_the_changes(rig: WriterRig, log: Log) -
     }
 
 
-def test_a_meta_record_is_removed_by_none(rig: WriterRig, log: Log) -> None:
-    """In a commit of its own, or before the record was ever committed; another writer's of the same key stays."""
-    with Writer(log, "other", partitions=[0]) as other:
-        other.append_meta("state", b"theirs")
-        other.commit(1)
-    with Writer(log, "w", partitions=[1]) as writer:
-        writer.append_meta("state", b"v1")
-        writer.append_meta("passing", b"x")
-        writer.append_meta("passing", None)
-        writer.append_meta("kept", b"y")
-        writer.commit(1)
-        assert writer.statistics().buffered_changes == 0
-        writer.append_meta("state", None)
-        writer.commit(2)
-    with rig.open() as again:
-        rows = again.describe().state.meta
-
-    assert {(row.writer, row.key): row.value for row in rows} == {("other", "state"): b"theirs", ("w", "kept"): b"y"}
-
-
 def test_a_final_commit_ends_the_row(rig: WriterRig, log: Log) -> None:
     """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
     with Writer(log, "w") as writer:

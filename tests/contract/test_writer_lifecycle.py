@@ -342,3 +342,23 @@ def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: WriterRig
         writer.commit(1)
 
     assert rig.state() == {by_group[2]: b"v", by_group[3]: b"v"}
+
+
+def test_a_meta_record_is_removed_by_none(rig: WriterRig, log: Log) -> None:
+    """In a commit of its own, or before the record was ever committed; another writer's of the same key stays."""
+    with Writer(log, "other", partitions=[0]) as other:
+        other.append_meta("state", b"theirs")
+        other.commit(1)
+    with Writer(log, "w", partitions=[1]) as writer:
+        writer.append_meta("state", b"v1")
+        writer.append_meta("passing", b"x")
+        writer.append_meta("passing", None)
+        writer.append_meta("kept", b"y")
+        writer.commit(1)
+        assert writer.statistics().buffered_changes == 0
+        writer.append_meta("state", None)
+        writer.commit(2)
+    with rig.open() as again:
+        rows = again.describe().state.meta
+
+    assert {(row.writer, row.key): row.value for row in rows} == {("other", "state"): b"theirs", ("w", "kept"): b"y"}

@@ -9,7 +9,7 @@ from statelog.producer.lifecycle import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import ClosedError, PersistFailed, Unavailable
+from statelog.schemas.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.storage.kafka_faults import Fate, SendAttempt
 from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.log import Log
@@ -109,7 +109,7 @@ def test_a_repeated_persist_waits_for_the_same_chunks(world: World, log: Log) ->
         assert second.result().entries == first.result().entries
 
 
-@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.SKIP, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET, Fate.FAIL])
+@pytest.mark.parametrize("fate", [Fate.LOSE, Fate.SKIP, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET])
 def test_a_failed_change_set_takes_every_later_one_with_it(world: World, log: Log, fate: Fate) -> None:
     """Earlier checkpoints stay good and can be adopted; the failed one and all later ones fail, again and again."""
     with world.writer(log) as writer:
@@ -139,12 +139,25 @@ def test_a_failure_is_found_by_the_next_call(world: World, log: Log) -> None:
     """Nobody has to ask for the result: once a report came in that is not good, the next persist is refused."""
     with world.writer(log) as writer:
         writer.put(b"a", b"1")
-        world.chunks.fates = [Fate.FAIL]
+        world.chunks.fates = [Fate.SKIP]
         writer.next_sequence_number()
         with pytest.raises(PersistFailed):
             writer.persist(1)
         with pytest.raises(PersistFailed):
             writer.persist(2)
+
+
+@pytest.mark.parametrize("error", [PersistFailed, OutcomeUnknown])
+def test_what_a_person_has_to_do_comes_first_in_the_hint(world: World, log: Log, error: type[StatelogError]) -> None:
+    """A limit that was lowered under a writer, on either topic: opening again alone would only be refused again."""
+    topic = log.data_topic if error is PersistFailed else log.ledger_topic
+    with world.writer(log) as writer:
+        world.cluster.set_topic_config(topic, {"max.message.bytes": "100"})
+        writer.put(b"k", bytes(1000))
+        with pytest.raises(error) as caught:
+            writer.commit(1)
+    assert caught.value.hint.startswith(f"Raise max.message.bytes of topic {topic} ")
+    assert "open the writer again" in caught.value.hint
 
 
 def test_two_checkpoints_in_flight_of_which_the_second_fails(world: World, log: Log) -> None:
@@ -269,7 +282,7 @@ def test_back_pressure_blocks_and_unblocks(world: World, log: Log) -> None:
 def test_bytes_are_given_back_when_a_chunk_fails(world: World, log: Log) -> None:
     """Good or bad, a report ends a chunk's share of the bytes in flight."""
     with world.writer(log, SMALL) as writer:
-        world.chunks.fates = [Fate.DELIVER, Fate.FAIL]
+        world.chunks.fates = [Fate.DELIVER, Fate.SKIP]
         with pytest.raises(PersistFailed):
             for i in range(100):
                 writer.put(b"%d" % i, bytes(100))

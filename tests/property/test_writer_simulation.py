@@ -34,7 +34,6 @@ BAD_FATES = [
     Fate.SKIP,
     Fate.APPEND_UNANSWERED,
     Fate.ACK_WITHOUT_OFFSET,
-    Fate.FAIL,
 ]
 SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
 

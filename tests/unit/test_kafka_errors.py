@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, ConfigError, Corrupt, NotFound, OffsetGone
-from statelog.storage.kafka import DeliveryStatus, OffsetRange
+from statelog.storage.kafka import DeliveryStatus, OffsetRange, with_remedy
 from statelog.storage.kafka_errors import check_range, classify_delivery, client_error
 
 
@@ -51,8 +51,14 @@ def test_a_delivery_is_what_is_certain_and_else_unknown(
     ],
 )
 def test_a_refused_record_says_what_is_to_be_changed(name: str, means: str) -> None:
-    """Which setting of which topic, or which right: the broker's own text names neither."""
-    assert classify_delivery("t", name, "no", None).reason == f"{name}: no{means}"
+    """Which setting of which topic, or which right: the broker's own text names neither. What has to be done comes
+    first in the hint, since opening again alone would only be refused again.
+    """
+    delivery = classify_delivery("t", name, "no", None)
+    assert delivery.reason == f"{name}: no{means}"
+    assert bool(delivery.remedy) == bool(means)
+    hint = with_remedy(delivery, "Open it again")
+    assert hint == (f"{delivery.remedy}. Then: open it again" if means else "Open it again")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicS
 from statelog.storage.kafka_faults import Fate, ScriptedFaults
 from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer
 
-OK, FAILED, UNKNOWN = DeliveryStatus.OK, DeliveryStatus.FAILED, DeliveryStatus.UNKNOWN
+OK, UNKNOWN = DeliveryStatus.OK, DeliveryStatus.UNKNOWN
 
 
 def _kafka(*fates: Fate) -> MemoryKafka:
@@ -49,7 +49,6 @@ def _values(kafka: MemoryKafka, partition: int = 0) -> list[bytes]:
         (Fate.SKIP, [OK, UNKNOWN, OK], [b"0", b"2"]),
         (Fate.APPEND_UNANSWERED, [OK, UNKNOWN, OK], [b"0", b"1", b"2"]),
         (Fate.ACK_WITHOUT_OFFSET, [OK, UNKNOWN, OK], [b"0", b"1", b"2"]),
-        (Fate.FAIL, [OK, FAILED, OK], [b"0", b"2"]),
         (Fate.DELAY, [OK, None, None], [b"0"]),
     ],
 )
@@ -224,7 +223,7 @@ def test_a_record_can_be_spoiled() -> None:
 @settings(deadline=None)
 @given(fates=st.lists(st.sampled_from(Fate), max_size=30), data=st.data())
 def test_reports_never_lie(fates: list[Fate], data: st.DataObject) -> None:
-    """Under any fates: OK is in the log at its offset, FAILED never is, nothing is there twice, and order holds."""
+    """Under any fates: OK is in the log at its offset, nothing is there twice, and order holds."""
     kafka = _kafka(*fates)
     producer = kafka.producer()
     reports = _send(producer, len(fates))
@@ -238,4 +237,3 @@ def test_reports_never_lie(fates: list[Fate], data: st.DataObject) -> None:
     for at, report in enumerate(reports):
         assert report is not None
         assert report.status is not OK or written[str(at).encode()] == report.offset
-        assert report.status is not FAILED or str(at).encode() not in written

@@ -16,12 +16,13 @@ from statelog.producer.grant import Grant
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter
 from statelog.schemas.errors import PersistFailed
-from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
 __all__ = ["Failure", "Outbox"]
 
 _GRACE_S = 5.0  # Where the client gives up before we do, its own reason is waited for.
 _POLL_S = 0.1
+_AGAIN = "Open the writer again and resume the source from last_commit"
 
 
 class Failure(NamedTuple):
@@ -29,6 +30,7 @@ class Failure(NamedTuple):
 
     sqn: int
     reason: str
+    hint: str = _AGAIN
 
 
 class Outbox:
@@ -109,10 +111,10 @@ class Outbox:
             if timeout_s is not None and now_s >= started_s + timeout_s:
                 return False
 
-    def fail(self, sqn: int, reason: str) -> None:
+    def fail(self, sqn: int, reason: str, hint: str = _AGAIN) -> None:
         """Note that the change set `sqn` is not surely in the log. The earliest one stays."""
         if self.failure is None or sqn < self.failure.sqn:
-            self.failure = Failure(sqn, reason)
+            self.failure = Failure(sqn, reason, hint)
 
     def check(self) -> None:
         """Raise PersistFailed once anything has failed."""
@@ -123,7 +125,7 @@ class Outbox:
                 writer=self.grant.writer,
                 sqn=self.failure.sqn,
                 reason=self.failure.reason,
-                hint="Open the writer again and resume the source from last_commit",
+                hint=self.failure.hint,
             )
 
     def _has_room(self, size: int) -> bool:
@@ -146,6 +148,7 @@ class Outbox:
                 landed(delivery.offset)
             else:
                 self.meter.failed_chunks += 1
-                self.fail(sqn, f"{delivery.status.value}: {delivery.reason}")
+                reason = f"{delivery.status.value}: {delivery.reason}"
+                self.fail(sqn, reason, with_remedy(delivery, _AGAIN))
 
         return report

@@ -31,6 +31,7 @@ __all__ = [
     "Record",
     "TopicDescription",
     "TopicSpec",
+    "with_remedy",
 ]
 
 
@@ -69,13 +70,12 @@ class Record(NamedTuple):
 
 
 class DeliveryStatus(Enum):
-    """What is known of a record that was sent."""
+    """What is known of a record that was sent. Nobody says that it is not in the log and never will be: a client sends
+    again by itself, and what was refused may be in the log by an earlier try.
+    """
 
     OK = "ok"
     """It is in the log, at `offset`."""
-    FAILED = "failed"
-    """It is not in the log and never will be. A client that sends records again by itself cannot know that: what was
-    refused may be in the log by an earlier try, so the one on confluent-kafka never says it."""
     UNKNOWN = "unknown"
     """It may be in the log now or later."""
 
@@ -84,12 +84,19 @@ class Delivery(NamedTuple):
     """The report on one record. `offset` is -1 unless the status is OK; `reason` is empty if it is OK.
 
     `latency_s` is how long the client had it, from the send to the answer, its own retries included; 0 if unknown.
+    `remedy` is what a person has to do before another try can end better; empty where trying again may do.
     """
 
     status: DeliveryStatus
     offset: int
     reason: str
     latency_s: float = 0.0
+    remedy: str = ""
+
+
+def with_remedy(delivery: Delivery, hint: str) -> str:
+    """The hint for whoever sent a record that did not surely land, behind what a person has to do first."""
+    return f"{delivery.remedy}. Then: {hint[:1].lower()}{hint[1:]}" if delivery.remedy else hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from statelog.schemas.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.storage.kafka_errors import classify_delivery
 from statelog.storage.kafka_faults import (
     TRUE,
     Answer,
@@ -243,8 +244,6 @@ class MemoryCluster:
             sending.outcome = Delivery(_UNKNOWN, -1, "lost, or behind a record that was lost")
         elif sending.fate is Fate.SKIP:
             sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: timed out in the queue")
-        elif sending.fate is Fate.FAIL:
-            sending.outcome = Delivery(DeliveryStatus.FAILED, -1, "refused by the broker")
         elif sending.fate is Fate.FATAL:
             sending.outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
         elif sending.fate is Fate.DELAY or any(before.lane == sending.lane for before in self._held):
@@ -397,9 +396,7 @@ class MemoryCluster:
         if log is None:
             outcome = Delivery(_UNKNOWN, -1, "_UNKNOWN_PARTITION: no such topic or partition")
         elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > self._max_bytes(attempt.topic):
-            outcome = Delivery(
-                _UNKNOWN, -1, f"MSG_SIZE_TOO_LARGE: larger than max.message.bytes of topic {attempt.topic}"
-            )
+            outcome = classify_delivery(attempt.topic, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large", None)
         elif sending.fate is Fate.APPEND_UNANSWERED:
             self._stamp(attempt, log)
             outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")

@@ -19,6 +19,7 @@ from statelog.schemas.errors import (
     OffsetGone,
     StatelogError,
 )
+from statelog.schemas.topic_policy import MAX_RECORD_BYTES
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange
 from statelog.storage.kafka_config import mask_text
 
@@ -30,6 +31,12 @@ _MEANS = {
     "TOPIC_AUTHORIZATION_FAILED": "this client lacks the right to WRITE on topic {topic}",
 }
 """What a refusal of a record means for the person who reads it, where the broker's text does not say."""
+_REMEDIES = {
+    "MSG_SIZE_TOO_LARGE": f"Raise max.message.bytes of topic {{topic}} to {MAX_RECORD_BYTES} and 64 KiB",
+    "RECORD_LIST_TOO_LARGE": "Raise segment.bytes of topic {topic}",
+    "TOPIC_AUTHORIZATION_FAILED": "Grant its principal what docs/security.md lists for the role",
+}
+"""What has to be done before another try can end better."""
 _REFUSED = frozenset({
     "_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
     "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED",
@@ -71,7 +78,8 @@ def classify_delivery(
     # already sent, and its timeouts (_MSG_TIMED_OUT), its purges (both _PURGE_INFLIGHT and _PURGE_QUEUE, since a record
     # waits for its retry in the queue), a denied retry and a fatal state do not say whether that try was appended. Nor
     # does a refusal: rights and the limit on sizes may have changed since, and a broker looks at them first.
-    return Delivery(DeliveryStatus.UNKNOWN, -1, _reason(topic, error_name, error_text))
+    remedy = _REMEDIES.get(error_name, "").format(topic=topic)
+    return Delivery(DeliveryStatus.UNKNOWN, -1, _reason(topic, error_name, error_text), remedy=remedy)
 
 
 def _reason(topic: str, error_name: str, error_text: str) -> str:

@@ -70,8 +70,6 @@ class Fate(Enum):
     """Appended at the next poll or at close, and reported UNKNOWN: the answer was lost."""
     ACK_WITHOUT_OFFSET = "ack-without-offset"
     """The same, as a broker does that answers 'duplicate sequence number': UNKNOWN for lack of an offset."""
-    FAIL = "fail"
-    """Reported FAILED, never appended; later records are not touched."""
     FATAL = "fatal"
     """Never appended, and the producer is over: UNKNOWN for this record and all in flight, later sends are refused."""
     FATAL_APPENDED = "fatal-appended"

@@ -25,7 +25,16 @@ from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger_state import LedgerState
-from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.kafka import (
+    Delivery,
+    DeliveryStatus,
+    Kafka,
+    OffsetRange,
+    Producer,
+    Reader,
+    Record,
+    with_remedy,
+)
 
 __all__ = [
     "LOOK_AGAIN_S",
@@ -84,7 +93,7 @@ def append_record(
 ) -> int:
     """Append to the ledger and return the offset.
 
-    Raises Unavailable if the record is certainly not in the ledger and never will be, OutcomeUnknown if it may be.
+    Raises Unavailable if it could not even be queued, OutcomeUnknown if it may be in the ledger, now or later.
     """
     reports: list[Delivery] = []
     deadline = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
@@ -94,16 +103,15 @@ def append_record(
             raise Unavailable("the ledger record could not even be queued", topic=topic)
     while not reports and clock() < deadline:
         producer.poll(0.2)
-    if not reports or reports[0].status is DeliveryStatus.UNKNOWN:
+    report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+    if report.status is DeliveryStatus.UNKNOWN:
         raise OutcomeUnknown(
             f"whether the {type(record).__name__} is in the ledger is not known",
             topic=topic,
-            reason=reports[0].reason if reports else "no delivery report",
-            hint="Open the writer again: that settles it",
+            reason=report.reason,
+            hint=with_remedy(report, "Open the writer again: that settles it"),
         )
-    if reports[0].status is DeliveryStatus.FAILED:
-        raise Unavailable(f"the {type(record).__name__} was not written", topic=topic, reason=reports[0].reason)
-    return reports[0].offset
+    return report.offset
 
 
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
