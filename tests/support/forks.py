@@ -1,11 +1,14 @@
-"""A forked child that runs one check."""
+"""A forked child that runs one check, and may have few files left to open."""
 
+import contextlib
+import gc
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
 
-__all__ = ["in_fork"]
+__all__ = ["in_fork", "leave_files_to_open"]
 
 
 def in_fork(check: Callable[[], None]) -> int:
@@ -20,3 +23,17 @@ def in_fork(check: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def leave_files_to_open(count: int) -> None:
+    """Bring this process to its limit of open files, but for `count`; only for a child of its own."""
+    gc.collect()
+    gc.freeze()  # What the parent left to be collected would close files, and so make room, at any moment.
+    limit = max(int(name) for name in os.listdir("/proc/self/fd")) + count + 1  # noqa: PTH208 - names, not paths
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    held: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(0))
+    for descriptor in held[-count:]:
+        os.close(descriptor)

@@ -1,7 +1,6 @@
 """The spill queue: what it refuses, what waits for what, who holds its files, and that they never have a name."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from statelog.recovery.spill import SpillQueue
 from statelog.recovery.spill_file import open_spill_file
 from statelog.recovery.spill_segment import SpillSegment
 from statelog.schemas.errors import ClosedError, ConfigError, StoreUnavailable
-from tests.support.forks import in_fork
+from tests.support.forks import in_fork, leave_files_to_open
 from tests.support.spill import Disks
 
 _PATIENCE_S = 60.0
@@ -222,8 +221,7 @@ def test_without_another_file_the_last_segment_grows(tmp_path: Path) -> None:
     def child() -> None:
         signal.alarm(30)
         first = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,))
-        limit = len(list(Path("/proc/self/fd").iterdir())) + 4
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        leave_files_to_open(4)
         frames = [b"%04d" % number * 25 for number in range(40)]
         for frame in frames:
             first.put(memoryview(frame))
