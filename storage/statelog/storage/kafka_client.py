@@ -8,13 +8,14 @@ offset, an end that lies below one that this process has seen (`positions`).
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
 
 from statelog.schemas.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound, Unavailable
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka_admin import AdminSession
+from statelog.storage.kafka_admin_client import Leaders
 from statelog.storage.kafka_config import ClientConfig
 from statelog.storage.kafka_errors import client_error
 from statelog.storage.kafka_native import Refused
@@ -198,7 +199,8 @@ class ConfluentKafka:
         (answers,) = self._admin.ask(
             lambda client, limit_s: [
                 client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
-            ]
+            ],
+            leaders=Leaders(topic, asked.keys()),
         )
         return {p: answers[key].low_watermark for p, key in asked.items()}
 
@@ -257,16 +259,20 @@ class ConfluentKafka:
         keys = {p: TopicPartition(topic, p) for p in partitions}
         if not keys:
             return {}
-        # One after the other: a second question in the time of the first one's look for leaders has crashed librdkafka.
-        starts = self._list(keys.values(), admin.OffsetSpec.earliest(), limit_s)
-        ends = self._list(keys.values(), admin.OffsetSpec.latest(), limit_s)
+        starts = self._list(topic, keys, admin.OffsetSpec.earliest(), limit_s)
+        ends = self._list(topic, keys, admin.OffsetSpec.latest(), limit_s)
         return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
 
     def _list(
-        self, keys: Iterable[TopicPartition], spec: admin.OffsetSpec, limit_s: float
+        self, topic: str, keys: Mapping[int, TopicPartition], spec: admin.OffsetSpec, limit_s: float
     ) -> dict[TopicPartition, admin.ListOffsetsResultInfo]:
-        asked = dict.fromkeys(keys, spec)
-        return self._admin.ask(lambda client, left_s: [client.list_offsets(asked, request_timeout=left_s)], limit_s)[0]
+        asked = dict.fromkeys(keys.values(), spec)
+        (answers,) = self._admin.ask(
+            lambda client, left_s: [client.list_offsets(asked, request_timeout=left_s)],
+            limit_s,
+            leaders=Leaders(topic, keys.keys()),
+        )
+        return answers
 
     def _topic_id(self, topic: str) -> str | None:
         try:

@@ -1,0 +1,119 @@
+"""Requests that go to leaders are made by clients that know them: one that has to look corrupts its memory."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka import TopicPartition, admin
+
+from statelog.schemas.errors import NotFound
+from statelog.storage.kafka import OffsetRange, TopicSpec
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from statelog.storage.positions import HighWater
+from tests.support.broker import Broker
+
+T = TypeVar("T")
+_PARTITIONS = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Told:
+    """What one client was told of leaders, and which partitions it had to look for itself."""
+
+    led: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    questions: int = 0
+    sought: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+
+    def hear(self, answer: Future[admin.TopicDescription]) -> None:
+        """A topic was described."""
+        if answer.exception() is None:
+            topic = answer.result()
+            self.led.update((topic.name, place.id) for place in topic.partitions if place.leader is not None)
+
+    def seek(self, places: Iterable[TopicPartition]) -> None:
+        """A request goes to the leaders of these."""
+        named = [(place.topic, place.partition) for place in places]
+        self.sought += [place for place in named if place not in self.led]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Told]:
+    """By identity, every admin client that is asked from now on; none of them goes before the test does."""
+    clients: list[admin.AdminClient] = []
+    told: defaultdict[int, _Told] = defaultdict(_Told)
+
+    def watch(name: str, note: Callable[[_Told, Any, Any], None]) -> None:
+        original = getattr(admin.AdminClient, name)
+
+        def watched(client: admin.AdminClient, asked: Any, **options: Any) -> Any:
+            clients.append(client)
+            if name != "describe_topics":
+                note(told[id(client)], asked, None)
+            answers = original(client, asked, **options)
+            if name == "describe_topics":
+                note(told[id(client)], asked, answers)
+            return answers
+
+        monkeypatch.setattr(admin.AdminClient, name, watched)
+
+    def described(one: _Told, _: Any, answers: dict[str, Future[admin.TopicDescription]]) -> None:
+        one.questions += 1
+        for answer in answers.values():
+            answer.add_done_callback(one.hear)
+
+    watch("describe_topics", described)
+    watch("list_offsets", lambda one, asked, _: one.seek(asked))
+    watch("delete_records", lambda one, asked, _: one.seek(asked))
+    return told
+
+
+def _kafka(broker: Broker) -> ConfluentKafka:
+    return ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), seen=HighWater())
+
+
+def _in_threads(call: Callable[[], T], count: int) -> list[T]:
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(call) for _ in range(count)]]
+
+
+@pytest.mark.broker
+def test_a_client_never_looks_for_leaders_itself(broker: Broker, topic_name: str, told: dict[int, _Told]) -> None:
+    """Neither one that was just made, nor one that threads share, nor where there is no such topic or partition."""
+    everywhere = range(_PARTITIONS)
+    with closing(_kafka(broker)) as kafka:
+        kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
+    for _ in range(20):
+        with closing(_kafka(broker)) as kafka:
+            answers = _in_threads(partial(kafka.offsets, topic_name, everywhere), 3)
+            assert answers == [dict.fromkeys(everywhere, OffsetRange(0, 0))] * 3
+    with closing(_kafka(broker)) as kafka:
+        assert kafka.delete_records(topic_name, dict.fromkeys(everywhere, 0)) == dict.fromkeys(everywhere, 0)
+        with pytest.raises(NotFound):
+            kafka.offsets(topic_name, [_PARTITIONS])
+        with pytest.raises(NotFound):
+            kafka.offsets(f"{topic_name}.not", [0])
+        kafka.delete_topic(topic_name)
+    assert len(told) > 20
+    assert [one.sought for one in told.values() if one.sought] == []
+
+
+@pytest.mark.broker
+def test_a_client_that_described_a_topic_is_not_asked_again(
+    broker: Broker, topic_name: str, told: dict[int, _Told]
+) -> None:
+    """To know the leaders costs no question where the topic was described anyway, as at every open."""
+    with closing(_kafka(broker)) as kafka:
+        kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
+    told.clear()
+    with closing(_kafka(broker)) as kafka:
+        assert kafka.describe_topic(topic_name) is not None
+        for _ in range(3):
+            kafka.offsets(topic_name, range(_PARTITIONS))
+        assert [one.questions for one in told.values()] == [1]
+        kafka.delete_topic(topic_name)
