@@ -19,12 +19,21 @@ from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.errors import ConfigError
 from statelog.storage import Log
-from tests.support.secure_broker import Right, SecureBroker, group, running_secure_broker, topic
+from tests.support.canary import CANARY
+from tests.support.secure_broker import (
+    Right,
+    SecureBroker,
+    publishing,
+    reading,
+    rolling_up,
+    running_secure_broker,
+    topic,
+    writing,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
 
 _LOG = "secured"
-_CANARY = "C4naryOfTheTests"
 _UNSAFE = ("replication", "min-insync")
 
 
@@ -50,7 +59,7 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A secured log with a snapshot."""
     directory = tmp_path_factory.mktemp("secured")
-    users = {name: f"{_CANARY}-{name}" for name in (*ROLES, "administrator")}
+    users = {name: f"{CANARY}-{name}" for name in (*ROLES, "administrator")}
     with running_secure_broker(directory, users) as broker:
         found = Place(broker, str(directory / "root"))
         plain = {"bootstrap.servers": broker.plain}
@@ -126,17 +135,17 @@ def _delete(place: Place) -> None:
 
 
 LEDGER = f"{_LOG}.ledger"
-READING = [*topic(_LOG, "READ", "DESCRIBE_CONFIGS"), *topic(LEDGER, "READ", "DESCRIBE_CONFIGS")]
-WRITING = [*READING, *topic(_LOG, "WRITE"), *topic(LEDGER, "WRITE")]
-ROLLING_UP = [*READING, *topic(_LOG, "DELETE"), *topic(LEDGER, "DELETE")]
-PUBLISHING = group(f"statelog.{_LOG}.materializer", "READ")
+ROLLING_UP, PUBLISHING = rolling_up(_LOG), publishing(_LOG)
 ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
-    "writer": (_write, WRITING),
-    "coordinator": (_coordinate, WRITING),
+    "writer": (_write, writing(_LOG)),
+    "coordinator": (_coordinate, writing(_LOG)),
     "materializer": (_roll_up, ROLLING_UP),
-    "reader": (_read, READING),
-    "follower": (_follow, READING),
-    "describer": (_describe, [*topic(_LOG, "DESCRIBE", "DESCRIBE_CONFIGS"), *READING[2:]]),
+    "reader": (_read, reading(_LOG)),
+    "follower": (_follow, reading(_LOG)),
+    "describer": (
+        _describe,
+        [*topic(_LOG, "DESCRIBE", "DESCRIBE_CONFIGS"), *topic(LEDGER, "READ", "DESCRIBE_CONFIGS")],
+    ),
 }
 """What each role does, and the rights that docs/security.md lists for it."""
 MADE, MADE_LEDGER = "secured-too", "secured-too.ledger"
@@ -205,7 +214,7 @@ def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"sasl_password": f"{_CANARY}-wrong"}, "Authentication failed"),
+        ({"sasl_password": f"{CANARY}-wrong"}, "Authentication failed"),
         ({"sasl_mechanism": "SCRAM-SHA-512"}, "mechanism"),
         ({"ssl_ca_location": ""}, "certificate"),
         ({"security_protocol": "SASL_PLAINTEXT"}, "speaks TLS"),
@@ -219,7 +228,7 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
     with pytest.raises(ConfigError, match=told) as caught:
         Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=_UNSAFE)
     assert time.monotonic() - began_s < 8.0, "the request time-out of 10 s was waited for"
-    assert _CANARY not in "".join(traceback.format_exception(caught.value))
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
 def test_tls_where_the_broker_speaks_none(place: Place) -> None:

@@ -31,7 +31,18 @@ from cryptography.hazmat.primitives.serialization import (
 
 from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
 
-__all__ = ["Right", "SecureBroker", "cluster", "group", "running_secure_broker", "topic"]
+__all__ = [
+    "Right",
+    "SecureBroker",
+    "cluster",
+    "group",
+    "publishing",
+    "reading",
+    "rolling_up",
+    "running_secure_broker",
+    "topic",
+    "writing",
+]
 
 _ASK_TIMEOUT_S = 10.0
 _SETTLED_S = 15.0
@@ -62,6 +73,26 @@ def group(name: str, *operations: str) -> list[Right]:
 def cluster(*operations: str) -> list[Right]:
     """Rights on the cluster itself."""
     return [Right(ResourceType.BROKER, "kafka-cluster", AclOperation[operation]) for operation in operations]
+
+
+def reading(log: str) -> list[Right]:
+    """What docs/security.md lists for who reads a log: a recovery, a follower, Spark."""
+    return [*topic(log, "READ", "DESCRIBE_CONFIGS"), *topic(f"{log}.ledger", "READ", "DESCRIBE_CONFIGS")]
+
+
+def writing(log: str) -> list[Right]:
+    """What it lists for a writer, a coordinator, and Spark writing."""
+    return [*reading(log), *topic(log, "WRITE"), *topic(f"{log}.ledger", "WRITE")]
+
+
+def rolling_up(log: str) -> list[Right]:
+    """What it lists for a materializer, but for its group."""
+    return [*reading(log), *topic(log, "DELETE"), *topic(f"{log}.ledger", "DELETE")]
+
+
+def publishing(log: str) -> list[Right]:
+    """What a materializer's group needs."""
+    return group(f"statelog.{log}.materializer", "READ")
 
 
 @dataclass(frozen=True, slots=True)

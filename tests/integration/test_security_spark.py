@@ -1,0 +1,180 @@
+"""Spark on a broker that grants nothing by itself: the rights of docs/security.md suffice, what is missing or wrong is
+told by name and at once through Spark's own exceptions, and no secret is in anything that Spark shows or writes.
+
+One Spark program does it all, because a session takes long to start (`tests/support/spark_secrets.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from statelog.recovery import recover
+from statelog.spark.options import storage_text
+from statelog.storage import Log
+from tests.support.canary import CANARY, files_with_canary
+from tests.support.s3_faulty import faulty_s3
+from tests.support.secure_broker import Right, SecureBroker, reading, running_secure_broker, topic, writing
+from tests.support.spark_rig import AVSC, WAIVED
+from tests.support.spark_secrets import Met, SecretRun, Step
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
+
+_LOG, _ROOT = "secured", "s3://bucket/logs"
+_LEDGER = f"{_LOG}.ledger"
+_LACKS: dict[str, tuple[str, list[Right], Right]] = {
+    "lacks-read": ("read", reading(_LOG), topic(_LOG, "READ")[0]),
+    "lacks-ledger-read": ("read", reading(_LOG), topic(_LEDGER, "READ")[0]),
+    "lacks-configs": ("read", reading(_LOG), topic(_LOG, "DESCRIBE_CONFIGS")[0]),
+    "lacks-write": ("write", writing(_LOG), topic(_LOG, "WRITE")[0]),
+    "lacks-ledger-write": ("sink", writing(_LOG), topic(_LEDGER, "WRITE")[0]),
+}
+"""Users who lack one right of a role, and what they try to do."""
+_PATIENCE_S = 280
+"""The request time-out of every client here: whoever is refused after less was not left to run into it."""
+_AT_ONCE_S = 200.0
+
+
+class Ran(NamedTuple):
+    """What became of the program: its steps, the directory that holds all that it left, and the log's state."""
+
+    met: Mapping[str, Met]
+    directory: Path
+    state: Mapping[object, Mapping[str, object]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """The program, run once, with an S3 store and a log of this module's own."""
+    directory = tmp_path_factory.mktemp("secured-spark")
+    program = directory / "program"
+    users = {name: f"{CANARY}kafka{name}" for name in ("reader", "writer", *_LACKS)}
+    with running_secure_broker(directory, users) as broker, faulty_s3() as s3:
+        storage = {**s3.options, "secret": f"{CANARY}store"}
+        kafka = {"bootstrap.servers": broker.plain}
+        place: dict[str, Any] = {"kafka": kafka, "root": _ROOT, "allow_unsafe": WAIVED, "storage_options": storage}
+        Log.create(_LOG, **place, partitions=2, key_type="long", value_schema=AVSC, replication_factor=1).close()
+        broker.grant("reader", reading(_LOG))
+        broker.grant("writer", writing(_LOG))
+        for user, (_, rights, missing) in _LACKS.items():
+            broker.grant(user, [right for right in rights if right != missing])
+        met = _run(program, _steps(broker, storage))
+        (program / "objects").write_bytes(b"\n".join(data for data, _ in s3.objects.values()))
+        with Log.open(_LOG, **place) as log:
+            state = recover(log).to_dict()
+        (program / "broker.log").write_bytes(broker.log_path.read_bytes())
+        yield Ran(met, program, state)
+
+
+def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
+    """What the program does: all that the rights are for, an error of a task, and all that is refused."""
+
+    def options(user: str, writer: str = "", **settings: str) -> dict[str, str]:
+        kafka = broker.client(user, socket_timeout_ms=str(_PATIENCE_S * 1000), **settings)
+        return {
+            **({"writerId": writer, "takeOver": "true"} if writer else {}),
+            "log": _LOG,
+            "root": _ROOT,
+            "allowUnsafe": ",".join(WAIVED),
+            **{f"kafka.{name}": value for name, value in kafka.items()},
+            **{f"storage.{name}": storage_text(value) for name, value in storage.items()},
+        }
+
+    wrong = {"sasl_password": f"{CANARY}wrong"}
+    return [
+        Step("write", "write", options("writer", "load")),
+        Step("sink", "sink", options("writer", "job")),
+        Step("upsert", "upsert", options("writer", "counts")),
+        Step("read", "read", options("reader")),
+        Step("misfits", "misfits", options("writer", "load")),
+        Step("read, wrong password", "read", options("reader", **wrong)),
+        Step("sink, wrong password", "sink", options("writer", "wrong", **wrong)),
+        Step("read, unknown authority", "read", options("reader", ssl_ca_location="/etc/ssl/certs")),
+        *(Step(user, act, options(user, "" if act == "read" else user)) for user, (act, *_) in _LACKS.items()),
+    ]
+
+
+def _run(directory: Path, steps: list[Step]) -> dict[str, Met]:
+    """Run the program; all that it and its workers say, every logger at DEBUG, is kept below `directory`."""
+    logs, temporary = directory / "logs", directory / "tmp"
+    for one in (logs, temporary):
+        one.mkdir(parents=True)
+    (directory / "sitecustomize.py").write_text(
+        f"import logging, os\nlogging.basicConfig(level='DEBUG', filename=f'{logs}/{{os.getpid()}}.log')\n", "utf-8"
+    )
+    environment = {
+        **os.environ,
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": os.pathsep.join([str(directory), *filter(None, sys.path)]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    with (directory / "out.txt").open("wb") as out, (directory / "err.txt").open("wb") as err:
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.spark_secrets"],
+            input=SecretRun(directory=str(directory), steps=steps).to_json().encode(),
+            stdout=out,
+            stderr=err,
+            env=environment,
+            check=True,
+        )
+    lines = (directory / "out.txt").read_text("utf-8").splitlines()
+    found = [Met(**json.loads(line)) for line in lines if line.startswith('{"name": ')]
+    return {met.name: met for met in found}
+
+
+def test_the_rights_of_the_page_are_enough_for_spark(ran: Ran) -> None:
+    """A batch write, a streaming sink and `upsert` with the rights of a writer, a read with those of a reader."""
+    assert {name: ran.met[name].error for name in ("write", "sink", "upsert", "read")} == dict.fromkeys(
+        ("write", "sink", "upsert", "read"), ""
+    )
+    assert {key: value["n"] for key, value in ran.state.items()} == {1: 1, 2: 2, 7: 7}
+
+
+@pytest.mark.parametrize("user", _LACKS)
+def test_a_right_that_is_missing_is_told_through_sparks_exception(ran: Ran, user: str) -> None:
+    """By our error's name, the operation and the topic, before anything is written, and at once."""
+    _, _, missing = _LACKS[user]
+    told = _told(ran.met[user])
+    assert missing.operation.name in told
+    assert f"on topic {missing.name}" in told
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("read, wrong password", "Authentication failed"),
+        ("sink, wrong password", "Authentication failed"),
+        ("read, unknown authority", "certificate"),
+    ],
+)
+def test_who_is_refused_is_told_why_through_sparks_exception(ran: Ran, step: str, reason: str) -> None:
+    """Not "Kafka does not answer", and not after the request time-out."""
+    assert reason in _told(ran.met[step])
+
+
+def _told(met: Met) -> str:
+    """The line of our error, which must have come at once."""
+    assert met.seconds < _AT_ONCE_S
+    lines = [line for line in met.error.splitlines() if "statelog.schemas.errors.ConfigError" in line]
+    assert lines, met.error
+    return lines[0]
+
+
+def test_no_secret_is_in_anything_that_spark_shows_or_writes(ran: Ran) -> None:
+    """Plans, progress, event log, checkpoints, logs of driver and workers, errors, temporary files, the store, the
+    broker's log, the processes' arguments.
+    """
+    assert "InvalidChange" in ran.met["misfits"].error
+    for part in ("events", "checkpoints", "logs", "local-before-the-end", "tmp"):
+        assert any(path.is_file() for path in (ran.directory / part).rglob("*")), f"nothing was found in {part}"
+    events = b"".join(path.read_bytes() for path in (ran.directory / "events").rglob("events_*"))
+    assert b"SparkListenerSQLExecutionStart" in events
+    assert "BatchScan statelog" in (ran.directory / "out.txt").read_text("utf-8")
+    assert "batchId" in (ran.directory / "progress.txt").read_text("utf-8")
+    assert files_with_canary(ran.directory) == []

@@ -1,0 +1,29 @@
+"""The look for canaries itself: one that sees nothing would pass every test of secrets."""
+
+import base64
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.support.canary import CANARY, canary_in, files_with_canary
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize(
+    "encode", [bytes, base64.b64encode, base64.urlsafe_b64encode, pickle.dumps], ids=lambda one: one.__name__
+)
+def test_a_canary_is_seen_wherever_it_stands(before: int, encode: object) -> None:
+    """As it is, in a pickle, and in base64 behind any number of bytes."""
+    assert callable(encode)
+    assert canary_in(encode(b"x" * before + CANARY.encode() + b"store"))
+
+
+def test_files_are_named(tmp_path: Path) -> None:
+    """By what they hold and by their own names, however deep they lie; others are not."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "held").write_text(f"password={CANARY}\n")
+    (tmp_path / "a" / "utf16").write_bytes(CANARY.encode("utf-16-le"))
+    (tmp_path / f"{CANARY}.txt").touch()
+    (tmp_path / "innocent").write_text("password=***\n")
+    assert files_with_canary(tmp_path) == [f"{CANARY}.txt", "a/b/held", "a/utf16"]
