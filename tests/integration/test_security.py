@@ -3,6 +3,7 @@
 The sets are those of docs/security.md; a test compares them.
 """
 
+import logging
 import re
 import time
 import traceback
@@ -12,14 +13,18 @@ from typing import NamedTuple
 
 import pytest
 
+from statelog.materializer import Materializer
 from statelog.materializer.outcome import Completed
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import ConfigError
+from statelog.schemas.errors import ConfigError, Unavailable
+from statelog.schemas.ledger import LossRange
 from statelog.storage import Log
+from statelog.storage.ledger_loss import accept_ledger_loss
 from tests.support.canary import CANARY
+from tests.support.s3_faulty import Told, faulty_s3
 from tests.support.secure_broker import (
     Right,
     SecureBroker,
@@ -115,6 +120,23 @@ def _describe(place: Place, user: str) -> None:
         assert log.describe().manifest is not None
 
 
+def _recover_behind_a_barrier(place: Place, user: str) -> None:
+    with place.open(user) as log:
+        assert recover(log, barrier=True).to_dict()[b"fed"] == b"1"
+
+
+def _accept_a_loss(place: Place, user: str) -> None:
+    """Asked for both ways, and refused for their own reasons: nothing is lost, or was ever there."""
+    with place.open(user) as log:
+        with pytest.raises(ConfigError, match=r"lost nothing|does not allow") as caught:
+            accept_ledger_loss(log, reason="a test", operator="a test")
+        with pytest.raises(ConfigError, match=r"only committed|does not allow") as other:
+            log.accept_loss([LossRange(0, 0, 1 << 40)], reason="a test", operator="a test")
+    if "does not allow" in str(caught.value):
+        assert str(other.value) == str(caught.value)
+        raise caught.value
+
+
 def _round(place: Place) -> Completed:
     place.feed()
     with place.open("materializer") as log:
@@ -142,6 +164,8 @@ ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
     "materializer": (_roll_up, ROLLING_UP),
     "reader": (_read, reading(_LOG)),
     "follower": (_follow, reading(_LOG)),
+    "barrier": (_recover_behind_a_barrier, [*reading(_LOG), *topic(LEDGER, "WRITE")]),
+    "accepter": (_accept_a_loss, [*reading(_LOG), *topic(LEDGER, "WRITE")]),
     "describer": (
         _describe,
         [*topic(_LOG, "DESCRIBE", "DESCRIBE_CONFIGS"), *topic(LEDGER, "READ", "DESCRIBE_CONFIGS")],
@@ -231,6 +255,40 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
+def test_no_secret_is_in_reprs_logs_and_errors(place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every public object, every logger at DEBUG, the store's S3 client as well, and every error with its causes."""
+    caplog.set_level(logging.DEBUG)
+    place.broker.grant("writer", writing(_LOG))
+    place.broker.grant("materializer", ROLLING_UP)
+    shown: list[object] = []
+    with place.open("writer") as log, Coordinator(log, "canary") as coordinator:
+        task = coordinator.task(1 + (coordinator.last_commit.checkpoint.id if coordinator.last_commit else 0))
+        producer = log.kafka.producer()
+        shown += [log, log.kafka, log.store, log.descriptor, log.describe(), coordinator, coordinator.grant, task]
+        shown += [producer, log.kafka.reader(_LOG), TaskWriter(producer, task, slot=0)]
+        producer.close()
+    with place.open("writer") as log, Writer(log, "canary") as writer, recover(log) as recovery:
+        writer.put(b"canary", b"1")
+        handle = writer.persist(1 << 40).result()
+        writer.confirm(handle)
+        shown += [writer, handle, writer.statistics(), recovery, recovery.to_dict(), recovery.statistics()]
+    with place.open("materializer") as log:
+        shown += [run_round(log, MaterializerSettings(scratch=tmp_path)), Materializer(log, MaterializerSettings())]
+    with faulty_s3() as s3:
+        options = {**s3.options, "secret": f"{CANARY}store"}
+        s3.faults.append(Told("PUT", 403))
+        wrongs: tuple[dict[str, str], ...] = ({}, {"endpoint_url": "http://127.0.0.1:1"}, {"secrett": f"{CANARY}x"})
+        for wrong in wrongs:
+            with pytest.raises((ConfigError, Unavailable)) as caught:
+                Log.create(
+                    MADE, kafka=place.broker.client("writer"), root="s3://b", storage_options={**options, **wrong}
+                )
+            shown += [caught.value, dict(caught.value.facts), "".join(traceback.format_exception(caught.value))]
+    assert len(caplog.records) > 100
+    told = [*map(repr, shown), *map(str, shown), *(record.getMessage() for record in caplog.records)]
+    assert [text for text in told if CANARY in text] == []
+
+
 def test_tls_where_the_broker_speaks_none(place: Place) -> None:
     """The reverse: a client that encrypts, at the plain listener."""
     kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
@@ -245,8 +303,10 @@ def test_the_page_lists_these_rights() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
     listed = {row[0]: row[1:3] for row in rows}
     for role, name in {
-        "writer": "writer, coordinator", "materializer": "materializer", "reader": "recovery, follower, Spark reading",
-        "describer": "`describe`",
+        "writer": "writer, coordinator, Spark writing", "materializer": "materializer",
+        "reader": "recovery, follower, Spark reading",
+        "describer": "`describe`, `evolve`",
+        "barrier": "`recover(barrier=True)`, `accept-loss`", "accepter": "`recover(barrier=True)`, `accept-loss`",
     }.items():  # fmt: skip
         for at, on in enumerate((_LOG, LEDGER)):
             found = {right.operation.name for right in ROLES[role][1] if right.name == on}

@@ -188,6 +188,26 @@ def test_a_listing_that_fails_half_way_is_an_error() -> None:
     assert "credentials" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"secrett": "canary"}, "secrett"),
+        ({"client_kwargs": {"regionname": "x"}}, "regionname"),
+        ({"config_kwargs": {"retry": 1}}, "retry"),
+        ({"endpoint_url": "me:canary@nowhere"}, "endpoint"),
+    ],
+    ids=["misspelt", "misspelt in a table", "misspelt in the other", "no url"],
+)
+def test_options_that_the_client_does_not_know_are_a_setting_that_is_wrong(
+    options: dict[str, object], named: str
+) -> None:
+    """Named at the first call, before any request; and not an error of ours."""
+    store = open_store("s3://bucket", "orders", {"key": "k", "secret": "canary", **options})
+    with pytest.raises(ConfigError, match=named) as caught:
+        store.read("a")
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_secrets_stay_out_of_repr_errors_and_tracebacks_text() -> None:
     """Neither the store's repr nor the text of an error shows a secret of the options or of a URL."""
     store = open_store("memory://x", "orders", {"secret": "canary"})

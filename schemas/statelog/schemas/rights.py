@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from statelog.schemas.errors import ConfigError
 
-__all__ = ["NO_RIGHTS", "READING", "ROLLING_UP", "WRITING", "Rights", "check_rights"]
+__all__ = ["LEDGER_WRITING", "NO_RIGHTS", "READING", "ROLLING_UP", "WRITING", "Rights", "check_rights"]
 
 
 class Rights(NamedTuple):
@@ -21,6 +21,8 @@ class Rights(NamedTuple):
 
 NO_RIGHTS = Rights(frozenset(), frozenset())
 READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
+LEDGER_WRITING = Rights(READING.data, frozenset({"READ", "WRITE"}))
+"""Of who reads, and appends to the ledger alone: a barrier, the acceptance of a loss."""
 WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
 ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}))
 

@@ -11,6 +11,7 @@ Invariants:
 from statelog.schemas.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
 from statelog.schemas.ledger import Restart, encode
 from statelog.schemas.manifest import Manifest
+from statelog.schemas.rights import LEDGER_WRITING
 from statelog.storage.anchors import newest_witness
 from statelog.storage.bulk import append_all
 from statelog.storage.log import Log
@@ -29,7 +30,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     """
     if not reason.strip() or not operator.strip():
         raise ConfigError("accepting a loss needs a reason and an operator")
-    log.verify()
+    log.verify(LEDGER_WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
     reach = newest.position if newest else 0

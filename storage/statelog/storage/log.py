@@ -28,7 +28,7 @@ from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange
 from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.names import DESCRIPTOR_PATH, check_log_name, data_topic, ledger_topic
-from statelog.schemas.rights import NO_RIGHTS, WRITING, Rights, check_rights
+from statelog.schemas.rights import LEDGER_WRITING, NO_RIGHTS, WRITING, Rights, check_rights
 from statelog.schemas.topic_policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.values import ValueSchema, parse_value_schema
 from statelog.storage.bulk import append_all
@@ -297,8 +297,9 @@ class Log:
         """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
         was told before the call: a linearizable read. Needs the right to write the ledger.
 
-        Raises OutcomeUnknown, Unavailable.
+        Raises ConfigError without that right, OutcomeUnknown, Unavailable.
         """
+        self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
         producer = self.kafka.producer()
         try:
             return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
@@ -410,6 +411,7 @@ class Log:
         """
         if not ranges or not reason.strip() or not operator.strip():
             raise ConfigError("accepting a loss needs ranges, a reason and an operator")
+        self.verify(LEDGER_WRITING)
         committed = self._fold_to_end().committed_positions
         for lost in ranges:
             end = committed.get(lost.partition, 0)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -22,6 +22,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from statelog.schemas.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
+from statelog.storage.kafka_config import mask_text
 from statelog.storage.store import FileInfo, Store
 from statelog.storage.store_errors import GuardedReader, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store_local import LocalStore, make_private
@@ -239,9 +240,14 @@ class FsspecStore:
         try:
             if self._root.protocol == "webhdfs":
                 return _open_webhdfs(self._url, client_options("webhdfs", self._options))
-            return fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
-        except TypeError as error:
-            raise ConfigError(f"The storage options do not fit: {error}", store=self._url) from error
+            fs, base = fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
+            if self._root.protocol == "s3":
+                cast(
+                    "Any", fs
+                ).connect()  # It looks at most of its options only now, and would do so inside the first request.
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"The storage options do not fit: {mask_text(str(error))}", store=self._url) from None
+        return fs, base
 
     def _open_range(self, full: str) -> BinaryIO:
         # The file system's own read-ahead would fetch tens of megabytes around every range.

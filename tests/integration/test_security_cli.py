@@ -1,0 +1,235 @@
+"""The `statelog` command on a broker with TLS, passwords and ACLs, as processes: who is refused ends at once with 2 and
+the reason, and no secret is in anything that commands print or write.
+
+Secrets come in the documented ways: by the environment, and by a configuration file that is named.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.canary import CANARY, canary_in, files_with_canary
+from tests.support.s3_faulty import FaultyS3, Told, faulty_s3
+from tests.support.secure_broker import (
+    SecureBroker,
+    publishing,
+    reading,
+    rolling_up,
+    running_secure_broker,
+    topic,
+    writing,
+)
+from tests.support.shell import write_lines
+
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
+
+_LOG, _LEDGER, _OTHER, _ROOT = "secured", "secured.ledger", "other", "s3://bucket/logs"
+_PATIENCE_MS = "280000"
+"""The request time-out of every command here: one that ends long before it did not run into it."""
+_AT_ONCE_S = 150.0
+_ROLES = {
+    "maker": [
+        *topic(_LOG, "CREATE", "DELETE", "DESCRIBE", "DESCRIBE_CONFIGS"),
+        *topic(_LEDGER, "CREATE", "DELETE", "READ", "WRITE", "DESCRIBE_CONFIGS"),
+    ],
+    "writer": writing(_LOG),
+    "materializer": [*rolling_up(_LOG), *publishing(_LOG)],
+    "reader": reading(_LOG),
+}
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    printed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where commands run: a broker, a store, and a directory that is theirs for whatever they write."""
+
+    broker: SecureBroker
+    s3: FaultyS3
+    directory: Path
+
+    def settings(self, user: str, **changed: str) -> dict[str, str]:
+        """Variables of a user, secrets too; `changed` are settings of Kafka's client, `_` for `.`."""
+        kafka = {**self.broker.client(user, **changed), "socket.timeout.ms": _PATIENCE_MS}
+        storage = {**self.s3.options, "secret": f"{CANARY}store"}
+        found = {f"STATELOG_KAFKA__{name.upper().replace('.', '_')}": value for name, value in kafka.items()}
+        for name, value in storage.items():
+            found[f"STATELOG_STORAGE__{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
+        return found
+
+    def start(self, settings: Mapping[str, str], *args: object) -> "subprocess.Popen[str]":
+        """A command as a process of its own."""
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")},
+            "STATELOG_ROOT": _ROOT,
+            "STATELOG_REPLICATION_FACTOR": "1",
+            "STATELOG_ALLOW_UNSAFE": "replication,min-insync",
+            "XDG_CONFIG_HOME": str(self.directory),
+            "TMPDIR": str(self.directory),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **settings,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", "from statelog.cli import main; main()", *map(str, args)],
+            env=environment,
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, settings: Mapping[str, str], *args: object) -> Ended:
+        """A command to its end, which must come at once, whatever it met."""
+        with self.start(settings, *args) as process:
+            try:
+                printed = "".join(process.communicate(timeout=_AT_ONCE_S))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        assert not canary_in(printed.encode()), printed
+        return Ended(process.returncode, printed)
+
+    def done(self, user: str, *args: object) -> str:
+        """What a command printed that must succeed."""
+        ended = self.run(self.settings(user), *args)
+        assert ended.code == 0, ended.printed
+        return ended.printed
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A secured log with a commit, made by commands."""
+    directory = tmp_path_factory.mktemp("secured-commands")
+    with (
+        running_secure_broker(directory, {name: f"{CANARY}kafka{name}" for name in _ROLES}) as broker,
+        faulty_s3() as s3,
+    ):
+        for user, rights in _ROLES.items():
+            broker.grant(user, rights)
+        made = Place(broker, s3, directory / "work")
+        made.directory.mkdir()
+        made.done("maker", "init", _LOG, "--partitions", 2, "--key-type", "string")
+        made.done("writer", "append", _LOG, _rows(directory, 3))
+        yield made
+
+
+def _rows(directory: Path, count: int) -> Path:
+    return write_lines(directory / f"rows{count}.jsonl", [{"key": f"k{n}", "value": "v"} for n in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sasl_password": f"{CANARY}wrong"}, "Authentication failed"),
+        ({"ssl_ca_location": "/etc/ssl/certs"}, "certificate"),
+        ({"security_protocol": "PLAINTEXT"}, "speaks TLS"),
+        ({"bootstrap_servers": "the plain listener"}, "SSL"),
+    ],
+    ids=["wrong password", "unknown authority", "plain client", "plain listener"],
+)
+def test_a_client_that_is_refused_ends_with_2_at_once(place: Place, settings: dict[str, str], reason: str) -> None:
+    """Whatever the command; as text for people, and as JSON for programs."""
+    if "bootstrap_servers" in settings:
+        settings = {"bootstrap_servers": place.broker.plain}
+    told = place.settings("reader", **settings)
+    for args in (("describe", _LOG), ("materialize", _LOG), ("append", _LOG, _rows(place.directory.parent, 3))):
+        ended = place.run(told, *args, "--json")
+        assert ended.code == 2, ended.printed
+        error = json.loads(ended.printed.splitlines()[-1])
+        assert (error["error"], reason in error["message"]) == ("ConfigError", True), error
+    ended = place.run(told, "recover", _LOG)
+    assert ended.code == 2, ended.printed
+    assert reason in ended.printed
+
+
+@pytest.mark.parametrize(
+    ("user", "args", "missing", "on"),
+    [
+        ("reader", ("append", _LOG, "rows"), "WRITE", _LOG),
+        ("reader", ("materialize", _LOG, "--once"), "DELETE", _LOG),
+        ("reader", ("materialize", _LOG, "--now"), "DELETE", _LOG),
+        ("reader", ("accept-loss", _LOG, "--ledger", "--yes", "--reason", "r", "--operator", "o"), "WRITE", _LEDGER),
+        ("reader", ("delete", _LOG, "--yes"), "DELETE", _LOG),
+        ("maker", ("recover", _LOG), "READ", _LOG),
+        ("reader", ("init", _OTHER), "CREATE", _OTHER),
+    ],
+    ids=["append", "one round", "daemon", "accept-loss", "delete", "recover", "init"],
+)
+def test_a_missing_right_ends_a_command_with_2(
+    place: Place, user: str, args: tuple[str, ...], missing: str, on: str
+) -> None:
+    """The operation and the topic by name; a daemon ends as well: it would meet the same in every round."""
+    given = [_rows(place.directory.parent, 4) if arg == "rows" else arg for arg in args]
+    ended = place.run(place.settings(user), *given)
+    assert ended.code == 2, ended.printed
+    assert missing in ended.printed
+    assert f"topic {on}" in ended.printed
+
+
+def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
+    """A log's whole life, a daemon's too, with secrets of the environment and of a named file; then a store that
+    refuses, that is not there, and settings that are wrong. `run` looks through what is printed.
+    """
+    file = place.directory.parent / "named.toml"
+    kafka = "".join(f"{name} = {json.dumps(value)}\n" for name, value in place.broker.client("reader").items())
+    storage = "".join(
+        f"{name} = {json.dumps(value)}\n"
+        for name, value in {**place.s3.options, "secret": f"{CANARY}store"}.items()
+        if isinstance(value, str)
+    )
+    file.write_text(f"[kafka]\n{kafka}[storage]\n{storage}", "utf-8")
+    file.chmod(0o600)
+    assert "k0" in place.run({}, "recover", _LOG, "--config", file).printed
+    place.done("writer", "append", _LOG, _rows(place.directory, 5))
+    place.done("materializer", "materialize", _LOG, "--once")
+    _roll_up_as_a_daemon(place)
+    place.done("reader", "recover", _LOG, "--to-parquet", place.directory / "state.parquet")
+    place.done("reader", "recover", _LOG, "--to-json", place.directory / "state.json")
+    place.done("reader", "describe", _LOG)
+
+    place.s3.faults.append(Told("GET", 403))
+    assert place.run(place.settings("reader"), "describe", _LOG).code == 2
+    away = {**place.settings("reader"), "STATELOG_STORAGE__ENDPOINT_URL": "http://127.0.0.1:1"}
+    assert place.run(away, "describe", _LOG).code == 4
+    misspelt = {**place.settings("reader"), "STATELOG_STORAGE__SECRETT": f"{CANARY}x"}
+    assert place.run(misspelt, "describe", _LOG).code == 2
+    for name in ("STATELOG_KAFKA__SASL_PASWORD", "STATELOG_KAFKA__DEBUG", "STATELOG_KAFKA_SASL_PASSWORD"):
+        assert place.run({**place.settings("reader"), name: f"{CANARY}x"}, "describe", _LOG).code == 2, name
+
+    assert files_with_canary(place.directory) == []
+    assert not canary_in(b"\n".join(data for data, _ in place.s3.objects.values()))
+    assert not canary_in(place.broker.log_path.read_bytes())
+
+
+def _roll_up_as_a_daemon(place: Place) -> None:
+    """A daemon that runs a round, fails at others by the store, and ends; what it says is kept with the files."""
+    place.done("writer", "append", _LOG, _rows(place.directory, 6))
+    args = ("materialize", _LOG, "--now", "--interval", "0.1s", "--jitter", 0, "--json")
+    with (
+        (place.directory / "daemon.txt").open("w", encoding="utf-8") as kept,
+        place.start(place.settings("materializer"), *args) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            kept.write(line)
+            event = json.loads(line)["event"]
+            if event == "round-completed":
+                place.s3.faults.extend([Told("LIST", 403)] * 2)
+            if event == "round-failed":
+                break
+        process.send_signal(signal.SIGTERM)
+        kept.write("".join(process.communicate(timeout=_AT_ONCE_S)))
+    place.s3.faults.clear()
