@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from statelog.schemas.errors import CommitRefused, Damaged, StatelogError
+from statelog.schemas.ledger import VOID_VALUE
 from statelog.storage import log, log_topics
 from tests.support import story_judge as judge
-from tests.support.story import SCENES, tell
+from tests.support.story import PARTITIONS, SCENES, tell
 from tests.support.story_judge import Fact
 from tests.support.story_world import LOG, StuckError, World
 
@@ -36,6 +37,27 @@ def _make_ledger_anew(world: World) -> None:
     world.cluster.recreate_topic(LEDGER)
 
 
+def _refill_log(world: World) -> None:
+    """Both topics are made anew and filled with what stood in them: only their ids tell."""
+    for topic, count in ((LOG, PARTITIONS), (LEDGER, 1)):
+        held = [world.cluster.log(topic, partition) for partition in range(count)]
+        world.cluster.recreate_topic(topic)
+        for partition, old in enumerate(held):
+            new = world.cluster.log(topic, partition)
+            for value in old.values:
+                new.append(value)
+            new.start = old.start
+
+
+def _regrow_ledger(world: World) -> None:
+    """It lost its tail, and what others wrote since takes the same offsets."""
+    ledger = world.cluster.log(LEDGER, 0)
+    end = ledger.end
+    _lose_ledger(world)
+    while ledger.end < end:
+        ledger.append(VOID_VALUE)
+
+
 def _lose_manifests(world: World) -> None:
     """The store is as it was before the first round: restored from an old copy."""
     for info in world.disk.files(f"{LOG}/manifests/") + world.disk.files(f"{LOG}/runs/"):
@@ -47,12 +69,17 @@ def _damage_runs(world: World) -> None:
         world.disk.flip_byte(info.path, info.size_bytes // 2)
 
 
+SCENES_STRUCK = (2, 4, 6, 8, 10, 12)
 Accident = Callable[[World], None]
-ACCIDENTS = (_lose_ledger, _lose_data, _make_data_anew, _make_ledger_anew, _lose_manifests, _damage_runs)
+ACCIDENTS = (
+    _lose_ledger, _lose_data, _make_data_anew, _make_ledger_anew, _refill_log, _lose_manifests, _damage_runs
+)  # fmt: skip
+REGROWN = [(_regrow_ledger, scene) for scene in (4, 6, 10)]
+"""Where the newest snapshot stands on what was lost: above it only those see the loss who had read that before."""
 SURE = {
     (_make_data_anew, 2), (_make_data_anew, 6), (_make_data_anew, 10), (_make_ledger_anew, 2), (_make_ledger_anew, 6),
     (_make_ledger_anew, 10), (_lose_ledger, 6), (_lose_ledger, 10), (_lose_data, 10), (_lose_manifests, 10),
-    (_damage_runs, 10),
+    (_damage_runs, 10), *((_refill_log, scene) for scene in SCENES_STRUCK), *REGROWN,
 }  # fmt: skip
 """Where nobody can be right any more, so that somebody has to be stopped."""
 
@@ -64,8 +91,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
 
 
-@pytest.mark.parametrize("scene", [2, 4, 6, 8, 10, 12])
-@pytest.mark.parametrize("accident", ACCIDENTS, ids=lambda accident: accident.__name__.strip("_"))
+CASES = [*((accident, scene) for accident in ACCIDENTS for scene in SCENES_STRUCK), *REGROWN]
+
+
+@pytest.mark.parametrize(
+    ("accident", "scene"), CASES, ids=[f"{accident.__name__.strip('_')}-{scene}" for accident, scene in CASES]
+)
 def test_a_loss_is_told_before_it_does_harm(tmp_path: Path, accident: Accident, scene: int) -> None:
     """Up to the error, if there is one, every state is history's, and every acknowledged commit can be seen."""
     assert scene < len(SCENES)

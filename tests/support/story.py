@@ -29,7 +29,7 @@ from tests.support.story_nemesis import Kind, Nemesis
 from tests.support.story_world import AGAIN, LOG, UNSAFE, Attempt, Process, Read, StuckError, World
 from tests.support.twin_log import settings_for
 
-__all__ = ["SCENES", "Told", "tell"]
+__all__ = ["PARTITIONS", "SCENES", "Told", "tell"]
 
 PARTITIONS = 2
 KEY_GROUPS = 4
