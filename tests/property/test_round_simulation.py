@@ -30,6 +30,7 @@ def test_snapshots_are_always_recoverable(tmp_path: Path) -> None:
     assert sum(world.lost for world in worlds) > 0
     assert sum(world.killed for world in worlds) > 0
     assert sum(world.reads - world.replans for world in worlds) > 0
+    assert sum(world.recoveries for world in worlds) > 0
 
 
 def test_garbage_is_collected_in_the_end(tmp_path: Path) -> None:

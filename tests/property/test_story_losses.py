@@ -58,6 +58,14 @@ def _regrow_ledger(world: World) -> None:
         ledger.append(VOID_VALUE)
 
 
+def _regrow_data(world: World) -> None:
+    data = world.cluster.log(LOG, 0)
+    end = data.end
+    _lose_data(world)
+    while data.end < end:
+        data.append(VOID_VALUE)
+
+
 def _lose_manifests(world: World) -> None:
     """The store is as it was before the first round: restored from an old copy."""
     for info in world.disk.files(f"{LOG}/manifests/") + world.disk.files(f"{LOG}/runs/"):
@@ -74,7 +82,7 @@ Accident = Callable[[World], None]
 ACCIDENTS = (
     _lose_ledger, _lose_data, _make_data_anew, _make_ledger_anew, _refill_log, _lose_manifests, _damage_runs
 )  # fmt: skip
-REGROWN = [(_regrow_ledger, scene) for scene in (4, 6, 10)]
+REGROWN = [(accident, scene) for accident in (_regrow_ledger, _regrow_data) for scene in (4, 6, 10)]
 """Where the newest snapshot stands on what was lost: above it only those see the loss who had read that before."""
 SURE = {
     (_make_data_anew, 2), (_make_data_anew, 6), (_make_data_anew, 10), (_make_ledger_anew, 2), (_make_ledger_anew, 6),

@@ -16,7 +16,7 @@ from tests.support.story import Told, tell
 from tests.support.story_nemesis import Kind, Operation
 
 BLOCK = 45
-BLOCKS = range(0, 360, BLOCK)
+BLOCKS = range(0, 405, BLOCK)
 SINGLE = (
     Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE
 )  # fmt: skip

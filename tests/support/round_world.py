@@ -11,6 +11,9 @@ from pathlib import Path
 
 from statelog.materializer.outcome import Completed, Lost
 from statelog.materializer.round import run_round
+from statelog.recovery import recover
+from statelog.recovery.host import Host
+from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.retention import RetentionPolicy
@@ -25,6 +28,8 @@ from tests.support.twin_log import UNSAFE, State, TwinLog, apply_tail, settings_
 __all__ = ["RoundWorld", "ViolationError"]
 
 KEEP = 2
+_SETTINGS = RecoverySettings(lease_ttl_s=80.0, attempts=100)
+"""It may be stalled longer than its lease lasts, again and again."""
 
 
 class ViolationError(AssertionError):
@@ -61,7 +66,7 @@ class RoundWorld:
         self.twin.write({b"k0": b"first"})
         self.history: dict[int, State] = {}
         self.void: set[int] = set()
-        self.completed = self.lost = self.reads = self.replans = self.killed = 0
+        self.completed = self.lost = self.reads = self.replans = self.killed = self.recoveries = self._ids = 0
         self._scratch = scratch
         self._seen: tuple[object, ...] = ()
         self._observer = self.twin.open()
@@ -119,14 +124,32 @@ class RoundWorld:
             self.stepper.pause()
 
     def _read(self) -> None:
+        """The plain reader and the real one, by turns."""
         while True:
             log = self._log()
             stored = log.manifests.newest()
             if stored is not None:
-                self._recover(log, stored.manifest)
+                self._recover_plainly(log, stored.manifest)
+            self._recover(log)
             self.stepper.pause()
 
-    def _recover(self, log: Log, manifest: Manifest) -> None:
+    def _recover(self, log: Log) -> None:
+        """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
+        floor = max(self.history)
+        host = Host(clock=self.twin.clock, start=lambda work: work(), new_id=self._new_id)
+        recovery = recover(log, settings=_SETTINGS, host=host)
+        state = recovery.to_dict()
+        self.recoveries += 1
+        if recovery.position < floor:
+            raise ViolationError(f"a recovery that began at {floor} read the state at {recovery.position}")
+        if state != self._state_at(recovery.position):
+            raise ViolationError(f"a recovery returned a wrong state of position {recovery.position}")
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"{self._ids:032x}"
+
+    def _recover_plainly(self, log: Log, manifest: Manifest) -> None:
         claim = LeaseHolder.claim(
             log.store,
             holder="reader",

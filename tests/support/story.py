@@ -260,7 +260,10 @@ def _round(process: Process) -> None:
     """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""
     world = process.world
     settings = settings_for(world.scratch)
-    outcome = run_round(process.log, settings, clock=world.clock, new_nonce=world.nonce, verified=process.verified)
+    outcome = run_round(
+        process.log, settings, clock=world.clock, new_nonce=world.nonce, verified=process.verified,
+        disk=world.nemesis.disk_hook,
+    )  # fmt: skip
     assert isinstance(outcome, Completed | Skipped), outcome
     if isinstance(outcome, Completed):
         assert not outcome.clean_up.held_back, outcome

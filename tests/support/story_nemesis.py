@@ -6,10 +6,12 @@ A process dies at an operation by `Crash`, and whatever it still tries on its wa
 producer) does not happen: the dead do nothing. Which process acts is what the story says; one acts at a time.
 """
 
+import errno
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
 from statelog.storage.kafka_faults import (
@@ -54,6 +56,7 @@ class Kind(Enum):
 
 _STORE_WRITES = frozenset({"put_if_absent", "put", "upload", "delete"})
 _WRITES = _STORE_WRITES | {"create_topic", "delete_records", "publish_offset", "poll", "send"}
+_DISK = frozenset({"disk_make", "disk_open", "disk_write", "disk_verify"})
 _KINDS = {
     Kind.OLD: frozenset({"offsets", "describe_topic"}),
     Kind.OLDER: frozenset({"offsets"}),
@@ -62,7 +65,7 @@ _KINDS = {
     Kind.FATAL: frozenset({"send"}),
     Kind.LATE: _STORE_WRITES,
     Kind.AFTER: _WRITES,
-    Kind.CRASH_BEFORE: _WRITES,
+    Kind.CRASH_BEFORE: _WRITES | _DISK,
     Kind.CRASH_AFTER: _WRITES,
 }
 """Where a kind means something of its own. A question that failed after it was put is one that failed before; and a
@@ -150,6 +153,11 @@ class Nemesis:
         """The fault hook of every process' store."""
         kind = self._ask("read_file" if method == "read" else method, re.sub(r"[0-9a-f]{32}", "x", path))
         return None if kind is None else _FAULTS[kind]
+
+    def disk_hook(self, step: str, _path: Path) -> None:
+        """The fault hook of every process' local disk: it is full."""
+        if self._ask(f"disk_{step}", "") is Kind.BEFORE:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     # ---- inside
 

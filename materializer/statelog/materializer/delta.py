@@ -20,6 +20,7 @@ from statelog.schemas.replay_plan import ReplayPlan
 from statelog.schemas.values import ValueSchema, convert
 from statelog.storage.kafka import Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.local_disk import DiskHook, no_faults
 from statelog.storage.log import Log
 from statelog.storage.replay import CommittedChunk, replay
 
@@ -29,7 +30,14 @@ FOLD_BYTES = 64 << 20
 
 
 def delta_tables(
-    log: Log, plan: ReplayPlan, schema: ValueSchema, scratch: Path, *, drop_deletes: bool, fold_bytes: int = FOLD_BYTES
+    log: Log,
+    plan: ReplayPlan,
+    schema: ValueSchema,
+    scratch: Path,
+    *,
+    drop_deletes: bool,
+    fold_bytes: int = FOLD_BYTES,
+    disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
     """Sorted tables with the last change of every key of the plan, values in `schema`.
 
@@ -39,7 +47,7 @@ def delta_tables(
     try:
         for partition in sorted(plan.listed):
             chunks = _replay_partition(log, reader, plan, partition)
-            for table in fold(log, chunks, schema, scratch, fold_bytes):
+            for table in fold(log, chunks, schema, scratch, fold_bytes, disk):
                 yield live(table) if drop_deletes else table
     finally:
         reader.close()
@@ -66,7 +74,12 @@ def _replay_partition(log: Log, reader: Reader, plan: ReplayPlan, partition: int
 
 
 def fold(
-    log: Log, chunks: Iterable[CommittedChunk], schema: ValueSchema, scratch: Path, fold_bytes: int
+    log: Log,
+    chunks: Iterable[CommittedChunk],
+    schema: ValueSchema,
+    scratch: Path,
+    fold_bytes: int,
+    disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
     """Fold one partition's chunks: in memory while they are few, else by sorted files that are merged at the end.
 
@@ -74,7 +87,7 @@ def fold(
     """
     waiting: list[pa.Table] = []
     size_bytes = 0
-    with Segments(scratch, fold_bytes) as segments:
+    with Segments(scratch, fold_bytes, disk) as segments:
         for chunk in chunks:
             table = to_schema(log, pa.Table.from_batches([chunk.changes]), chunk.value_schema_id, schema)
             waiting.append(table)

@@ -15,6 +15,7 @@ from statelog.schemas.manifest import RunRef
 from statelog.schemas.names import run_path
 from statelog.schemas.runs import RunFile, RunMetadata
 from statelog.schemas.values import ValueSchema
+from statelog.storage.local_disk import DiskHook, no_faults
 from statelog.storage.log import Log
 from statelog.storage.run_file import RunWriter, WrittenRun, upload_run
 from statelog.storage.run_reader import LocalRun, RunReader, read_back
@@ -33,6 +34,7 @@ class Draft:
         new_nonce: Callable[[], bytes],
         runs: Sequence[RunRef],
         go_on: Callable[[], None],
+        disk: DiskHook = no_faults,
     ) -> None:
         self.runs = list(runs)
         self.schema = schema
@@ -40,6 +42,7 @@ class Draft:
         self._scratch = scratch
         self._new_nonce = new_nonce
         self._go_on = go_on
+        self._disk = disk
         self._local: dict[str, WrittenRun] = {}
 
     def write(self, tables: Iterable[pa.Table], start_position: int, end_position: int, level: int) -> RunRef:
@@ -52,7 +55,7 @@ class Draft:
             value_schema_id=self.schema.id,
         )
         local = self._scratch / f"{run_id}.parquet"
-        with RunWriter(local, self._log.change_schema(self.schema.id), label) as writer:
+        with RunWriter(local, self._log.change_schema(self.schema.id), label, disk=self._disk) as writer:
             for table in tables:
                 self._go_on()
                 writer.append(table)

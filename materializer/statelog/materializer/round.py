@@ -47,6 +47,7 @@ from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.replay_plan import plan_replay
 from statelog.schemas.rights import ROLLING_UP
 from statelog.storage.anchors import take_anchors
+from statelog.storage.local_disk import DiskHook, no_faults
 from statelog.storage.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
@@ -102,17 +103,19 @@ def run_round(
     verified: VerifiedRuns | None = None,
     crash: Callable[[str], None] = no_crash,
     is_given_up: Callable[[], bool] = never,
+    disk: DiskHook = no_faults,
 ) -> RoundOutcome:
     """Run one round to its end.
 
     `clock` gives seconds since 1970 (the manifest's informational time, and the duration). `verified` is what this
     process keeps from round to round. `crash` is called at each of CRASH_POINTS; what it raises ends the round there.
-    `is_given_up` is asked between steps and between tables; once it says so before the put, the round ends.
+    `is_given_up` is asked between steps and between tables; once it says so before the put, the round ends. `disk` is
+    asked before every step on the scratch directory's files.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable, RoundGivenUp among it.
     """
-    steps = _Steps(crash, is_given_up)
+    steps = _Steps(crash, is_given_up, disk)
     try:
         return _round(log, settings, clock, new_nonce, verified or VerifiedRuns(), steps)
     except Damaged:
@@ -145,7 +148,7 @@ def _round(
             return Skipped(number=number, position=newest.manifest.position if newest else 0)
 
         def roll_up(target: Target) -> RoundOutcome:
-            with scratch_directory(settings.scratch) as scratch:
+            with scratch_directory(settings.scratch, new_id=lambda: new_nonce().hex(), disk=steps.disk) as scratch:
                 work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
                 return work.run(started_s, verified)
 
@@ -199,7 +202,8 @@ def _loss(error: StatelogError, number: int) -> StatelogError:
 class _Steps:
     """The gaps between steps: where tests let a round die, and where one that was given up ends."""
 
-    def __init__(self, crash: Callable[[str], None], is_given_up: Callable[[], bool]) -> None:
+    def __init__(self, crash: Callable[[str], None], is_given_up: Callable[[], bool], disk: DiskHook) -> None:
+        self.disk = disk
         self._crash = crash
         self._is_given_up = is_given_up
 
@@ -251,7 +255,7 @@ class _Work:
         # Asked for after the target: a value schema is stored before the first chunk that uses it.
         schema = self._log.value_schemas.newest()
         runs = self._base.runs if self._base else ()
-        draft = Draft(self._log, schema, self._scratch, self._new_nonce, runs, self._steps.go_on)
+        draft = Draft(self._log, schema, self._scratch, self._new_nonce, runs, self._steps.go_on, self._steps.disk)
         rows, replay_s = self._timed(lambda: self._write_delta(draft))
         self._steps.passed("after-delta")
         merged = merge_runs(self._log, draft, self._settings.fanout)
@@ -294,7 +298,9 @@ class _Work:
         if not self._plan.listed:
             return 0
         first = not draft.runs
-        tables = delta_tables(self._log, self._plan, draft.schema, self._scratch, drop_deletes=first)
+        tables = delta_tables(
+            self._log, self._plan, draft.schema, self._scratch, drop_deletes=first, disk=self._steps.disk
+        )
         start = 0 if first else draft.runs[-1].end_position
         run = draft.write(tables, start, self._target.position, level=0)
         draft.runs.append(run)

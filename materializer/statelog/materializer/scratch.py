@@ -5,13 +5,14 @@ round. One that cannot be removed costs a warning, never a round: what it made s
 """
 
 import os
-from collections.abc import Generator
+import uuid
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.schemas.errors import ConfigError, StoreUnavailable
+from statelog.storage.local_disk import DiskHook, local_disk, no_faults
 from statelog.storage.own_directory import OwnDirectory, make_own
-from statelog.storage.run_file import local_disk
 
 __all__ = ["scratch_directory"]
 
@@ -19,19 +20,21 @@ _PREFIX = "statelog-round-"
 
 
 @contextmanager
-def scratch_directory(parent: Path) -> Generator[Path]:
+def scratch_directory(
+    parent: Path, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex, disk: DiskHook = no_faults
+) -> Generator[Path]:
     """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.
 
     Raises ConfigError if `parent` is no directory that can be written to, StorageFull, StoreUnavailable.
     """
-    with _make(parent) as directory:
+    with _make(parent, new_id, disk) as directory:
         yield directory.path
 
 
-def _make(parent: Path) -> OwnDirectory:
+def _make(parent: Path, new_id: Callable[[], str], disk: DiskHook) -> OwnDirectory:
     try:
-        with local_disk(parent):
-            return make_own(parent, _PREFIX)
+        with local_disk(parent, "make", disk):
+            return make_own(parent, _PREFIX, new_id=new_id)
     except StoreUnavailable as error:
         if os.access(parent, os.W_OK | os.X_OK):
             raise

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from statelog.schemas.merge import cut_by_bytes
-from statelog.storage.run_file import local_disk
+from statelog.storage.local_disk import DiskHook, local_disk, no_faults
 from statelog.storage.run_merge import merge_streams
 
 __all__ = ["Segments"]
@@ -37,8 +37,9 @@ class _Segment(NamedTuple):
 class Segments:
     """The spilled part of a fold, oldest first. As a context manager it removes its files on leaving."""
 
-    def __init__(self, scratch: Path, fold_bytes: int) -> None:
+    def __init__(self, scratch: Path, fold_bytes: int, disk: DiskHook = no_faults) -> None:
         self._scratch = scratch
+        self._disk = disk
         self._fold_bytes = fold_bytes
         self._segments: list[_Segment] = []
         self._made = 0
@@ -104,9 +105,14 @@ class Segments:
         self._made += 1
         first = next(tables)
         try:
-            with local_disk(path), pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+            with (
+                local_disk(path, "open", self._disk),
+                pa.OSFile(str(path), "wb") as file,
+                pa.ipc.new_file(file, first.schema) as writer,
+            ):
                 for table in chain([first], tables):
                     for piece in cut_by_bytes(table, self._batch_bytes):
+                        self._disk("write", path)
                         writer.write_table(piece, max_chunksize=_BATCH_ROWS)
                         largest = max(largest, piece.nbytes)
         except BaseException:

@@ -10,19 +10,17 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from statelog.recovery.spill_file import OpenSpillFile, open_spill_file
+from statelog.storage.local_disk import DiskHook, no_faults
 
-__all__ = ["GRACE_S", "DiskHook", "Host", "NewId", "Start", "begin", "new_id", "no_faults", "start_thread"]
+__all__ = ["GRACE_S", "Host", "NewId", "Start", "begin", "new_id", "start_thread"]
 
 T = TypeVar("T")
 
 Start = Callable[[Callable[[], None]], None]
 """Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
-DiskHook = Callable[[str, Path], None]
-"""Asked before a step (make, download, verify, rename, open, delete) on a path: may raise OSError, or harm the file."""
 NewId = Callable[[], str]
 """32 hex digits that nobody had before."""
 GRACE_S = 2.0
@@ -34,10 +32,6 @@ def start_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="statelog-recovery", daemon=True).start()
 
 
-def no_faults(_step: str, _path: Path) -> None:
-    """A disk that does what it is told."""
-
-
 def new_id() -> str:
     """A random one."""
     return uuid.uuid4().hex
@@ -45,7 +39,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """The machine. `clock`: seconds from any start. `disk`: asked at every step on the cache's files."""
+    """The machine. `clock`: seconds from any start. `disk`: asked at each step on the files of cache and targets."""
 
     clock: Callable[[], float] = time.monotonic
     start: Start = start_thread

@@ -174,7 +174,9 @@ class Recovery:
         an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
         """
         self._check(lambda: require_file(Path(path)))
-        return self._fill(lambda reading: fill_parquet(reading.sorted_tables(), reading.schema, Path(path)), int)
+        return self._fill(
+            lambda reading: fill_parquet(reading.sorted_tables(), reading.schema, Path(path), self._host), int
+        )
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.recovery.durable import make_parents, sync
+from statelog.recovery.host import Host
 from statelog.recovery.target_arrow import STATE_COLUMNS
 from statelog.schemas.errors import AlreadyExists
+from statelog.storage.local_disk import DiskHook, local_disk
 from statelog.storage.own_directory import make_own
-from statelog.storage.run_file import local_disk
 
 __all__ = ["fill_parquet", "require_file"]
 
@@ -25,7 +26,7 @@ def require_file(path: Path) -> None:
         raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
 
 
-def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> int:
+def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path, host: Host | None = None) -> int:
     """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
 
     Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
@@ -33,26 +34,28 @@ def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> i
     """
     wanted = pa.schema([schema.field(name) for name in STATE_COLUMNS])
     require_file(path)
-    with local_disk(path):
+    host = host or Host()
+    with local_disk(path, "make", host.disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial")
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
     with partial:
         made = partial.path / "state.parquet"
-        with local_disk(path):
+        with local_disk(path, "open", host.disk):
             writer = pq.ParquetWriter(str(made), wanted, compression="lz4", write_page_checksum=True)
-        rows = _write(writer, tables, path)
-        with local_disk(path):
+        rows = _write(writer, tables, path, host.disk)
+        with local_disk(path, "sync", host.disk):
             sync(made)
+        with local_disk(path, "rename", host.disk):
             made.replace(path)
             sync(path.parent)
     return rows
 
 
-def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path) -> int:
+def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path, disk: DiskHook) -> int:
     rows = 0
     try:
         for table in tables:
-            with local_disk(path):
+            with local_disk(path, "write", disk):
                 writer.write_table(table.select(list(STATE_COLUMNS)), row_group_size=max(1, table.num_rows))
             rows += table.num_rows
     finally:

@@ -28,7 +28,7 @@ from statelog.recovery.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint
 from statelog.schemas.errors import AlreadyExists, ConfigError
 from statelog.schemas.value_avro import avro_values
 from statelog.schemas.values import ValueSchema
-from statelog.storage.local_disk import local_disk_error
+from statelog.storage.local_disk import DiskHook, local_disk_error
 from statelog.storage.own_directory import make_own
 
 __all__ = ["fill_rocksdb", "require_absent"]
@@ -54,20 +54,22 @@ def fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
     if sst_bytes < 1:
         raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
     require_absent(path)
-    with _local_disk(path):
+    host = reading.host
+    with _local_disk(path, "make", host.disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial")
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
     with partial:
         sst, made = partial.path / "sst", partial.path / "db"
-        with _local_disk(path):
+        with _local_disk(path, "open", host.disk):
             sst.mkdir()
-        files = _SstFiles(sst, path, reading.value_schema, sst_bytes)
+        files = _SstFiles(sst, path, reading.value_schema, sst_bytes, host.disk)
         for table in in_raw_order(reading.sorted_tables()):
             files.add(table)
-        with _local_disk(path):
+        with _local_disk(path, "sync", host.disk):
             files.finish()
             _make_database(made, files.paths, _state_of(reading, files.rows))
             _make_durable(made)
+        with _local_disk(path, "rename", host.disk):
             _publish(made, path)
     return files.rows
 
@@ -102,6 +104,7 @@ class _SstFiles:
     target: Path
     schema: ValueSchema
     sst_bytes: int
+    disk: DiskHook
     paths: list[str] = field(default_factory=list[str])
     rows: int = 0
     _open: rocksdict.SstFileWriter | None = None
@@ -112,7 +115,7 @@ class _SstFiles:
         for batch in table.to_batches(max_chunksize=step):
             keys = raw_keys(batch).to_pylist()
             values = avro_values(batch.column("value"), self.schema).to_pylist()
-            with _local_disk(self.target):
+            with _local_disk(self.target, "write", self.disk):
                 self._put(keys, values)
         self.rows += table.num_rows
 
@@ -172,9 +175,10 @@ def _publish(made: Path, path: Path) -> None:
 
 
 @contextmanager
-def _local_disk(path: Path) -> Generator[None]:
-    """Failures of the local disk in our own terms. RocksDB's are plain `Exception` with a text."""
+def _local_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
+    """As `storage.local_disk`. RocksDB's failures are plain `Exception` with a text."""
     try:
+        disk(step, path)
         yield
     except Exception as error:
         if isinstance(error, OSError):

@@ -1,14 +1,22 @@
-"""Failures of the local disk in our own terms: which error, and what to do about it. Never touches a file.
+"""Failures of the local disk in our own terms: which error, and what to do about it; and a hook that plays them.
+
+Never touches a file.
 
 The store has its own translation (`store_errors`): what helps there, such as credentials, is of no use here.
 """
 
 import errno
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.schemas.errors import StorageFull, StoreUnavailable
 
-__all__ = ["FULL", "NO_MORE_FILES", "local_disk_error"]
+__all__ = ["FULL", "NO_MORE_FILES", "DiskHook", "local_disk", "local_disk_error", "no_faults"]
+
+DiskHook = Callable[[str, Path], None]
+"""Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
+the file."""
 
 FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -20,6 +28,21 @@ _HINTS = {
     **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
 }
 _OTHERWISE = "Check this machine's disk and its mounts, then run again"
+
+
+def no_faults(_step: str, _path: Path) -> None:
+    """A disk that does what it is told."""
+
+
+@contextmanager
+def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults) -> Generator[None]:
+    """Failures of the local disk in our own terms. With a `step`, `disk` is asked first."""
+    try:
+        if step:
+            disk(step, path)
+        yield
+    except OSError as error:
+        raise local_disk_error(error, path) from error
 
 
 def local_disk_error(error: OSError, path: Path, *, hint: str = "") -> StorageFull | StoreUnavailable:

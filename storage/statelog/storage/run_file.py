@@ -9,8 +9,7 @@ Invariants:
 
 import errno
 import hashlib
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
@@ -31,10 +30,10 @@ from statelog.schemas.runs import (
     first_unsorted,
     key_groups_of,
 )
-from statelog.storage.local_disk import local_disk_error
+from statelog.storage.local_disk import DiskHook, local_disk, no_faults
 from statelog.storage.store import Store
 
-__all__ = ["RunWriter", "WrittenRun", "local_disk", "upload_run"]
+__all__ = ["RunWriter", "WrittenRun", "upload_run"]
 
 _BLOCK_BYTES = 1024 * 1024
 _PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
@@ -62,16 +61,23 @@ class RunWriter:
     """
 
     def __init__(
-        self, local: Path, schema: pa.Schema, metadata: RunMetadata, *, target_rows: int = TARGET_ROWS
+        self,
+        local: Path,
+        schema: pa.Schema,
+        metadata: RunMetadata,
+        *,
+        target_rows: int = TARGET_ROWS,
+        disk: DiskHook = no_faults,
     ) -> None:
         self._local = local
+        self._disk = disk
         self._schema = schema
         self._packer = RowGroupPacker(target_rows)
         self._spans: list[tuple[int, int, int]] = []
         self._last: pa.Table | None = None
         self._open = True
         try:
-            self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()))
+            self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
         except BaseException:
             # Nobody gets a writer to close, so the file that was just made goes here.
             local.unlink(missing_ok=True)
@@ -99,7 +105,7 @@ class RunWriter:
         """Complete the file, read it once for its checksums, and give its facts. The file is now the caller's."""
         for row_group in self._packer.finish():
             self._write(row_group)
-        with local_disk(self._local):
+        with local_disk(self._local, "verify", self._disk):
             self._file.close()
             written = _facts(self._local, self._spans)
         self._open = False
@@ -124,7 +130,7 @@ class RunWriter:
     def _write(self, table: pa.Table) -> None:
         groups = key_groups_of(table)
         self._spans.append((int(groups[0]), int(groups[-1]) + 1, table.num_rows))
-        with local_disk(self._local):
+        with local_disk(self._local, "write", self._disk):
             self._file.write_table(table, row_group_size=table.num_rows)
 
     def _broken(self, message: str, **facts: Fact) -> CorruptRun:
@@ -147,8 +153,8 @@ def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
     )
 
 
-def _open_parquet(local: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    with local_disk(local):
+def _open_parquet(local: Path, schema: pa.Schema, disk: DiskHook) -> pq.ParquetWriter:
+    with local_disk(local, "open", disk):
         return pq.ParquetWriter(
             str(local),
             schema,
@@ -203,12 +209,3 @@ def _checksum(file: BinaryIO, size_bytes: int, digest: _Digest) -> int:
         digest.update(block)
         size_bytes -= len(block)
     return checksum.intdigest()
-
-
-@contextmanager
-def local_disk(local: Path) -> Generator[None]:
-    """Failures of the local disk in our own terms."""
-    try:
-        yield
-    except OSError as error:
-        raise local_disk_error(error, local) from error

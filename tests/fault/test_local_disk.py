@@ -1,0 +1,131 @@
+"""The local disk fails, or the process dies, at each step that a round or a target takes on it: nothing wrong stays."""
+
+import errno
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import rocksdict
+
+from statelog.materializer import delta
+from statelog.materializer.outcome import Completed
+from statelog.materializer.round import run_round
+from statelog.recovery import recover
+from statelog.recovery.host import Host
+from statelog.schemas.errors import StorageFull, StoreUnavailable
+from tests.support.twin_log import TwinLog, settings_for, state_of
+
+MOST_STEPS = 200
+
+
+class Dead(BaseException):
+    """The process died here."""
+
+
+class Disk:
+    """Fails at its n-th step. `told` are the steps that came."""
+
+    def __init__(self, at: int, failure: BaseException | None) -> None:
+        self.told: list[str] = []
+        self._at = at
+        self._failure = failure
+
+    def __call__(self, step: str, _path: Path) -> None:
+        """Note the step, or fail."""
+        if len(self.told) == self._at and self._failure is not None:
+            raise self._failure
+        self.told.append(step)
+
+
+FAILURES: list[tuple[BaseException, type[BaseException]]] = [
+    (OSError(errno.ENOSPC, "full"), StorageFull),
+    (OSError(errno.EIO, "broken"), StoreUnavailable),
+    (Dead(), Dead),
+]
+each_failure = pytest.mark.parametrize(("failure", "raised"), FAILURES, ids=["full", "broken", "dead"])
+
+
+def _every_step(play: Callable[[Disk], object], failure: BaseException, raised: type[BaseException]) -> list[str]:
+    """Play with a failure at each step, one after the other, until there is none left to fail. Returns the steps."""
+    for at in range(MOST_STEPS):
+        disk = Disk(at, failure)
+        try:
+            play(disk)
+        except raised:
+            continue
+        assert len(disk.told) == at, "a failure of the disk was swallowed"
+        return disk.told
+    raise AssertionError("there is no end of steps")
+
+
+@each_failure
+def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException]
+) -> None:
+    """With segments and merges in it. No run is in the store that no manifest names, and the next round is whole."""
+    monkeypatch.setitem(delta.delta_tables.__kwdefaults__ or {}, "fold_bytes", 64)
+    twin = TwinLog(partitions=1)
+    for i in range(4):
+        twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
+        if i < 2:
+            run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    before = twin.run_paths()
+
+    def play(disk: Disk) -> None:
+        try:
+            outcome = run_round(twin.open(), settings_for(tmp_path, fanout=2), clock=twin.clock, disk=disk)
+        except BaseException:
+            assert twin.run_paths() == before
+            assert list(tmp_path.iterdir()) == []
+            assert state_of(twin.open()) == twin.model
+            raise
+        assert isinstance(outcome, Completed)
+
+    steps = _every_step(play, failure, raised)
+    assert (steps[0], set(steps)) == ("make", {"make", "open", "write", "verify"})
+    assert steps.count("open") > 2, "segments, a delta and a merge"
+    assert list(tmp_path.iterdir()) == []
+    assert state_of(twin.open()) == twin.model
+
+
+def _rows(path: Path) -> dict[object, object]:
+    table = pq.read_table(path)
+    return dict(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))
+
+
+@each_failure
+@pytest.mark.parametrize("target", ["parquet", "rocksdb"])
+def test_a_target_on_a_failing_disk_is_whole_or_as_it_was(
+    tmp_path: Path, target: str, failure: BaseException, raised: type[BaseException]
+) -> None:
+    """An older file stays as it was, a database does not appear, nothing lies beside them, and no lease is left."""
+    twin = TwinLog(partitions=1)
+    twin.write({b"a": b"1"})
+    path = tmp_path / "state"
+    if target == "parquet":
+        recover(twin.open()).to_parquet(path)
+    older = path.read_bytes() if target == "parquet" else None
+    twin.write({b"a": b"2", b"b": b"3"})
+
+    def play(disk: Disk) -> None:
+        recovery = recover(twin.open(), host=Host(disk=disk))
+        try:
+            recovery.to_parquet(path) if target == "parquet" else recovery.to_rocksdb(path)
+        except BaseException:
+            assert (path.read_bytes() if path.exists() else None) == older
+            assert [one for one in tmp_path.iterdir() if one != path] == []
+            assert twin.disk.files("log/leases/") == []
+            raise
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps = _every_step(play, failure, raised)
+    assert steps == ["make", "open", "write", "sync", "rename"]
+    if target == "parquet":
+        assert _rows(path) == twin.model
+    else:
+        database = rocksdict.Rdict(str(path), access_type=rocksdict.AccessType.read_only())
+        assert len(list(database.keys())) == len(twin.model)
+        database.close()
