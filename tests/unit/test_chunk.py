@@ -200,6 +200,14 @@ def test_changes_that_are_no_changes(row: tuple[int, int, object, object]) -> No
         decoded(_resealed(bytes(memoryview(rows_batch([row]).serialize())), whole))
 
 
+def test_every_change_is_one_of_the_two_kinds() -> None:
+    """A put without a value is not made good by a delete with one."""
+    whole = chunk_of(rows_batch([(1, PUT, b"k", b"v"), (1, DELETE, b"l", None)])).value
+    bad = rows_batch([(1, PUT, b"k", None), (1, DELETE, b"l", b"v")])
+    with pytest.raises(CorruptChunk, match="neither a put"):
+        decoded(_resealed(bytes(memoryview(bad.serialize())), whole))
+
+
 def test_checksum_of_a_change_set() -> None:
     """It depends on every chunk's checksum and their order, and chunk by chunk gives the same."""
     checksums = [chunk_of(BATCH, index=index).checksum for index in range(3)]

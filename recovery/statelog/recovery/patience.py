@@ -40,6 +40,10 @@ class Patience:
         """An answer, or a part of it."""
         self._since_s = None
 
+    def ask_anew(self) -> None:
+        """A question begins, and the one before it got its answer."""
+        self._since_s = self._clock()
+
     @property
     def is_over(self) -> bool:
         """Whether nothing was heard for too long."""
@@ -69,15 +73,16 @@ class PatientReader:
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises as the port says; BrokerUnavailable once patience is over."""
-        left = dict(ranges)
+        next_offsets = {partition: wanted.start for partition, wanted in ranges.items()}
+        ask_anew = self._patience.ask_anew
         while True:
+            left = {partition: OffsetRange(next_offsets[partition], wanted.end) for partition, wanted in ranges.items()}
             self._patience.ask()
             try:
                 for record in self._reader.read(left, stall_timeout_s=stall_timeout_s):
-                    self._patience.heard()
-                    left[record.partition] = OffsetRange(record.offset + 1, left[record.partition].end)
+                    next_offsets[record.partition] = record.offset + 1
                     yield record
-                    self._patience.ask()
+                    ask_anew()  # Whoever took the record may have rested.
             except BrokerUnavailable:
                 if self._patience.is_over or self._pause(_RETRY_S):
                     raise

@@ -53,7 +53,7 @@ _CHECKSUM = struct.Struct("<Q")
 _SEALED = struct.Struct("<q16sqiq")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
 class ChunkHead:
     """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive.
 
@@ -170,13 +170,19 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
     groups, ops, keys, values = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", head)
-    flags = ops.to_numpy()
-    if np.count_nonzero(flags > 1) or np.count_nonzero(flags) != values.null_count:
+    if not _values_fit(ops.to_numpy(), values):
         raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
     numbers = groups.to_numpy()
     if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
         raise _corrupt("a chunk has other key groups than its head says", head)
     return batch
+
+
+def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
+    """Whether every change is a put (0) with a value or a delete (1) without one."""
+    if not values.null_count:
+        return not np.count_nonzero(ops)
+    return bool((ops == np.asarray(values.is_null())).all())
 
 
 def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:

@@ -14,7 +14,7 @@ Invariants:
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice, pairwise, repeat
 from typing import NamedTuple, cast
 
 import xxhash
@@ -74,16 +74,16 @@ class Entry(NamedTuple):
 
     def check(self) -> None:
         """Raise Corrupt unless its numbers can be those of a change set."""
-        gaps = self.gaps
+        partition, _, chunks, changes, size_bytes, first_offset, end_offset, _, _, gaps = self
         if (
-            self.partition < 0
-            or self.first_offset < 0
-            or not 0 < self.chunks <= self.changes
-            or self.size_bytes < 0
-            or (gaps and (len(gaps) != self.chunks - 1 or min(gaps) < 0))
-            or self.end_offset - self.first_offset != self.chunks + sum(gaps)
+            partition < 0
+            or first_offset < 0
+            or not 0 < chunks <= changes
+            or size_bytes < 0
+            or (gaps and (len(gaps) != chunks - 1 or min(gaps) < 0))
+            or end_offset - first_offset != (chunks + sum(gaps) if gaps else chunks)
         ):
-            raise Corrupt("an entry has impossible numbers", partition=self.partition, first_offset=self.first_offset)
+            raise Corrupt("an entry has impossible numbers", partition=partition, first_offset=first_offset)
 
 
 def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
@@ -223,15 +223,17 @@ def _step_to_datum(step: Step) -> Datum:
 
 def _from_datum(datum: Datum) -> Handle:
     steps = cast("list[dict[str, object]]", datum["steps"])
-    ids = [cast("int", datum["base_id"]), *(cast("int", step["checkpoint_id"]) for step in steps)]
-    if len(ids) == 1 or any(before >= after for before, after in pairwise(ids)):
-        raise Corrupt("a handle's checkpoints do not ascend", base=ids[0], steps=len(steps))
+    base_id = last_id = cast("int", datum["base_id"])
+    for step in steps or [{"checkpoint_id": base_id}]:  # No steps are no checkpoint, so nothing ascends.
+        before_id, last_id = last_id, cast("int", step["checkpoint_id"])
+        if before_id >= last_id:
+            raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
     return Handle(
         identity=LogIdentity.from_datum(datum["identity"]),
         writer=cast("str", datum["writer"]),
         epoch=cast("int", datum["epoch"]),
         nonce=cast("bytes", datum["nonce"]),
-        base=Checkpoint(cast("int", datum["base_id"]), cast("bytes", datum["base_nonce"])),
+        base=Checkpoint(base_id, cast("bytes", datum["base_nonce"])),
         steps=tuple(_step_from_datum(step) for step in steps),
     )
 
@@ -242,21 +244,29 @@ def _step_from_datum(datum: Datum) -> Step:
     names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
     columns = [cast("list[int]", datum[name]) for name in names]
     key_groups = cast("list[bytes]", datum["key_groups"])
+    gaps = cast("list[int]", datum["gaps"])
     count = len(key_groups)
-    if len(checksums) != 8 * count or any(len(column) != count for column in columns):
-        raise Corrupt("the columns of a handle's step differ in length", entries=count)
-    rows = zip(*columns, struct.unpack(f"<{count}Q", checksums), key_groups, strict=True)
-    gaps = iter(cast("list[int]", datum["gaps"]))
-    entries = tuple(_with_gaps(Entry(*row), gaps) for row in rows)
-    if next(gaps, None) is not None:
-        raise Corrupt("a handle's step has more gaps than chunks", entries=count)
+    try:
+        # Long ledgers have millions of entries, and hardly one of them has gaps.
+        own_gaps = _own_gaps(columns, gaps) if gaps else repeat((), count)
+        sums = struct.unpack(f"<{count}Q", checksums)
+        entries = tuple(map(Entry._make, zip(*columns, sums, key_groups, own_gaps, strict=True)))
+    except (ValueError, struct.error) as error:
+        raise Corrupt("the columns of a handle's step differ in length", entries=count) from error
+    for entry in entries:
+        entry.check()
     meta = cast("dict[str, bytes | None]", datum["meta"])
     return Step(checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=meta)
 
 
-def _with_gaps(entry: Entry, gaps: Iterator[int]) -> Entry:
-    """The entry with its own of the gaps, which have none of entries whose chunks lie side by side. Raises Corrupt."""
-    if entry.end_offset - entry.first_offset != entry.chunks:
-        entry = entry._replace(gaps=tuple(islice(gaps, max(0, entry.chunks - 1))))
-    entry.check()
-    return entry
+def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tuple[int, ...]]:
+    """Each entry's own of the gaps, which have none of entries whose chunks lie side by side. Raises Corrupt."""
+    _, _, chunks, _, _, first_offsets, end_offsets = columns
+    left = iter(gaps)
+    own = [
+        () if end - first == count else tuple(islice(left, max(0, count - 1)))
+        for count, first, end in zip(chunks, first_offsets, end_offsets, strict=True)
+    ]
+    if next(left, None) is not None:
+        raise Corrupt("a handle's step has more gaps than chunks", entries=len(own))
+    return own

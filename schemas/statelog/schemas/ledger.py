@@ -319,7 +319,7 @@ def _decode_commit(payload: bytes) -> Commit:
         nonce=nonce,
         base=Checkpoint(base_id, base_nonce),
         checkpoint=Checkpoint(checkpoint_id, checkpoint_nonce),
-        extents=tuple(Extent._make(row) for row in _EXTENT.iter_unpack(payload[_HEAD.size : end])),
+        extents=tuple(map(Extent._make, _EXTENT.iter_unpack(payload[_HEAD.size : end]))),
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
         body=payload[end:],

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statelog.schemas.chunk import ChangeSetChecksum, ChunkHead
+from statelog.schemas.chunk import ChunkHead, combine_checksums
 from statelog.schemas.errors import IncompleteChangeSet
 from statelog.schemas.handle import Entry
 from statelog.schemas.ledger import CommitBody, LossRange
@@ -90,16 +90,18 @@ def _without(start: int, end: int, lost: Sequence[LossRange]) -> tuple[tuple[int
 
 
 class _Progress:
-    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last."""
+    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last.
 
-    __slots__ = ("_places", "changes", "checksum", "chunks", "entry", "id", "is_cut", "next")
+    There is one for each change set of a plan, often for each chunk: it holds no more than it must.
+    """
+
+    __slots__ = ("_places", "changes", "checksums", "entry", "id", "is_cut", "next")
 
     def __init__(self, key: ChangeSetId, entry: Entry, lost: Sequence[LossRange]) -> None:
         self.id = key
         self.entry = entry
-        self.chunks = 0
         self.changes = 0
-        self.checksum = ChangeSetChecksum()
+        self.checksums: list[int] = []
         lost = [hole for hole in lost if hole.start_offset < entry.end_offset and entry.first_offset < hole.end_offset]
         self.is_cut = bool(lost)
         """Whether a person accepted the loss of offsets that it covers."""
@@ -107,15 +109,26 @@ class _Progress:
         self._places = places if not lost else (place for place in places if not _is_in(place[1], lost))
         self.next = next(self._places, None)
 
+    @property
+    def chunks(self) -> int:
+        """How many of its chunks came."""
+        return len(self.checksums)
+
     def takes(self, head: ChunkHead) -> bool:
         """Whether this is the head of its next chunk."""
-        return self.next is not None and (*self.id[:3], self.next[0]) == (head.epoch, head.nonce, head.sqn, head.index)
+        epoch, nonce, sqn, _ = self.id
+        return (
+            self.next is not None
+            and head.sqn == sqn
+            and head.index == self.next[0]
+            and head.epoch == epoch
+            and head.nonce == nonce
+        )
 
     def add(self, head: ChunkHead) -> tuple[int, int] | None:
         """Take its next chunk; returns the place of the one after it."""
-        self.chunks += 1
         self.changes += head.changes
-        self.checksum.add(head.checksum)
+        self.checksums.append(head.checksum)
         self.next = next(self._places, None)
         return self.next
 
@@ -123,8 +136,12 @@ class _Progress:
     def is_whole(self) -> bool:
         if self.next is not None or self.is_cut:
             return self.next is None
-        found = (self.chunks, self.changes, self.checksum.value)
-        return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
+        entry = self.entry
+        return (
+            len(self.checksums) == entry.chunks
+            and self.changes == entry.changes
+            and combine_checksums(self.checksums) == entry.checksum
+        )
 
 
 def _is_in(offset: int, lost: Iterable[LossRange]) -> bool:

@@ -369,14 +369,17 @@ class MemoryReader:
     def _check_all(self, left: Mapping[int, OffsetRange]) -> None:
         with self._cluster.lock:
             for partition, wanted in left.items():
-                self._cluster.check_up()
-                check_range(self._topic, partition, wanted, self._cluster.available(self._topic, partition))
+                self._check(partition, wanted)
+
+    def _check(self, partition: int, wanted: OffsetRange) -> None:
+        self._cluster.check_up()
+        check_range(self._topic, partition, wanted, self._cluster.available(self._topic, partition))
 
     def _step(self, partition: int, left: dict[int, OffsetRange]) -> Record | None:
         """The next record of a partition, or None at its end; asked anew each time, since the log may change."""
         wanted = left[partition]
         with self._cluster.lock:
-            self._check_all({partition: wanted})
+            self._check(partition, wanted)
             found = self._cluster.log(self._topic, partition).first_from(wanted.start)
         if found is None or found[0] >= wanted.end:
             del left[partition]

@@ -271,6 +271,8 @@ class LedgerClient:
 
     def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
         """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""
+        if isinstance(record, Commit) and self.fold.position:
+            return  # Nearly all are: they prove nothing here.
         if isinstance(record, Restart):
             self._proof = None
         elif isinstance(record, Open) and record.witness > offset and record.identity == self._identity:

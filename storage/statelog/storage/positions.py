@@ -49,7 +49,7 @@ class HighWater:
     def reached(self, topic: str, partition: int, end: int, leader_epoch: int = UNKNOWN_EPOCH) -> None:
         """A record below `end` was acknowledged or read."""
         with self._lock:
-            self._raise(topic, partition, Listed(0, end, leader_epoch))
+            self._raise(topic, partition, end, leader_epoch)
 
     def identify(self, topic: str, topic_id: str | None) -> bool:
         """The topic has this id now (None: nobody could say). True if it is another than before: all is forgotten."""
@@ -97,14 +97,16 @@ class HighWater:
                 if known is not None and answer.end < known.end:
                     seen[partition] = answer
                 else:
-                    self._raise(topic, partition, answer)
+                    self._raise(topic, partition, answer.end, answer.leader_epoch)
 
-    def _raise(self, topic: str, partition: int, answer: Listed) -> None:
-        seen = self._seen.setdefault(topic, {})
+    def _raise(self, topic: str, partition: int, end: int, leader_epoch: int) -> None:
+        seen = self._seen.get(topic) or self._seen.setdefault(topic, {})
         known = seen.get(partition)
-        if known is None or answer.end >= known.end:
-            epoch = answer.leader_epoch if known is None else max(answer.leader_epoch, known.leader_epoch)
-            seen[partition] = Listed(0, answer.end, epoch)
+        if known is None:
+            seen[partition] = Listed(0, end, leader_epoch)
+        elif end >= known[1]:
+            newest = known[2]
+            seen[partition] = Listed._make((0, end, newest if newest > leader_epoch else leader_epoch))
 
     def _forget(self, topic: str) -> None:
         self._seen.pop(topic, None)

@@ -5,8 +5,7 @@ if anything listed is missing or differs. Whoever consumes the batches must publ
 iterator has ended: only its end says that all that was listed is there.
 """
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -56,8 +55,10 @@ def replay(
             check = checks[record.partition]
             if not check.lists(record.offset):
                 continue
-            with _locating(topic, record):
+            try:
                 chunk = _decode(record, check, change_schema)
+            except (CorruptChunk, UnknownFormat) as error:
+                raise _located(error, topic, record) from error
             if chunk is not None:
                 yield chunk
     for check in checks.values():
@@ -75,14 +76,10 @@ def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int]
     return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
 
 
-@contextmanager
-def _locating(topic: str, record: Record) -> Generator[None]:
+def _located(error: CorruptChunk | UnknownFormat, topic: str, record: Record) -> CorruptChunk | UnknownFormat:
     """Say where it was, whatever is wrong with a record."""
-    try:
-        yield
-    except (CorruptChunk, UnknownFormat) as error:
-        facts = {**error.facts, "topic": topic, "partition": record.partition, "offset": record.offset}
-        raise type(error)(error.message, hint=error.hint, **facts) from error
+    facts = {**error.facts, "topic": topic, "partition": record.partition, "offset": record.offset}
+    return type(error)(error.message, hint=error.hint, **facts)
 
 
 def verify_handle(log: "Log", handle: Handle) -> None:
