@@ -30,10 +30,11 @@ def check_ledger(log: Log, newest: Manifest | None) -> None:
 def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
     """Before data is read, with what was accepted up to `target`. Raises as `check_ledger` does."""
     needed = newest.next_offsets if newest else {}
-    for partition, there in log.data_offsets(at_least=not_given_up(target.accepted, needed)).items():
-        _check(log.data_topic, partition, needed.get(partition, 0), there, target.accepted)
+    there = log.data_offsets(at_least=not_given_up(target.accepted, needed))
+    for partition, held in there.items():
+        _check(log.data_topic, partition, needed.get(partition, 0), held, target.accepted)
     anchors = newest.anchors if newest else ()
-    check_data_records(log, range(log.descriptor.partitions), anchors, target.accepted, target.position)
+    check_data_records(log, range(log.descriptor.partitions), anchors, target.accepted, target.position, there)
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:

@@ -24,7 +24,7 @@ from statelog.schemas.names import check_name
 from statelog.schemas.rights import WRITING
 from statelog.storage.anchors import check_data_records
 from statelog.storage.bulk import append_all
-from statelog.storage.kafka import Producer
+from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log import Log
 
@@ -78,13 +78,13 @@ def open_epoch(
     log.verify(WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
-    ledger = log.newest_ledger(newest, clock=clock)
+    ledger = log.ledger(newest, rebase=log.newest_state, clock=clock)
     try:
         for _ in range(_ATTEMPTS):
             ledger.fold_end()
-            _check_data(log, ledger.fold, taken)
+            there = _check_data(log, ledger.fold, taken)
             anchors = newest.anchors if newest else ()
-            check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position)
+            check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position, there)
             _check_expected(ledger.fold, writer, expect)
             _check_still_ours(ledger.fold, writer, taken, issued)
             nonce = new_nonce()
@@ -164,15 +164,14 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     return taken
 
 
-def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> None:
-    """Raise BeyondEnd if a partition ends below its committed position, and nobody has given up what is missing.
+def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+    """Log start and log end of the partitions. Raises BeyondEnd if one ends below its committed position, and nobody
+    has given up what is missing.
 
     What is written then would lie below the committed position, so no commit could be valid.
     """
-    committed = {p: fold.committed_position(p) for p in partitions if fold.committed_position(p)}
-    if not committed:
-        return
-    there = log.kafka.offsets(log.data_topic, sorted(committed), at_least=not_given_up(fold.accepted, committed))
+    committed = {p: fold.committed_position(p) for p in partitions}
+    there = log.kafka.offsets(log.data_topic, partitions, at_least=not_given_up(fold.accepted, committed))
     for partition, (_, end) in there.items():
         lost = LossRange(partition, end, committed[partition])
         if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
@@ -184,15 +183,17 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> None:
                 committed_position=committed[partition],
                 hint="The brokers lost acknowledged changes: restore them, or accept the loss by name",
             )
+    return there
 
 
 def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: Sequence[int]) -> None:
     """Fill a partition that ends below its committed position, which somebody gave up, with void records up to it.
 
-    A chunk below that position could never be committed. Others that do the same at the same time only use up offsets.
-    Raises OutcomeUnknown: the next Open fills what is missing.
+    All others reach theirs, or there would be no Open. A chunk below that position could never be committed. Others
+    that do the same at the same time only use up offsets. Raises OutcomeUnknown: the next Open fills what is missing.
     """
-    committed = {p: fold.committed_position(p) for p in partitions if fold.committed_position(p)}
+    lossy = {lost.partition for lost in fold.accepted}
+    committed = {p: fold.committed_position(p) for p in partitions if p in lossy}
     if not committed:
         return
     for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():

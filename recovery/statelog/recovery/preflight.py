@@ -8,6 +8,7 @@ from statelog.recovery.plan import RecoveryPlan, check_reach
 from statelog.recovery.planner import log_offsets
 from statelog.schemas.errors import NotFound, OffsetGone
 from statelog.storage.anchors import check_anchors, check_data_records
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.log import Log
 
 __all__ = ["check_plan"]
@@ -16,10 +17,12 @@ __all__ = ["check_plan"]
 def check_plan(log: Log, plan: RecoveryPlan) -> None:
     """Raise OffsetGone if the plan came too late (plan again), BeyondEnd or AnchorMismatch if records were lost."""
     _check_manifest(log, plan)
-    check_reach(plan, log_offsets(log, plan), log.name)
+    offsets = log_offsets(log, plan)
+    check_reach(plan, offsets, log.name)
     anchors = plan.manifest.anchors if plan.manifest else ()
     check_anchors(log, [anchor for anchor in anchors if anchor.topic == "ledger"])
-    check_data_records(log, plan.partitions, anchors, plan.state.accepted, plan.position)
+    there = {partition: OffsetRange(*held) for partition, held in offsets.data.items()}
+    check_data_records(log, plan.partitions, anchors, plan.state.accepted, plan.position, there)
 
 
 def _check_manifest(log: Log, plan: RecoveryPlan) -> None:

@@ -74,9 +74,11 @@ def check_data_records(
     anchors: Iterable[Anchor],
     accepted: tuple[LossRange, ...],
     end_position: int,
+    there: Mapping[int, OffsetRange] | None = None,
 ) -> None:
     """Compare the data anchors of these partitions, and look at the last record of each: a chunk whose writer had seen
-    the ledger further than it reaches proves that the ledger lost its tail. `end_position` was its end a moment ago.
+    the ledger further than it reaches proves that the ledger lost its tail. `end_position` was its end a moment ago,
+    and `there` are log start and log end of the partitions, if the caller has just asked for them.
 
     Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
     """
@@ -87,7 +89,7 @@ def check_data_records(
         and a.partition in partitions
         and not given_up(accepted, a.partition, a.offset, a.offset + 1)
     }
-    last, found = _read_records(log, partitions, expected)
+    last, found = _read_records(log, partitions, expected, there)
     for partition, anchor in expected.items():
         if partition in found and found[partition] != anchor.hash:
             raise _mismatch(log.data_topic, partition, anchor.offset)
@@ -113,21 +115,25 @@ def _newest_witness(log: Log, last: Mapping[int, bytes]) -> int:
 
 
 def _read_records(
-    log: Log, partitions: Sequence[int], anchors: Mapping[int, Anchor]
+    log: Log,
+    partitions: Sequence[int],
+    anchors: Mapping[int, Anchor],
+    there: Mapping[int, OffsetRange] | None = None,
 ) -> tuple[dict[int, bytes], dict[int, int | None]]:
     """The last record of each partition, and the hashes of the anchors' records where the log still reaches back."""
     topic = log.data_topic
     reader = log.kafka.reader(topic)
     try:
         while True:
-            there = log.kafka.offsets(topic, sorted(partitions))
-            ends = {p: end - 1 for p, (start, end) in there.items() if end > start}
+            there = there or log.kafka.offsets(topic, sorted(partitions))
+            ends = {p: there[p].end - 1 for p in partitions if there[p].end > there[p].start}
             kept = {p: one.offset for p, one in anchors.items() if one.offset >= there[p].start}
             try:
                 last = _values(reader, ends)
                 others = _values(reader, {p: offset for p, offset in kept.items() if ends.get(p) != offset})
             except OffsetGone:
-                continue  # Truncated since we asked; every turn here follows a higher log start.
+                there = None  # Truncated since we asked; every turn here follows a higher log start.
+                continue
             values = {p: last.get(p) if ends.get(p) == kept[p] else others.get(p) for p in kept}
             return last, {p: None if v is None else xxhash.xxh3_64_intdigest(v) for p, v in values.items()}
     finally:

@@ -388,18 +388,16 @@ class Log:
             clock=clock,
         )
 
-    def newest_ledger(
-        self, base: Manifest | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> LedgerClient:
-        """A ledger client that starts from the newest manifest (`base`, if it was read already), and again so if it was
-        idle for too long.
-        """
-        if base is None:
-            stored = self.manifests.newest()
-            base = stored.manifest if stored else None
-        return self.ledger(base, rebase=self._newest_state, clock=clock)
+    def newest_ledger(self) -> LedgerClient:
+        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
+        stored = self.manifests.newest()
+        return self.ledger(stored.manifest if stored else None, rebase=self.newest_state)
 
-    def _newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
+    def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
+        """The state that the newest manifest holds, and the ledger's last record below it: a ledger client's `rebase`.
+
+        None before the first manifest.
+        """
         stored = self.manifests.newest()
         return (stored.manifest.state, _last_record(stored.manifest)) if stored else None
 
