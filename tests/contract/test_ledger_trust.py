@@ -2,9 +2,7 @@
 ledger that is not the one that it has folded.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -13,8 +11,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
 from statelog.storage.log import Log
 from statelog.storage.store_memory import MemoryDisk, MemoryStore
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig, real_rig
 
 
 class Clock:
@@ -26,22 +23,6 @@ class Clock:
     def __call__(self) -> float:
         """Seconds."""
         return self.now_s
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
-
-
-@pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
-    """A log that somebody else makes anew in these tests; what is open of it stays open."""
-    with rig.create() as created:
-        yield created
 
 
 def make_anew(rig: WriterRig) -> Log:

@@ -32,25 +32,9 @@ from statelog.storage.kafka_config import client_config
 from statelog.storage.log import Log
 from tests.support.broker import Broker
 from tests.support.quick_start import quick_start
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig, real_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
-
-
-@pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
-    with rig.create() as created:
-        yield created
 
 
 @pytest.fixture

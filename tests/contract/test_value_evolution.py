@@ -17,9 +17,8 @@ from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocks
 from statelog.schemas.errors import IncompatibleSchema, InvalidChange
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log import Log
-from tests.support.broker import Broker
 from tests.support.twin_log import settings_for
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig
 
 FIRST = """{"type": "record", "name": "Order", "fields": [
     {"name": "n", "type": "int"}, {"name": "gone", "type": "string"}]}"""
@@ -31,15 +30,6 @@ THIRD = """{"type": "record", "name": "Order", "fields": [
     {"name": "s", "type": ["null", "string"], "default": null}]}"""
 
 State = dict[bytes, dict[str, Any]]
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path / "root")
 
 
 def _keys(log: Log, partitions: set[int]) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,22 +15,12 @@ from statelog.schemas.changes import PUT
 from statelog.schemas.chunk import decode_head, encode_chunk
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log import Log
-from tests.support.broker import Broker
 from tests.support.chunks import rows_batch
 from tests.support.twin_log import settings_for
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig
 
 SMALL = WriterSettings(roll_rows=4, roll_bytes=300, chunk_bytes=300)
 TIMEOUT_S = 30.0
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
 
 
 def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,27 +24,10 @@ from statelog.schemas.errors import (
 from statelog.schemas.handle import Handle
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.storage.log import Log
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig
 
 POINT = """{"type": "record", "name": "Point", "fields": [
     {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
-
-
-@pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
-    """A new log of opaque values under bytes keys."""
-    with rig.create() as created:
-        yield created
 
 
 def key_in(log: Log, partition: int) -> bytes:

@@ -4,8 +4,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,19 +14,9 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
 from statelog.schemas.key_groups import key_group_of
 from statelog.storage.log import Log
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.writer_rig import WriterRig
 
 AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256)
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
 
 
 @pytest.fixture

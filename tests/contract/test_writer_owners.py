@@ -6,8 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,17 +14,7 @@ from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.errors import ClosedError
 from statelog.storage.log import Log
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
-
-
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
-    """A log's two places, in memory or real."""
-    if request.param == "twin":
-        return twin_rig(log_name)
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    return real_rig(log_name, broker.bootstrap, tmp_path)
+from tests.support.writer_rig import WriterRig
 
 
 @pytest.fixture
