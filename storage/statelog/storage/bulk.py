@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from statelog.schemas.errors import OutcomeUnknown
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
 __all__ = ["append_all"]
 
@@ -25,16 +26,18 @@ def append_all(
 ) -> list[int]:
     """Append `value` `count` times, as many in flight as the client takes; returns the offsets.
 
-    Raises OutcomeUnknown if one of them may be missing: the producer must not be used again.
+    Waits for as long as they flow. Raises OutcomeUnknown if one of them may be missing: the producer must not be used
+    again.
     """
+    stall_s = min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
     reports: list[Delivery] = []
-    sent, heard, deadline_s = 0, 0, clock() + producer.delivery_timeout_s + _GRACE_S
+    sent, heard, deadline_s = 0, 0, clock() + stall_s
     while len(reports) < count and clock() < deadline_s:
         while sent < count and producer.send(topic, partition, value, reports.append):
             sent += 1
         producer.poll(0.2)
-        if len(reports) > heard:  # Records that flow are not given up.
-            heard, deadline_s = len(reports), clock() + producer.delivery_timeout_s + _GRACE_S
+        if len(reports) > heard:
+            heard, deadline_s = len(reports), clock() + stall_s
     failed = [report for report in reports if report.status is not DeliveryStatus.OK]
     if failed or len(reports) < count:
         raise OutcomeUnknown(

@@ -36,8 +36,6 @@ class ListOffsets(Protocol):
         ...
 
 
-"""Log start and log end of partitions, asked of the broker now: `kafka.Kafka.offsets`."""
-
 _LOG = logging.getLogger("statelog.kafka")
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""

@@ -29,6 +29,7 @@ class StoredManifest(NamedTuple):
     data: bytes
 
 
+_LOOKS = 5
 _GONE_HINT = "Mount the volume again, or check the root URL; nothing was written and nothing was truncated"
 
 
@@ -93,13 +94,20 @@ class ManifestChain:
         return StoredManifest(Manifest.from_bytes(data, path), data)
 
     def newest(self) -> StoredManifest | None:
-        """The newest manifest, or None before the first."""
+        """The newest manifest, or None before the first. Raises StoreUnavailable if it is listed and cannot be read."""
+        missed: list[int] = []
         while numbers := self.numbers():
             try:
                 return self.read(numbers[-1])
-            except NotFound:
+            except NotFound as error:
                 # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
-                continue
+                missed.append(numbers[-1])
+                if missed.count(numbers[-1]) >= _LOOKS:
+                    raise StoreUnavailable(
+                        "the store lists the newest manifest, and then says that it is not there",
+                        hint=_GONE_HINT,
+                        **error.facts,
+                    ) from error
         return None
 
     def put(self, manifest: Manifest) -> bool:
