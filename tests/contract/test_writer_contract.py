@@ -392,6 +392,18 @@ def test_meta_records_are_committed_with_the_changes(rig: WriterRig, log: Log) -
     }
 
 
+def test_a_meta_record_that_is_replaced_makes_room(log: Log) -> None:
+    """What counts against the limit is the last record of a key, not every one that it had."""
+    with Writer(log, "w") as writer:
+        for number in range(4):
+            writer.append_meta("state", bytes([number]) * (5 << 20))
+        with pytest.raises(ValueTooLarge):
+            writer.append_meta("other", bytes(5 << 20))
+        writer.append_meta("state", b"small")
+        writer.append_meta("other", bytes(5 << 20))
+        writer.commit(1)
+
+
 def test_a_final_commit_ends_the_row(rig: WriterRig, log: Log) -> None:
     """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
     with Writer(log, "w") as writer:

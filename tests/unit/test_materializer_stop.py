@@ -195,6 +195,7 @@ def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
     bench = DaemonBench(tmp_path)
     bench.twin.write({b"a": b"1"})
     bench.at(99.9, lambda: bench.log.kafka.delete_topic("log"))
-    with pytest.raises(IdentityChanged):
+    with pytest.raises(IdentityChanged) as found:
         bench.daemon.run()
     assert bench.now_s < 120
+    assert found.value.__cause__ is not found.value

@@ -210,7 +210,10 @@ class Materializer:
                 while not (self._control.is_stopped and self._round is None):
                     self._turn()
         except Damaged as error:
-            raise self._after_all(error) from error
+            found = self._after_all(error)
+            if found is error:
+                raise
+            raise found from error
         finally:
             self._drop_gauge()
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))

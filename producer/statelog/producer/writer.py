@@ -28,7 +28,7 @@ from typing import Self
 import pyarrow as pa
 
 from statelog.producer.buffer import ChangeBuffer, Key, Value
-from statelog.producer.commit import check_checkpoint_id, check_handle, check_meta, check_metadata
+from statelog.producer.commit import check_checkpoint_id, check_handle, check_meta, check_metadata, meta_size
 from statelog.producer.committer import Committer, nowhere
 from statelog.producer.grant import Grant
 from statelog.producer.lifecycle import Guard, Life
@@ -205,7 +205,9 @@ class Writer:
         Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
         """
         self._guard.check()
-        self._meta_bytes += check_meta(key, value, self._meta_bytes + self._pipeline.meta_bytes)
+        replaced = meta_size(key, self._meta[key]) if key in self._meta else 0
+        held_bytes = self._meta_bytes - replaced
+        self._meta_bytes = held_bytes + check_meta(key, value, held_bytes + self._pipeline.meta_bytes)
         self._meta[key] = value
 
     # ---- persist, confirm, commit

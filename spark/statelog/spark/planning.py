@@ -23,20 +23,19 @@ from urllib.parse import unquote, urlparse
 from statelog.producer.grant import Grant
 from statelog.producer.opening import open_epoch
 from statelog.producer.tasks import TaskGrant
-from statelog.schemas.errors import Fenced, OffsetGone
+from statelog.schemas.errors import Fenced
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.ledger_state import LiveEpoch
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options import LogOptions, WriteOptions
-from statelog.spark.ownership import Rival, check_ownership
+from statelog.spark.ownership import check_ownership
+from statelog.spark.rivals import rivals_of
 from statelog.spark.runs import Run, run_of, same_run, sibling_nonce
-from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log import Log
 
 __all__ = ["plan_batch", "sibling_nonces"]
 
-_READ_TIMEOUT_S = 10.0
 _Key = tuple[LogOptions, str, str | None]
 NewNonce = Callable[[], bytes]
 
@@ -105,7 +104,7 @@ def _first(log: Log, options: WriteOptions, wall_clock: Callable[[], float]) -> 
             options.query_id or _query_id(options.checkpoint_location),
             run.tag,
             ledger.fold.last_commit(options.writer),
-            _rivals(log, ledger.fold, options, wall_clock()),
+            rivals_of(log, ledger.fold, options, wall_clock()),
         )
     except BaseException:
         ledger.close()
@@ -159,8 +158,12 @@ def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None) -> 
     ours = None if seen is None else [seen.nonce]
     opened = open_epoch(log, options.writer, ours=ours, new_nonce=sibling_nonces(run.tag))
     opened.producer.close()
-    if options.serves_query:
-        run.begin()
+    try:
+        if options.serves_query:
+            run.begin()
+    except BaseException:
+        opened.close()
+        raise
     return _Epoch(opened.grant, opened.ledger)
 
 
@@ -172,38 +175,6 @@ def _taken_over(options: WriteOptions, run: Run, newest: LiveEpoch | None) -> Fe
         by_writer=newest.writer if newest else None,
         hint="Stop this query if the other one should go on; started again, it takes over itself",
     )
-
-
-def _rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
-    """The live epochs that an Open would fence: all that there are, because it takes all partitions."""
-    found: list[Rival] = []
-    for epoch in fold.freeze().live:
-        last = fold.last_commit(epoch.writer)
-        has_committed = last is not None and last.offset > epoch.epoch
-        offset = last.offset if last is not None and has_committed else epoch.epoch
-        found.append(
-            Rival(
-                writer=epoch.writer,
-                nonce=epoch.nonce,
-                age_s=None if options.take_over else _age_s(log, offset, now_s),
-                has_committed=has_committed,
-                last=last,
-            )
-        )
-    return found
-
-
-def _age_s(log: Log, offset: int, now_s: float) -> float | None:
-    """How long ago the ledger's record at `offset` was written; None if it is truncated."""
-    reader = log.kafka.reader(log.ledger_topic)
-    try:
-        for record in reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=_READ_TIMEOUT_S):
-            return now_s - record.timestamp_ms / 1000
-    except OffsetGone:
-        pass
-    finally:
-        reader.close()
-    return None
 
 
 def _query_id(checkpoint_location: str) -> str | None:

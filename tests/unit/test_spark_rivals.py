@@ -1,0 +1,61 @@
+"""Rivals as the ledger tells of them: whom an Open would fence, and when they were last heard of."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from statelog.producer.opening import open_epoch
+from statelog.schemas.errors import LogInUse
+from statelog.spark.options import write_options
+from statelog.spark.ownership import RECENT_S, Rival, check_ownership
+from statelog.spark.rivals import rivals_of
+from statelog.spark.runs import run_tag, sibling_nonce
+from statelog.storage.kafka_cluster import MemoryCluster
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from tests.support.writer_rig import WriterRig
+
+OPENED_S = 1_000_000.0
+WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}
+ONE = write_options({**WHERE, "writerId": "one", "queryId": "q1", "checkpointLocation": "/one"}, streaming=True)
+TWO = write_options({**WHERE, "writerId": "two", "queryId": "q2", "checkpointLocation": "/two"}, streaming=True)
+
+
+@contextmanager
+def opened_by_one(*, stamped: bool) -> Iterator[Log]:
+    """A log that a query has opened, on brokers that stamp what they append, or not."""
+    cluster, disk = MemoryCluster(clock=lambda: OPENED_S), MemoryDisk(lambda: 0.0)
+    rig = WriterRig("log", lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, "log"), cluster)
+    with rig.create() as log:
+        if not stamped:
+            rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
+        open_epoch(log, "one", new_nonce=lambda: sibling_nonce(run_tag(ONE))).close()
+        yield log
+
+
+def seen_by_two(log: Log, now_s: float) -> list[Rival]:
+    """What another query finds."""
+    ledger = log.newest_ledger()
+    ledger.fold_end()
+    ledger.close()
+    return rivals_of(log, ledger.fold, TWO, now_s)
+
+
+def test_the_age_of_a_rival_is_that_of_its_last_record() -> None:
+    """By the brokers' stamps; one that was silent for long stands in nobody's way."""
+    with opened_by_one(stamped=True) as log:
+        (rival,) = seen_by_two(log, OPENED_S + 60)
+        assert rival.age_s == 60
+        with pytest.raises(LogInUse):
+            check_ownership(TWO, "q2", run_tag(TWO), None, [rival])
+        check_ownership(TWO, "q2", run_tag(TWO), None, seen_by_two(log, OPENED_S + RECENT_S + 1))
+
+
+def test_a_rival_whose_age_nobody_knows_may_live() -> None:
+    """Without the brokers' stamps it is not taken for dead: it would be fenced in silence."""
+    with opened_by_one(stamped=False) as log:
+        rivals = seen_by_two(log, OPENED_S + 60)
+        with pytest.raises(LogInUse):
+            check_ownership(TWO, "q2", run_tag(TWO), None, rivals)
