@@ -11,14 +11,12 @@ this one only waits, for at most as long as a round may take.
                   insists; it ends at its next step before the put, and is left alone if it does not
 
 Invariants:
-- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated, and no more
-  looks either: then there is none until one comes back, and the age of the log grows.
+- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated.
 - All that is known is one frozen value, replaced whole, by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,16 +39,11 @@ from statelog.materializer.events import (
     Stopped,
 )
 from statelog.materializer.flight import Flight, Start, start_thread
+from statelog.materializer.looks import Looks
 from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.restore_time import Rates, RestoreOutlook, outlook
+from statelog.materializer.restore_time import Rates
 from statelog.materializer.round import new_random_nonce, run_round
-from statelog.materializer.schedule import (
-    Cause,
-    Situation,
-    cause_of_round,
-    delay_after,
-    look_every_s,
-)
+from statelog.materializer.schedule import Cause, Situation, cause_of_round, delay_after
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.starting import ask_first_delay_s
 from statelog.materializer.statistics import (
@@ -60,14 +53,12 @@ from statelog.materializer.statistics import (
     with_start,
     with_tail,
 )
-from statelog.materializer.tail import Tail, TailGauge
 from statelog.materializer.verified import VerifiedRuns
 from statelog.materializer.watchdog import Watchdog
 from statelog.schemas.errors import (
     Damaged,
     IdentityChanged,
     NotFound,
-    OffsetGone,
     RoundGivenUp,
     StatelogError,
     StoreRefused,
@@ -120,17 +111,13 @@ class Materializer:
         self._verified = VerifiedRuns()
         self._statistics = MaterializerStatistics(since_s=clock(), rates=rates or Rates())
         self._ended: deque[Flight[RoundOutcome]] = deque()
-        self._looked: deque[Flight[Tail]] = deque()
         self._round: Flight[RoundOutcome] | None = None
-        self._look: Flight[Tail] | None = None
-        self._looks_out = 0
-        self._gauge: TailGauge | None = None
-        self._due_s = self._look_due_s = clock()
+        self._looks = Looks(log, settings, clock=clock, wall_clock=wall_clock, start=start, ring=self._control.ring)
+        self._due_s = clock()
         self._ended_s: float | None = None
         self._stopped_s: float | None = None
         self._told_s: float | None = None
         self._failing_since_s = 0.0
-        self._outlook = RestoreOutlook.IN_TIME
 
     # ---- from any thread
 
@@ -215,7 +202,7 @@ class Materializer:
                 raise
             raise found from error
         finally:
-            self._drop_gauge()
+            self._looks.drop()
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
 
     def _after_all(self, error: StatelogError) -> StatelogError:
@@ -240,12 +227,12 @@ class Materializer:
             self._give_up(self._round)
         elif not self._control.is_stopped:
             self._begin_what_is_due()
-        if not (self._ended or self._looked or (self._round is None and self._control.is_stopped)):
+        if not (self._ended or self._looks.is_any_over or (self._round is None and self._control.is_stopped)):
             self._wait(max(0.0, self._wake_s() - self._clock()))
 
     def _begin_what_is_due(self) -> None:
-        if self._clock() >= self._next_look_s():
-            self._begin_look()
+        if self._clock() >= self._looks.due_s:
+            self._looks.begin()
             self._take_in()
         cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
         if cause is not None:
@@ -256,18 +243,12 @@ class Materializer:
         self._round = Flight(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
         self._start(self._round.fly)
 
-    def _begin_look(self) -> None:
-        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
-        self._look = Flight(gauge.look, started_s=self._clock(), on_end=self._look_over)
-        self._looks_out += 1
-        self._start(self._look.fly)
-
     def _situation(self) -> Situation:
         return Situation(
             now_s=self._clock(),
             due_s=self._due_s,
             is_triggered=self._control.is_triggered,
-            outlook=self._outlook,
+            outlook=self._looks.outlook,
             ended_s=self._ended_s,
             lasted_s=self._statistics.last_duration_s or 0.0,
             has_failed=self._statistics.failures_in_a_row > 0,
@@ -284,24 +265,15 @@ class Materializer:
         grace_s = self._stopped_s + self._settings.stop_grace_s
         return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
 
-    def _next_look_s(self) -> float:
-        """When the next look is due; never while one is under way, too many hang, or the daemon is to end."""
-        has_room = self._look is None and self._looks_out <= self._settings.failures_tolerated
-        return self._look_due_s if has_room and not self._control.is_stopped else math.inf
-
     def _wake_s(self) -> float:
         """When there is something to do even if nothing rings."""
         next_round_s = self._due_s if self._round is None else self._over_s(self._round)
-        return min(next_round_s, self._next_look_s())
+        return next_round_s if self._control.is_stopped else min(next_round_s, self._looks.due_s)
 
-    # ---- what came back; the first two run on other threads
+    # ---- what came back; the first runs on another thread
 
     def _round_over(self, flight: Flight[RoundOutcome]) -> None:
         self._ended.append(flight)
-        self._control.ring()
-
-    def _look_over(self, flight: Flight[Tail]) -> None:
-        self._looked.append(flight)
         self._control.ring()
 
     def _take_in(self) -> None:
@@ -311,11 +283,9 @@ class Materializer:
                 self._take_late(flight)
             else:
                 self._take_round(flight)
-        while self._looked:
-            look = self._looked.popleft()
-            self._looks_out -= 1
-            if look is self._look:
-                self._take_look(look)
+        for tail, looked_s in self._looks.take_in():
+            self._statistics = with_tail(self._statistics, tail, looked_s=looked_s)
+            self._judge_budget()
 
     def _take_round(self, flight: Flight[RoundOutcome]) -> None:
         """The round in flight is over."""
@@ -340,26 +310,11 @@ class Materializer:
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
             self._ended_well(outcome, flight.started_s)
-            self._look_anew()
-
-    def _take_look(self, look: Flight[Tail]) -> None:
-        self._look = None
-        self._look_due_s = self._clock() + look_every_s(self._settings)
-        try:
-            tail = look.result()
-        except (Unavailable, StoreRefused, OffsetGone):
-            # The next round tells whether this is more than a moment's trouble, and the watchdog if none does.
-            self._drop_gauge()
-            return
-        self._statistics = with_tail(self._statistics, tail, looked_s=look.started_s)
-        self._judge_budget()
+            self._looks.begin_anew()
 
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
-        if found is None or budget_s is None:
-            return
-        before, self._outlook = self._outlook, outlook(found, budget_s)
-        if self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH:
+        if found is not None and budget_s is not None and self._looks.judge(found, budget_s):
             self._on_event(
                 RestoreBudgetOutOfReach(
                     log=self._log.name, at_s=self._clock(), snapshot_s=found.snapshot_s, budget_s=budget_s
@@ -383,19 +338,7 @@ class Materializer:
         self._round = None
         self._ended_s = self._clock()
         self._due_s = self._ended_s + delay_after(outcome, self._settings)
-        self._look_anew()
-
-    def _look_anew(self) -> None:
-        self._drop_gauge()
-        self._look_due_s = self._clock()
-
-    def _drop_gauge(self) -> None:
-        """Start anew from whatever manifest is newest then. A look under way is not waited for, and not taken in."""
-        if self._gauge is not None:
-            self._gauge.close()
-        self._gauge = self._look = None
-        if self._outlook is RestoreOutlook.ROUND_DUE:
-            self._outlook = RestoreOutlook.IN_TIME
+        self._looks.begin_anew()
 
     def _tolerates(self, error: StatelogError) -> bool:
         tolerated = self._settings.failures_tolerated
