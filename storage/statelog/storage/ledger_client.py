@@ -25,6 +25,7 @@ from statelog.schemas.fold import LedgerFold, Void
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.manifest import Manifest
 from statelog.storage.kafka import (
     Delivery,
     DeliveryStatus,
@@ -69,6 +70,11 @@ class LastRecord(NamedTuple):
     def of(cls, offset: int, value: bytes) -> "LastRecord":
         """That of a record's value."""
         return cls(offset, xxhash.xxh3_64_intdigest(value))
+
+    @classmethod
+    def below(cls, manifest: Manifest) -> "LastRecord | None":
+        """The last ledger record that a snapshot was built on."""
+        return next((cls(one.offset, one.hash) for one in manifest.anchors if one.topic == "ledger"), None)
 
 
 def _nothing_to_verify() -> None:

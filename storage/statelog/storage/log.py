@@ -1,15 +1,12 @@
 """`Log`: create, open, describe and delete a log; the door through which writers, rounds and readers get in.
 
 Invariants:
-- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
-  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
 - The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
 - Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
   refuses before anything is read or written.
 - A log holds its two ports; whoever made it closes it. It does not outlive a fork: open it again in the child.
 """
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -21,23 +18,24 @@ import pyarrow as pa
 
 from statelog.schemas.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
-from statelog.schemas.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.schemas.errors import BeyondEnd, ConfigError, NotFound, OffsetGone
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange
 from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
-from statelog.schemas.names import DESCRIPTOR_PATH, check_log_name, data_topic, ledger_topic
-from statelog.schemas.rights import LEDGER_WRITING, NO_RIGHTS, WRITING, Rights, check_rights
+from statelog.schemas.names import check_log_name, data_topic, ledger_topic
+from statelog.schemas.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
 from statelog.schemas.topic_policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.values import ValueSchema, parse_value_schema
 from statelog.storage.bulk import append_all
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription
 from statelog.storage.ledger_client import LastRecord, LedgerClient, append_record
-from statelog.storage.log_files import descriptor_or_none, put_descriptor, put_first_schema
+from statelog.storage.log_files import descriptor_or_none
+from statelog.storage.log_life import delete_log, make_log
 from statelog.storage.log_ports import KafkaSource, StoreSource, closing_port, open_ports
 from statelog.storage.log_settings import check_log_counts, one_of
-from statelog.storage.log_topics import check_made, identity_of, is_begun, look_for, make_topic, mark_ledger, owner_of
+from statelog.storage.log_topics import check_made, check_owner, find_topics, identity_of
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
 from statelog.storage.value_schemas import ValueSchemas
@@ -113,42 +111,18 @@ class Log:
         waived = parse_waivers(allow_unsafe)
         client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
         with closing_port(client, kafka, on_success=False):
-            store.check()
-            begun = descriptor_or_none(store)
-            if begun is not None and not is_begun(client, begun):
-                raise AlreadyExists(
-                    f"the log {name} is there already",
-                    hint="Open it (Log.open; every command but init does), or delete it first",
-                    log=name,
-                    url=store.url,
-                )
-            topics = {
-                role: make_topic(client, topic, role, count, replication_factor, waived)
-                for role, topic, count in (
-                    (TopicRole.DATA, data_topic(name), partitions),
-                    (TopicRole.LEDGER, ledger_topic(name), 1),
-                )
-            }
-            made = topics[TopicRole.LEDGER]
-            check_rights({made.name: WRITING.ledger}, {made.name: made.operations})  # Before anything needs them.
-            descriptor = Descriptor(
-                name=name,
-                identity=identity_of(client, topics[TopicRole.DATA], topics[TopicRole.LEDGER]),
+            descriptor = make_log(
+                client,
+                store,
+                name,
                 partitions=partitions,
                 key_groups=key_groups,
-                hash_rule=rule,
                 key_type=kind,
-                value_schema_id=1 if schema else 0,
-                nonce=begun.nonce if begun else os.urandom(16),
+                hash_rule=rule,
+                value_schema=schema,
+                replication_factor=replication_factor,
+                waived=waived,
             )
-            if schema is not None:
-                put_first_schema(store, schema.avsc)
-            if begun is None:
-                put_descriptor(store, descriptor)
-            elif begun != descriptor:
-                hint = "Create it with the same settings, or delete it first"
-                raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
-            mark_ledger(client, ledger_topic(name), descriptor.digest)
         return cls(descriptor, client, store, waived=waived)
 
     @classmethod
@@ -174,7 +148,7 @@ class Log:
                 raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
             log = cls(descriptor, client, store, waived=waived)
             log.verify()
-            _check_owner(client, log)
+            check_owner(client, descriptor, log.manifests, store.url)
         return log
 
     @classmethod
@@ -194,24 +168,7 @@ class Log:
         waived = parse_waivers(allow_unsafe)
         client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
         with closing_port(client, kafka, on_success=True):
-            descriptor = descriptor_or_none(store)
-            if descriptor is None:
-                raise NotFound(f"there is no log {name}", url=store.url)
-            ids = {
-                data_topic(name): descriptor.identity.data_topic_id,
-                ledger_topic(name): descriptor.identity.ledger_topic_id,
-            }
-            if client.cluster_id() != descriptor.identity.cluster_id:
-                raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-            found = {topic: client.describe_topic(topic) for topic in ids}
-            own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
-            owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
-            for topic in own if owner in (None, descriptor.digest) else ():
-                client.delete_topic(topic)
-            for info in list(store.list()):
-                if info.path != DESCRIPTOR_PATH:
-                    store.delete(info.path)
-            store.delete(DESCRIPTOR_PATH)
+            delete_log(client, store, name)
 
     def verify(self, rights: Rights = NO_RIGHTS) -> None:
         """Compare descriptor, cluster and topic settings, as every open, round and recovery does.
@@ -382,7 +339,7 @@ class Log:
             self.ledger_topic,
             self.descriptor.identity,
             base.state if base else None,
-            last=_last_record(base) if base else None,
+            last=LastRecord.below(base) if base else None,
             rebase=rebase,
             verify=self.verify_identity,
             clock=clock,
@@ -399,7 +356,7 @@ class Log:
         None before the first manifest.
         """
         stored = self.manifests.newest()
-        return (stored.manifest.state, _last_record(stored.manifest)) if stored else None
+        return (stored.manifest.state, LastRecord.below(stored.manifest)) if stored else None
 
     def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
         """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
@@ -437,38 +394,5 @@ class Log:
             ledger.close()
 
     def _identified(self) -> tuple[TopicDescription, TopicDescription, str | None]:
-        data, ledger = self._describe(self.data_topic), self._describe(self.ledger_topic)
+        data, ledger = find_topics(self.kafka, self.store, self.descriptor)
         return data, ledger, verify(self.descriptor, identity_of(self.kafka, data, ledger), data.partitions)
-
-    def _describe(self, topic: str) -> TopicDescription:
-        found = look_for(self.kafka, topic)
-        if found is None and descriptor_or_none(self.store) is None:
-            raise NotFound(f"there is no log {self.name} any more: it was deleted", log=self.name, url=self.store.url)
-        if found is None:
-            raise IdentityChanged(
-                "the log's topic is gone",
-                topic=topic,
-                log=self.name,
-                hint="Check bootstrap.servers; else delete the log",
-            )
-        return found
-
-
-def _check_owner(client: Kafka, log: "Log") -> None:
-    """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark."""
-    owner = owner_of(client, log.ledger_topic)
-    if owner is not None and owner != log.descriptor.digest:
-        raise IdentityChanged(
-            "the topics belong to a log of this name below another root",
-            log=log.name,
-            url=log.store.url,
-            hint="Open it at its own root; what is below this one can be deleted",
-        )
-    if owner is None and not log.manifests.numbers() and is_begun(client, log.descriptor):
-        hint = "Create it again, with the same settings"
-        raise NotFound(f"the log {log.name} was begun, and its create died", url=log.store.url, hint=hint)
-
-
-def _last_record(manifest: Manifest) -> LastRecord | None:
-    """The last ledger record that a snapshot was built on."""
-    return next((LastRecord(one.offset, one.hash) for one in manifest.anchors if one.topic == "ledger"), None)

@@ -10,16 +10,21 @@ Invariants:
 import time
 
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.errors import AlreadyExists, NotFound, OffsetGone
+from statelog.schemas.errors import AlreadyExists, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.ledger import Mark, Restart, decode
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import TopicRole, Waiver, check_topic, topic_config
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, append_record
+from statelog.storage.log_files import descriptor_or_none
+from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.store import Store
 
 __all__ = [
     "check_made",
+    "check_owner",
+    "find_topics",
     "identity_of",
     "is_begun",
     "look_for",
@@ -60,6 +65,22 @@ def look_for(client: Kafka, topic: str) -> TopicDescription | None:
             return found
         time.sleep(_LOOK_AGAIN_S)
     return client.describe_topic(topic)
+
+
+def find_topics(client: Kafka, store: Store, descriptor: Descriptor) -> tuple[TopicDescription, TopicDescription]:
+    """A log's data topic and ledger topic. Raises NotFound if the log was deleted, IdentityChanged if one is gone."""
+    name = descriptor.name
+    return _find(client, store, name, data_topic(name)), _find(client, store, name, ledger_topic(name))
+
+
+def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescription:
+    found = look_for(client, topic)
+    if found is None and descriptor_or_none(store) is None:
+        raise NotFound(f"there is no log {name} any more: it was deleted", log=name, url=store.url)
+    if found is None:
+        hint = "Check bootstrap.servers; else delete the log"
+        raise IdentityChanged("the log's topic is gone", topic=topic, log=name, hint=hint)
+    return found
 
 
 def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
@@ -111,6 +132,21 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
         reader.close()
     record = decode(first.value) if first else None
     return record.digest if isinstance(record, Mark | Restart) else None
+
+
+def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain, url: str) -> None:
+    """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark."""
+    owner, name = owner_of(client, ledger_topic(descriptor.name)), descriptor.name
+    if owner is not None and owner != descriptor.digest:
+        raise IdentityChanged(
+            "the topics belong to a log of this name below another root",
+            log=name,
+            url=url,
+            hint="Open it at its own root; what is below this one can be deleted",
+        )
+    if owner is None and not manifests.numbers() and is_begun(client, descriptor):
+        hint = "Create it again, with the same settings"
+        raise NotFound(f"the log {name} was begun, and its create died", url=url, hint=hint)
 
 
 def mark_ledger(client: Kafka, topic: str, digest: bytes) -> None:
