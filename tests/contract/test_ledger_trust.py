@@ -119,7 +119,7 @@ def die_before_the_mark(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None
         raise DeadBeforeTheMark
 
     with monkeypatch.context() as patched, pytest.raises(DeadBeforeTheMark):
-        patched.setattr("statelog.storage.log.mark_ledger", die)
+        patched.setattr("statelog.storage.log_life.mark_ledger", die)
         rig.create()
 
 

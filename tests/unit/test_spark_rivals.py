@@ -1,6 +1,6 @@
 """Rivals as the ledger tells of them: whom an Open would fence, and when they were last heard of."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +24,7 @@ TWO = write_options({**WHERE, "writerId": "two", "queryId": "q2", "checkpointLoc
 
 
 @contextmanager
-def opened_by_one(*, stamped: bool) -> Iterator[Log]:
+def opened_by_one(*, stamped: bool) -> Generator[Log]:
     """A log that a query has opened, on brokers that stamp what they append, or not."""
     cluster, disk = MemoryCluster(clock=lambda: OPENED_S), MemoryDisk(lambda: 0.0)
     rig = WriterRig("log", lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, "log"), cluster)
