@@ -56,6 +56,7 @@ def test_a_closed_writer_is_freed_at_once(log: Log, is_final: bool) -> None:
     assert [one() for one in left] == [None] * 4
 
 
+@pytest.mark.filterwarnings("ignore:unclosed .* of statelog:ResourceWarning")
 @pytest.mark.usefixtures("_uncollected")
 def test_a_writer_that_was_forgotten_open_is_freed_at_once(log: Log) -> None:
     """Its clients' threads and connections end with it."""

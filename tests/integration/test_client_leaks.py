@@ -1,11 +1,14 @@
 """What is left of Kafka clients that nobody holds any more: nothing, above all no threads."""
 
 import gc
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from statelog.producer import Writer
 from statelog.schemas.errors import BrokerUnavailable, UnsafeTopic
 from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
 from statelog.storage.kafka_client import ConfluentKafka
@@ -76,12 +79,43 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
             producer.poll(0.1)
         assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=20))
 
-    use_and_drop()
-    gc.collect()
+    def use_and_be_told() -> None:
+        with pytest.warns(ResourceWarning, match="unclosed (producer|reader)") as told:
+            use_and_drop()
+            gc.collect()
+        assert len(told) == 2
+
+    use_and_be_told()
     before = threads()
     for _ in range(4):
-        use_and_drop()
-    gc.collect()
+        use_and_be_told()
     assert threads() <= before + 4
     kafka.delete_topic(topic_name)
     kafka.close()
+
+
+@pytest.mark.broker
+def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Each of their clients, as an open file does; those that were closed, also by a `with`, say nothing."""
+    place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
+    unsafe = ("replication", "min-insync")
+    Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=unsafe).close()
+
+    def forget(*, is_closed: bool) -> list[str]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with Log.open(log_name, **place, allow_unsafe=unsafe) as log, Writer(log, "closed") as writer:
+                writer.put(b"k", b"v")
+                writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
+            del log, writer
+            if not is_closed:
+                log = Log.open(log_name, **place, allow_unsafe=unsafe)
+                writer = Writer(log, "forgotten")
+                del writer, log
+            gc.collect()
+        assert {warning.category for warning in told} <= {ResourceWarning}
+        return sorted(str(warning.message).partition(" of statelog")[0] for warning in told)
+
+    assert forget(is_closed=True) == []
+    assert forget(is_closed=False) == ["unclosed Kafka client", "unclosed producer", "unclosed reader"]
+    Log.delete(log_name, **place)

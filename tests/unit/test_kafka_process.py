@@ -1,6 +1,9 @@
 """Kafka clients and forks: a child gets a typed error, and ends as a child should."""
 
 import gc
+import tracemalloc
+import warnings
+import weakref
 
 import pytest
 
@@ -68,3 +71,56 @@ def test_a_guard_is_closed_for_good() -> None:
     guard.close()
     with pytest.raises(ClosedError, match="thing"):
         guard.check()
+
+
+class Handle:
+    """Stands in for a native client."""
+
+
+def test_a_guard_that_is_forgotten_warns_and_frees_its_handle() -> None:
+    """As a file that nobody closed; whoever keeps the warning keeps no client with it, and learns where it was made."""
+    guard, handle = ProcessGuard("thing"), Handle()
+    tracemalloc.start(5)
+    try:
+        guard.hold(handle)
+        left = weakref.ref(handle)
+        del handle
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            del guard
+            gc.collect()
+        (warning,) = told
+        made = tracemalloc.get_object_traceback(warning.source)
+    finally:
+        tracemalloc.stop()
+    assert left() is None
+    assert warning.category is ResourceWarning
+    assert "unclosed thing of statelog" in str(warning.message)
+    assert made is not None
+    assert any(frame.filename == __file__ for frame in made)
+
+
+def test_a_guard_that_was_closed_or_gave_its_handle_up_is_silent() -> None:
+    """So is one that never had a handle, and a fork's copy."""
+    forked = [ProcessGuard("thing")]
+    forked[0].hold(Handle())
+
+    def drop_all() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            forked.clear()
+            gc.collect()
+
+    assert in_fork(drop_all) == 0
+    forked[0].close()
+    closed, dropped = ProcessGuard("thing"), ProcessGuard("thing")
+    closed.hold(Handle())
+    closed.close()
+    dropped.hold(Handle())
+    dropped.drop()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del closed, dropped
+        ProcessGuard("thing")
+        gc.collect()
+    assert told == []

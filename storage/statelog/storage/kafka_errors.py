@@ -29,6 +29,10 @@ _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
     "RECORD_LIST_TOO_LARGE": "the records are larger than segment.bytes of topic {topic}",
     "TOPIC_AUTHORIZATION_FAILED": "this client lacks the right to WRITE on topic {topic}",
+    **dict.fromkeys(
+        ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"),
+        "topic {topic} does not exist any more, or has fewer partitions",
+    ),
 }
 """What a refusal of a record means for the person who reads it, where the broker's text does not say."""
 _REMEDIES = {

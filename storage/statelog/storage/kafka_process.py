@@ -3,12 +3,13 @@
 A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
 even dropping the handle crashes. This module owns the rule "one process, one client". Invariants: a client refuses
 work outside the process that made it, a handle that a fork carried over is never destroyed there, and one whose owner
-was dropped without a close goes with it: its threads and connections would stay for ever.
+was dropped without a close goes with it, with a ResourceWarning: its threads and connections would stay for ever.
 """
 
 import ctypes
 import logging
 import os
+import warnings
 import weakref
 from typing import Any
 
@@ -17,7 +18,14 @@ from statelog.schemas.errors import ClosedError
 __all__ = ["ProcessGuard"]
 
 _LOG = logging.getLogger("statelog.kafka")
+_UNCLOSED = "unclosed {} of statelog: close the Writer, Coordinator, Log or Kafka port that it belongs to"
 _handles: dict[int, object] = {}
+
+
+class _Origin:
+    """Where a handle was made, for tracemalloc: a warning that named the handle itself would keep it alive."""
+
+    __slots__ = ()
 
 
 class ProcessGuard:
@@ -30,7 +38,7 @@ class ProcessGuard:
         self._pid = os.getpid()
         self._handle: object | None = None
         self._closed = False
-        self._finalizer: weakref.finalize[[int, int, str], ProcessGuard] | None = None
+        self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
 
     @property
     def is_foreign(self) -> bool:
@@ -59,7 +67,7 @@ class ProcessGuard:
         self._pid = os.getpid()
         self._handle = handle
         _handles[id(handle)] = handle
-        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name)
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name, _Origin())
         self._finalizer.atexit = False
 
     def drop(self) -> None:
@@ -76,10 +84,11 @@ class ProcessGuard:
         self._closed = True
 
 
-def _drop_forgotten(handle: int, pid: int, name: str) -> None:
-    """The owner was dropped without a close."""
+def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
+    """The owner was dropped without a close. Said as Python says it of files, and to whoever reads logs only."""
     if pid == os.getpid() and _handles.pop(handle, None) is not None:
         _LOG.warning("a %s was dropped without being closed; its connections end now", name)
+        warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)
 
 
 def _immortalise() -> None:

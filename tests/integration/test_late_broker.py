@@ -1,0 +1,117 @@
+"""What a broker has not heard of yet, or hears of before the log does: a topic just made, a topic deleted."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import Damaged, IdentityChanged, PersistFailed, StatelogError
+from statelog.storage import Log
+from statelog.storage.kafka_admin import AdminSession
+from statelog.storage.kafka_admin_client import Leaders, Request
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import ClientConfig, client_config
+from statelog.storage.kafka_native import Refused
+from tests.support.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+_UNSAFE = ("replication", "min-insync")
+_ABOUT_TOPICS = ("describe_topics", "list_offsets")
+_LATE = 5
+
+
+class _Noted:
+    """In the place of a client: notes which of its methods a request calls."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Mapping[Any, Any]]:
+        def note(*_arguments: object, **_options: object) -> Mapping[Any, Any]:
+            self.names.add(name)
+            return {}
+
+        return note
+
+
+class LateSession(AdminSession):
+    """Behind every creation, the first questions of each kind go to a broker that has not heard of the topic."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__(config, config.request_timeout_s)
+        self.left: dict[str, int] = {}
+        self.refused = 0
+
+    def ask(
+        self, request: Request, limit_s: float | None = None, *, twice: bool = True, leaders: Leaders | None = None
+    ) -> list[dict[Any, Any]]:
+        """As the real one, with that answer in between."""
+        noted: Any = _Noted()
+        request(noted, 1.0)
+        if "create_topics" in noted.names:
+            self.left.update(dict.fromkeys(_ABOUT_TOPICS, _LATE))
+        for kind in [kind for kind in _ABOUT_TOPICS if kind in noted.names and self.left.get(kind)]:
+            self.left[kind] -= 1
+            self.refused += 1
+            raise Refused("UNKNOWN_TOPIC_OR_PART", "Broker: Unknown topic or partition")
+        return super().ask(request, limit_s, twice=twice, leaders=leaders)
+
+
+def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Making, opening, writing and reading go on past every "no such topic" of a broker that learns of it later."""
+    config = client_config({"bootstrap.servers": broker.bootstrap})
+    kafka, late = ConfluentKafka(config), LateSession(config)
+    kafka._admin = late  # pyright: ignore[reportPrivateUsage] # what a real cluster shows only now and then
+    root = str(tmp_path)
+    with Log.create(
+        log_name, kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=_UNSAFE
+    ) as log, Writer(log, "w") as writer:  # fmt: skip
+        writer.put(b"k", b"v")
+        writer.commit(1)
+        assert recover(log).to_dict() == {b"k": b"v"}
+    assert late.refused == 2 * len(_ABOUT_TOPICS) * _LATE, "for each of the two topics"
+    Log.delete(log_name, kafka={"bootstrap.servers": broker.bootstrap}, root=root)
+
+
+class _Deletion(NamedTuple):
+    """Which of the log's topics go, what a commit then raises, and what it says."""
+
+    topics: Sequence[str]
+    error: type[StatelogError]
+    told: str
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        _Deletion(("",), PersistFailed, "does not exist any more"),
+        _Deletion((".ledger",), IdentityChanged, "the log's topic is gone"),
+        _Deletion(("", ".ledger"), PersistFailed, "does not exist any more"),
+    ],
+    ids=["data", "ledger", "both"],
+)
+def test_a_topic_that_is_deleted_under_a_writer_is_told(
+    broker: Broker, log_name: str, tmp_path: Path, gone: _Deletion
+) -> None:
+    """As what it is, long before the message time-out of five minutes; whoever opens the log again is told, too."""
+    place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
+    with Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=_UNSAFE) as log:
+        with Writer(log, "w") as writer:
+            writer.put(b"k", b"1")
+            writer.commit(1)
+            for suffix in gone.topics:
+                log.kafka.delete_topic(f"{log_name}{suffix}")
+            began_s = time.monotonic()
+            writer.put(b"k", b"2")
+            with pytest.raises(gone.error, match=gone.told) as caught:
+                writer.commit(2)
+            assert time.monotonic() - began_s < 150.0, "the client waited for its own time-out"
+            assert log_name in str(caught.value)
+        with pytest.raises(Damaged, match="the log's topic is gone"):
+            Writer(log, "again")
+    Log.delete(log_name, **place)
