@@ -86,6 +86,32 @@ def test_a_winner_that_stalls_before_its_clean_up_removes_nothing_that_counts(tw
     assert state_of(twin.open(), min) == twin.model
 
 
+def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: TwinLog, tmp_path: Path) -> None:
+    """It removes what it listed before its put: the next round's runs came later, and no manifest names them yet."""
+    stepper, passed = Stepper(), list[str]()
+
+    def younger() -> None:
+        def crash(name: str) -> None:
+            passed.append(name)
+            stepper.pause()
+
+        outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock, crash=crash)
+        assert isinstance(outcome, Completed)
+
+    actor = stepper.actor(younger)
+
+    def meanwhile() -> None:
+        twin.write({b"k2": b"3"})
+        while "after-upload" not in passed:
+            actor.step()
+
+    assert isinstance(_stalled_at("after-put", meanwhile, twin, tmp_path), Completed)
+    while not actor.over:
+        actor.step()
+    assert twin.open().manifests.numbers() == [2, 3]
+    assert state_of(twin.open()) == twin.model
+
+
 @pytest.mark.parametrize("point", ["after-check", "after-drop", "after-truncate-data", "after-truncate-ledger"])
 def test_a_winner_that_stalls_inside_its_clean_up_harms_nobody(point: str, twin: TwinLog, tmp_path: Path) -> None:
     """What it decided to remove stays right to remove, however late."""
