@@ -14,6 +14,8 @@ import pytest
 from statelog.producer.persist import Persist
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.recovery.host import Host
 from statelog.schemas.errors import (
     CheckpointMismatch,
     ClosedError,
@@ -171,6 +173,20 @@ def check(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> dict[s
     return ends
 
 
+def check_recovery(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> None:
+    """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
+    with rig.open() as log:
+        recovery = recover(log, host=Host(start=lambda work: work()))
+        state = recovery.to_dict()
+    ends = {source.name: 0 for source in sources}
+    ends |= {name: int(last.metadata["position"]) for name, last in recovery.commits.items()}
+    assert all(ends[name] >= position for name, position in told.items()), f"told {told}, recovered {ends}"
+    expected: dict[bytes, bytes] = {}
+    for source in sources:
+        expected |= source.fold(ends[source.name])
+    assert state == expected
+
+
 def run(seed: int) -> int:
     """One history; returns how far the sources were copied."""
     rng = random.Random(seed)
@@ -200,6 +216,8 @@ def run(seed: int) -> int:
                 life.writer.close()
         else:
             told[source.name] = max(told[source.name], lives[source.name].told)
+        if seed % 3 == 0 and rng.random() < 0.1:
+            check_recovery(rig, sources, told)
         if rng.random() < 0.3:
             rig.cluster.release(rng.randrange(3))
         if rng.random() < 0.1:
