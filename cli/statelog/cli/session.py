@@ -39,15 +39,15 @@ class Session:
 
     def place(self) -> dict[str, Any]:
         """Where logs are, as `Log` wants it. Raises ConfigError for a root that would end with this command."""
-        kafka, root = self.config.kafka_settings(), self.config.root_url()
+        return {"kafka": self.config.kafka_settings(), **self.store_place()}
+
+    def store_place(self) -> dict[str, Any]:
+        """Where their directories are, without Kafka. Raises ConfigError as `place`."""
+        root = self.config.root_url()
         if root.startswith("memory:"):
             hint = "Name a directory or a bucket"
             raise ConfigError("a root in memory is gone when this command ends", hint=hint, root=root)
-        return {
-            "kafka": kafka,
-            "root": root,
-            "storage_options": self.config.storage,
-        }
+        return {"root": root, "storage_options": self.config.storage}
 
     @contextmanager
     def warnings_shown(self) -> Generator[None]:

@@ -119,7 +119,7 @@ class ChangeSet:
             index=part.chunks,
             value_schema_id=grant.value_schema.id,
             witness=outbox.witness(),
-            key=grant.descriptor.nonce,
+            key=grant.descriptor.seal_key,
             batch=changes,
         )
         part.chunks += 1

@@ -10,6 +10,7 @@ from statelog.recovery.recover import Recovery, recover, recover_dict
 from statelog.recovery.rocksdb import read_rocksdb_state
 from statelog.recovery.rocksdb_state import ResumePoint, RocksdbState
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.spill import SpillStatistics
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.stream import Stream
@@ -34,4 +35,5 @@ __all__ = [
     "read_rocksdb_state",
     "recover",
     "recover_dict",
+    "recover_snapshot",
 ]

@@ -68,7 +68,7 @@ class Live:
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
         self._patience = Patience(settings.stall_timeout_s, self._clock)
-        self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state)
+        self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state, last=plan.last)
         self._claimed_s = self._clock()
         try:
             self._lease = self._claim()

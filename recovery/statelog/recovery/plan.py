@@ -20,6 +20,7 @@ from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Manifest, RunRef
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.runs import row_groups_for
+from statelog.storage.ledger_client import LastRecord
 
 __all__ = [
     "LogOffsets",
@@ -61,7 +62,8 @@ class RecoveryPlan:
     """What to read to have the state at `position`.
 
     `manifest` is None if the whole state comes from the log. `state` is the ledger folded to the position. `key_groups`
-    None means all of them; `partitions` are those that hold a wanted one. `runs` are oldest first.
+    None means all of them; `partitions` are those that hold a wanted one. `runs` are oldest first. `last` is the ledger
+    record below the position: who reads on compares it. `is_alone`: of the snapshot alone, without Kafka.
     """
 
     manifest: Manifest | None
@@ -70,6 +72,8 @@ class RecoveryPlan:
     partitions: tuple[int, ...]
     runs: tuple[RunPart, ...]
     replay: ReplayPlan
+    last: LastRecord | None = None
+    is_alone: bool = False
 
     @property
     def position(self) -> int:
@@ -142,6 +146,8 @@ def make_plan(
     state: LedgerState,
     commits: Iterable[CommitBody],
     key_groups: frozenset[int] | None,
+    *,
+    last: LastRecord | None = None,
 ) -> RecoveryPlan:
     """The plan for the state at `state.position`; `commits` are the valid ones since the manifest, in ledger order."""
     partitions = partitions_of(key_groups, descriptor)
@@ -152,6 +158,7 @@ def make_plan(
         partitions=partitions,
         runs=_run_parts(manifest.runs if manifest else (), key_groups),
         replay=plan_replay(commits, partitions, state.accepted),
+        last=last,
     )
 
 

@@ -29,7 +29,7 @@ from statelog.schemas.ledger import not_given_up
 from statelog.schemas.ledger_state import LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.rights import READING
-from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.ledger_client import LastRecord, ValidCommit
 from statelog.storage.log import Log
 
 __all__ = ["Planner", "RecoveryWarning", "log_offsets"]
@@ -53,8 +53,8 @@ class Planner:
     """Makes plans for one request until one of them can be carried out."""
 
     def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, at_least: int = 0) -> None:
-        self._log = log
-        self._at = at
+        self.log = log
+        self.at = at
         self._at_least = at_least
         self.key_groups = wanted_key_groups(key_groups, log.descriptor)
         self._target: int | None = None
@@ -68,9 +68,9 @@ class Planner:
         was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
         BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
         """
-        log = self._log
+        log = self.log
         log.verify(READING)
-        manifests = _Manifests(self, log.manifests.numbers())
+        manifests = self.manifests()
         newest = next(iter(manifests), None)
         end = self._end(max(self._at_least, log.position), newest.position if newest else 0)
         target = self._take_target(manifests, end)
@@ -83,16 +83,25 @@ class Planner:
         log.saw(plan.position)
         return plan
 
+    def manifests(self) -> "_Manifests":
+        """Those that there are now, newest first."""
+        return _Manifests(self, self.log.manifests.numbers())
+
+    @property
+    def failure(self) -> StatelogError | None:
+        """What is wrong with the newest snapshot that was passed over."""
+        return self._failed[max(self._failed)] if self._failed else None
+
     def _end(self, at_least: int, snapshot: int) -> int:
         """The ledger's end. An answer below what is known to be there is asked again, and never believed.
 
         One that stays below a snapshot is a loss, which is for the plan to tell.
         """
-        end = self._log.ledger_end(at_least=max(at_least, snapshot))
+        end = self.log.ledger_end(at_least=max(at_least, snapshot))
         if snapshot <= end < at_least:
             raise BrokerUnavailable(
                 "Kafka shows an older end of the ledger than this process knows of",
-                topic=self._log.ledger_topic,
+                topic=self.log.ledger_topic,
                 log_end=end,
                 position=at_least,
                 hint="An old leader may have answered: try again. If it stays so, the ledger lost its tail",
@@ -102,26 +111,31 @@ class Planner:
     def pin(self) -> None:
         """From now on the target stays where it is, also if the newest state was asked for."""
         if self._target is not None:
-            self._at = AtPosition(self._target)
+            self.at = AtPosition(self._target)
 
-    def read_manifest(self, number: int) -> Manifest | None:
-        """A manifest, or None if it is gone or known to be damaged. Raises IdentityChanged, UnknownFormat."""
+    def read_manifest(self, number: int, *, is_newest: bool) -> Manifest | None:
+        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
+
+        Raises IdentityChanged if the newest one is of others, UnknownFormat.
+        """
         if number in self._failed:
             return None
         try:
-            manifest = self._log.manifests.read(number).manifest
+            manifest = self.log.manifests.read(number).manifest
         except NotFound:
             return None  # Superseded and cleaned up since it was listed.
         except CorruptManifest as error:
             hint = error.hint or "Restore the file from a copy of the store"
             self.pass_over(number, CorruptManifest(error.message, hint=hint, **error.facts))
             return None
-        if manifest.identity != self._log.descriptor.identity:
+        if manifest.identity != self.log.descriptor.identity:
+            if not is_newest and self.log.descriptor.made_with is not None:
+                return None  # A person accepted that those are lost: no state of theirs is held any more.
             raise IdentityChanged(
                 "a manifest was made for another log",
-                log=self._log.name,
+                log=self.log.name,
                 manifest=number,
-                url=self._log.store.url,
+                url=self.log.store.url,
                 hint="Somebody copied files between directories: restore this log's own",
             )
         return manifest
@@ -129,7 +143,7 @@ class Planner:
     def pass_over(self, number: int, error: StatelogError) -> None:
         """Never use this snapshot again, and say so."""
         self._failed[number] = error
-        text = f"{self._log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
+        text = f"{self.log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
         self.warnings.append(text)
         warnings.warn(text, RecoveryWarning, stacklevel=4)
 
@@ -140,19 +154,19 @@ class Planner:
         if newest is not None and newest.position > end:
             raise BeyondEnd(
                 "the ledger ends below the newest snapshot",
-                topic=self._log.ledger_topic,
+                topic=self.log.ledger_topic,
                 end_offset=end,
                 manifest=newest.number,
                 position=newest.position,
                 hint="The ledger lost records that were committed: restore the topic",
             )
-        passed = self._at is None and newest is not None and newest.position > (self._target or 0)
+        passed = self.at is None and newest is not None and newest.position > (self._target or 0)
         if self._target is None or passed:
             self._target = self._resolve(manifests, end)
         return self._target
 
     def _resolve(self, manifests: "_Manifests", end: int) -> int:
-        match self._at:
+        match self.at:
             case None:
                 return end
             case AtPosition(position):
@@ -180,10 +194,10 @@ class Planner:
 
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
         try:
-            ledger = self._log.ledger(base)
+            ledger = self.log.ledger(base)
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.
-        search = CheckpointSearch(self._log.descriptor.identity, base.state if base else None, at)
+        search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
         ledger.fold = search
         try:
             ledger.read_to(end)
@@ -196,15 +210,15 @@ class Planner:
     # ---- plan
 
     def _plan_from(self, base: Manifest | None, target: int) -> RecoveryPlan:
-        state, commits = self._read_ledger(base, target)
+        state, commits, last = self._read_ledger(base, target)
         bodies = (valid.commit.read_body() for valid in commits)
-        return make_plan(self._log.descriptor, base, state, bodies, self.key_groups)
+        return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
 
-    def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit]]:
-        ledger = self._log.ledger(base)
+    def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
+        ledger = self.log.ledger(base)
         try:
             commits = ledger.read_to(end)
-            return ledger.fold.freeze(), commits
+            return ledger.fold.freeze(), commits, ledger.last
         finally:
             ledger.close()
 
@@ -214,19 +228,20 @@ class Planner:
         self, error: OffsetGone, base: Manifest | None, manifests: "_Manifests", end: int
     ) -> StatelogError:
         """Why there is no plan: a failed snapshot that nothing replaces, a state that is not kept, or truncation."""
-        if self._failed:
-            return self._failed[max(self._failed)]
-        if base is None and self._at is not None and next(iter(manifests), None) is not None:
+        if self.failure:
+            return self.failure
+        if base is None and self.at is not None and next(iter(manifests), None) is not None:
             return self._not_held(manifests, end)
         return error
 
     def _not_held(self, manifests: "_Manifests", end: int) -> NotFound:
         positions = [manifest.position for manifest in manifests]
-        start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
-        oldest = 0 if start == 0 else min(positions, default=end)
+        start = self.log.kafka.offsets(self.log.ledger_topic, [0])[0].start
+        reaches_back = start == 0 and self.log.descriptor.made_with is None
+        oldest = 0 if reaches_back else min(positions, default=end)
         return NotFound(
-            f"the log {self._log.name} does not hold the state at {self._at}",
-            log=self._log.name,
+            f"the log {self.log.name} does not hold the state at {self.at}",
+            log=self.log.name,
             oldest_position=oldest,
             newest_position=end,
             snapshots=len(positions),
@@ -245,7 +260,8 @@ class _Manifests:
     def __iter__(self) -> Iterator[Manifest]:
         for number in reversed(self._numbers):
             if number not in self._read:
-                self._read[number] = self._planner.read_manifest(number)
+                is_newest = number == self._numbers[-1]
+                self._read[number] = self._planner.read_manifest(number, is_newest=is_newest)
             manifest = self._read[number]
             if manifest is not None:
                 yield manifest

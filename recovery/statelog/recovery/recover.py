@@ -39,13 +39,13 @@ from statelog.recovery.stream import Stream
 from statelog.recovery.target_arrow import fill_table
 from statelog.recovery.target_dict import fill_dict
 from statelog.recovery.target_parquet import fill_parquet, require_file
-from statelog.schemas.descriptor import HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.errors import BeyondEnd, ConfigError, Misuse, NotFound
 from statelog.schemas.ledger_state import LastCommit
 from statelog.storage.anchors import newest_witness
 from statelog.storage.log import Log
 
-__all__ = ["Recovery", "recover", "recover_dict"]
+__all__ = ["OnProgress", "Recovery", "recover", "recover_dict"]
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
@@ -208,6 +208,9 @@ class Recovery:
         The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
         on leases. Raises as `stream`.
         """
+        if self.plan.is_alone:
+            self.close()
+            raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
         key_groups = self._start().key_groups
         return self._open_stream(lambda plan: Live(self._log, plan, key_groups, self._settings, self._host), poll_s)
 
@@ -217,6 +220,11 @@ class Recovery:
     def plan(self) -> RecoveryPlan:
         """The plan that is, or was, carried out."""
         return self._held.plan
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """What the log is."""
+        return self._log.descriptor
 
     @property
     def position(self) -> int:

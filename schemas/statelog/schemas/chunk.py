@@ -73,7 +73,7 @@ class ChunkHead:
     checksum: int
 
     def is_sealed(self, key: bytes) -> bool:
-        """Whether somebody who knew the log's descriptor wrote this witness. `key` is the descriptor's nonce."""
+        """Whether somebody who knew the log's descriptor wrote this witness. `key` is the descriptor's."""
         return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.witness)
 
 

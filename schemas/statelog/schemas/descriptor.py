@@ -1,13 +1,14 @@
 """The descriptor: what a log is, written once into its directory when the log is made.
 
 Invariants:
-- Nothing in it ever changes. A log whose topics or cluster differ from it is refused, and both values are named.
+- Nothing in the file ever changes. A log whose topics or cluster differ from it is refused, and both values are named;
+  unless a manifest says that a person accepted other topics in their place. `at` is the descriptor with those.
 - What is read back passes the same checks as what a caller gives: a file is untrusted input.
 """
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from typing import cast
@@ -34,7 +35,8 @@ class HashRule(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
     """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
-    `nonce` is random, so that no two logs have the same descriptor; it is the key that seals the witnesses of chunks.
+    `nonce` is random, so that no two logs have the same descriptor. `made_with` is the identity that the file names,
+    where the log has other topics now.
 
     Raises InvalidName, ConfigError.
     """
@@ -47,12 +49,27 @@ class Descriptor:
     key_type: KeyType
     value_schema_id: int
     nonce: bytes = field(repr=False)
+    made_with: LogIdentity | None = None
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
         check_counts(self.partitions, self.key_groups)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+
+    def at(self, identity: LogIdentity) -> "Descriptor":
+        """The descriptor of the same log on the topics of this identity."""
+        made_with = self.made_with or self.identity
+        return replace(self, identity=identity, made_with=None if identity == made_with else made_with)
+
+    @property
+    def seal_key(self) -> bytes:
+        """What seals the witnesses of chunks: one that was written for other topics of this log says nothing."""
+        if self.made_with is None:
+            return self.nonce
+        ids = self.identity
+        text = "\0".join((ids.cluster_id, ids.data_topic_id, ids.ledger_topic_id))
+        return hashlib.sha256(self.nonce + text.encode()).digest()[: len(self.nonce)]
 
     @property
     def digest(self) -> bytes:
@@ -69,7 +86,7 @@ class Descriptor:
         return _FILE.encode(
             {
                 "name": self.name,
-                "identity": self.identity.to_datum(),
+                "identity": (self.made_with or self.identity).to_datum(),
                 "partitions": self.partitions,
                 "key_groups": self.key_groups,
                 "hash_rule": self.hash_rule.value,
@@ -135,5 +152,6 @@ def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> No
             log=descriptor.name,
             expected=expected,
             found=found,
-            hint="Check bootstrap.servers and the root URL; a topic that was deleted and made anew is another topic",
+            hint="Check bootstrap.servers and the root URL; a topic that was deleted and made anew is another topic."
+            " If a person accepted that (`statelog accept-loss --ledger`), open the log again",
         )

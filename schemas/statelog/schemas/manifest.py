@@ -31,7 +31,9 @@ __all__ = [
     "Manifest",
     "RowGroupSpan",
     "RunRef",
+    "begins_anew",
     "check_chain",
+    "manifest_anew",
     "next_manifest",
     "sha256",
     "stretched",
@@ -187,12 +189,49 @@ def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
     return (*runs[:-1], replace(runs[-1], end_position=position))
 
 
+def manifest_anew(
+    previous: Manifest,
+    previous_bytes: bytes,
+    *,
+    nonce: bytes,
+    identity: LogIdentity,
+    restarted: int,
+    anchors: Sequence[Anchor],
+    created_s: float,
+) -> Manifest:
+    """The manifest with which a new ledger begins: the state of `previous` without its epochs, right behind the Restart
+    at the offset `restarted` of that ledger.
+    """
+    return next_manifest(
+        previous,
+        previous_bytes,
+        nonce=nonce,
+        identity=identity,
+        state=replace(previous.state, position=restarted + 1, live=(), restarted=restarted),
+        anchors=anchors,
+        runs=previous.runs,
+        created_s=created_s,
+    )
+
+
+def begins_anew(previous: Manifest, following: Manifest) -> bool:
+    """Whether `following` only takes the state of `previous` over to other topics."""
+    restarted = following.position - 1
+    expected = replace(previous.state, position=following.position, live=(), restarted=restarted)
+    return (
+        following.identity.cluster_id == previous.identity.cluster_id
+        and following.state == expected
+        and following.runs == stretched(previous.runs, following.position)
+    )
+
+
 def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest) -> None:
     """Raise CorruptManifest unless `following` was built on `previous`, whose file has this hash."""
     numbers: dict[str, int] = {"previous": previous.number, "number": following.number}
     _require(following.number == previous.number + 1, "a manifest's number does not follow", **numbers)
     _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
-    _require(following.identity == previous.identity, "a manifest changes the log's identity", **numbers)
+    is_same = following.identity == previous.identity or begins_anew(previous, following)
+    _require(is_same, "a manifest changes the log's identity", **numbers)
     _require(following.position >= previous.position, "a manifest's position goes back", **numbers)
     for partition, offset in previous.next_offsets.items():
         now = following.next_offsets.get(partition, 0)

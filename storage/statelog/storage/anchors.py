@@ -146,7 +146,7 @@ def _witness(log: Log, value: bytes) -> int:
         found = decode_head(value)
     except (Corrupt, UnknownFormat):
         return 0
-    return found[0].witness if found and found[0].is_sealed(log.descriptor.nonce) else 0
+    return found[0].witness if found and found[0].is_sealed(log.descriptor.seal_key) else 0
 
 
 def _is_restarted(log: Log, offset: int) -> bool:

@@ -166,6 +166,11 @@ class LedgerClient:
         """The ledger topic."""
         return self._topic
 
+    @property
+    def last(self) -> LastRecord | None:
+        """The record that was folded last, if it is known: what stands there is compared with it by who reads on."""
+        return LastRecord.of(*self._last[1:3]) if isinstance(self._last, Record) else self._last
+
     def end_position(self) -> int:
         """The ledger's end now: a target to take once. Raises BrokerUnavailable."""
         return self._kafka.offsets(self._topic, [0])[0].end
@@ -288,7 +293,7 @@ class LedgerClient:
 
     def _new_records(self, end_position: int) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was folded, if it is still there."""
-        last = self._last = self._last if not isinstance(self._last, Record) else LastRecord.of(*self._last[1:3])
+        last = self._last = self.last
         if last is None:
             yield from self._records(self.fold.position, end_position)
             return

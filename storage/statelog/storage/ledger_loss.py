@@ -15,8 +15,11 @@ from statelog.schemas.rights import LEDGER_WRITING
 from statelog.storage.anchors import newest_witness
 from statelog.storage.bulk import append_all
 from statelog.storage.log import Log
+from statelog.storage.store import Store
 
-__all__ = ["accept_ledger_loss"]
+__all__ = ["accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
+
+_AT_ONCE = 100_000
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
@@ -28,8 +31,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     Raises ConfigError if nothing is lost or there is no reason or operator, NotFound if a run of that snapshot is gone,
     OutcomeUnknown (run it again), Damaged, Unavailable.
     """
-    if not reason.strip() or not operator.strip():
-        raise ConfigError("accepting a loss needs a reason and an operator")
+    check_acceptance(reason, operator)
     log.verify(LEDGER_WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
@@ -40,11 +42,17 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     if not is_replaced and end >= max(witness, 1) and not _is_torn(log):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
     if newest is not None and is_replaced:
-        _check_runs(log, newest)
+        check_runs(log.store, newest)
     record = Restart(
         digest=log.descriptor.digest, position=reach if is_replaced else 0, reason=reason, operator=operator
     )
-    return _restart(log, record, max(record.position, witness - 1, end))
+    return append_restarts(log, record, max(record.position, witness - 1, end))
+
+
+def check_acceptance(reason: str, operator: str) -> None:
+    """Raise ConfigError unless somebody says who accepts the loss, and why."""
+    if not reason.strip() or not operator.strip():
+        raise ConfigError("accepting a loss needs a reason and an operator")
 
 
 def _is_other(log: Log) -> bool:
@@ -75,9 +83,9 @@ def _fold(log: Log) -> None:
         ledger.close()
 
 
-def _check_runs(log: Log, manifest: Manifest) -> None:
+def check_runs(store: Store, manifest: Manifest) -> None:
     """Raise NotFound if the snapshot that is to be the history is not whole."""
-    sizes = {info.path: info.size_bytes for info in log.store.list("runs/")}
+    sizes = {info.path: info.size_bytes for info in store.list("runs/")}
     for run in manifest.runs:
         if sizes.get(run.path) != run.size_bytes:
             raise NotFound(
@@ -88,13 +96,13 @@ def _check_runs(log: Log, manifest: Manifest) -> None:
             )
 
 
-def _restart(log: Log, record: Restart, offset: int) -> int:
-    """Append the record until one of them lies at `offset` or above."""
+def append_restarts(log: Log, record: Restart, offset: int) -> int:
+    """Append the record until one of them lies at `offset` or above; the offset of the last one."""
     value, last = encode(record), log.ledger_end() - 1
     producer = log.kafka.producer()
     try:
         while last < offset:
-            last = max(append_all(producer, log.ledger_topic, 0, value, offset - last))
+            last = max(append_all(producer, log.ledger_topic, 0, value, min(_AT_ONCE, offset - last)))
     except OutcomeUnknown as error:
         raise OutcomeUnknown(error.message, hint="Accept the loss again: that settles it", **error.facts) from error
     finally:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from statelog.schemas.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
-from statelog.schemas.errors import BeyondEnd, ConfigError, NotFound, OffsetGone
+from statelog.schemas.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange
@@ -38,6 +38,7 @@ from statelog.storage.log_settings import check_log_counts, one_of
 from statelog.storage.log_topics import check_made, check_owner, find_topics, identity_of
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
+from statelog.storage.topics_in_force import topics_in_force
 from statelog.storage.value_schemas import ValueSchemas
 
 __all__ = ["Log", "LogDescription"]
@@ -147,8 +148,15 @@ class Log:
                 hint = "Create it with Log.create or `statelog init`"
                 raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
             log = cls(descriptor, client, store, waived=waived)
-            log.verify()
-            check_owner(client, descriptor, log.manifests, store.url)
+            try:
+                log.verify()
+            except IdentityChanged:
+                accepted = topics_in_force(client, store, descriptor)
+                if accepted == descriptor:
+                    raise
+                log = cls(accepted, client, store, waived=waived)
+                log.verify()
+            check_owner(client, log.descriptor, log.manifests, store.url)
         return log
 
     @classmethod

@@ -19,6 +19,7 @@ from statelog.storage.kafka import Kafka
 from statelog.storage.log_files import descriptor_or_none, put_descriptor, put_first_schema
 from statelog.storage.log_topics import identity_of, is_begun, make_topic, mark_ledger, owner_of
 from statelog.storage.store import Store
+from statelog.storage.topics_in_force import topics_in_force
 
 __all__ = ["delete_log", "make_log"]
 
@@ -75,6 +76,7 @@ def delete_log(client: Kafka, store: Store, name: str) -> None:
     descriptor = descriptor_or_none(store)
     if descriptor is None:
         raise NotFound(f"there is no log {name}", url=store.url)
+    descriptor = topics_in_force(client, store, descriptor)
     ids = {
         data_topic(name): descriptor.identity.data_topic_id,
         ledger_topic(name): descriptor.identity.ledger_topic_id,

@@ -78,7 +78,7 @@ def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescriptio
     if found is None and descriptor_or_none(store) is None:
         raise NotFound(f"there is no log {name} any more: it was deleted", log=name, url=store.url)
     if found is None:
-        hint = "Check bootstrap.servers; else delete the log"
+        hint = "Check bootstrap.servers; else go on without it (statelog accept-loss --ledger), or delete the log"
         raise IdentityChanged("the log's topic is gone", topic=topic, log=name, hint=hint)
     return found
 

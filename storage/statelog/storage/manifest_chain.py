@@ -78,7 +78,7 @@ class ManifestChain:
         except NotFound as error:
             message = "the store is not there: the log's directory holds no descriptor"
             raise StoreUnavailable(message, hint=_GONE_HINT, store=self._store.url) from error
-        if found != self._descriptor:
+        if found.digest != self._descriptor.digest:
             raise IdentityChanged(
                 "the directory is another log's",
                 hint="Check the root URL",
@@ -94,7 +94,23 @@ class ManifestChain:
         return StoredManifest(Manifest.from_bytes(data, path), data)
 
     def newest(self) -> StoredManifest | None:
-        """The newest manifest, or None before the first. Raises StoreUnavailable if it is listed and cannot be read."""
+        """The newest manifest, or None before the first. Raises IdentityChanged if it is that of other topics,
+        StoreUnavailable if it is listed and cannot be read.
+        """
+        found = self.newest_of_any()
+        if found is not None and found.manifest.identity != self._descriptor.identity:
+            raise IdentityChanged(
+                "the newest manifest was made for other topics",
+                manifest=found.manifest.number,
+                store=self._store.url,
+                expected=self._descriptor.identity.ledger_topic_id,
+                found=found.manifest.identity.ledger_topic_id,
+                hint="If a person accepted that the topics were lost, open the log again; else these are another log's",
+            )
+        return found
+
+    def newest_of_any(self) -> StoredManifest | None:
+        """The newest manifest, whichever topics it was made for. Raises as `newest`, but for those."""
         missed: list[int] = []
         while numbers := self.numbers():
             try:

@@ -1,7 +1,10 @@
 """`statelog recover`: the state of a log, shown or written to a file."""
 
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -12,10 +15,9 @@ from statelog.cli.progress import ProgressBar, open_bar
 from statelog.cli.recovering import json_lines, parse_at, parse_key_groups, shown_rows, whole_file
 from statelog.cli.session import Session, connected
 from statelog.cli.shown import show_bytes, show_duration
-from statelog.recovery import Progress, Recovery, RecoverySettings, recover
+from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.errors import ConfigError
-from statelog.storage.log import Log
 
 __all__ = ["command"]
 
@@ -37,6 +39,7 @@ standard error."""
 @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
 @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
 @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+@click.option("--snapshot", is_flag=True, help="From the newest snapshot alone: Kafka is not needed, and not asked.")
 @click.option("--lease/--no-lease", default=True, help="Whether truncation waits for this command.")
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
 @connected
@@ -51,30 +54,41 @@ def command(
     at_position: int | None,
     at_writer: str | None,
     at_checkpoint: int | None,
+    snapshot: bool,
     lease: bool,
     rows: int,
 ) -> None:
     """Recover a log."""
+    if snapshot and at_writer is not None:
+        raise ConfigError("a snapshot is named by its position", hint="Give --at-position, or neither for the newest")
     if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
     as_json = session.output.as_json
-    with session.open_log(name) as log, open_bar(f"recover {name}", as_json=as_json) as bar:
-        settings = RecoverySettings(holder="statelog recover", lease=lease)
-        with recover(
-            log, key_groups=groups, at=at, progress=lambda now: _show(bar, now), settings=settings
-        ) as recovery:
-            listing = _fill(log, recovery, to_parquet, to_rocksdb, to_json, BytesText(bytes_text), rows)
+    with ExitStack() as opened, open_bar(f"recover {name}", as_json=as_json) as bar:
+        options: dict[str, Any] = {
+            "key_groups": groups,
+            "progress": partial(_show, bar),
+            "settings": RecoverySettings(holder="statelog recover", lease=lease),
+        }
+        if snapshot:
+            opened.enter_context(session.warnings_shown())
+            plan = recover_snapshot(name, **session.store_place(), position=at_position, **options)
+        else:
+            plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
+        with plan as recovery:
+            listing = _fill(recovery, to_parquet, to_rocksdb, to_json, BytesText(bytes_text), rows)
             for text in recovery.warnings:
                 session.output.warning(text)
             report = _report(name, recovery, listing)
+    if snapshot:
+        session.output.warning(f"Kafka was not asked: what was committed behind {recovery.position} is not in it")
     # Rows and summary must not mix.
     output = Output(as_json=as_json, to_stderr=True) if to_json == STDOUT else session.output
     output.report(report)
 
 
 def _fill(
-    log: Log,
     recovery: Recovery,
     to_parquet: Path | None,
     to_rocksdb: Path | None,
@@ -93,7 +107,7 @@ def _fill(
     if to_json is None:
         columns = (("key_group", Unit.COUNT), ("key", Unit.TEXT), ("value", Unit.TEXT))
         return (Listing("first_rows", columns, tuple(shown_rows(table, rows))),)
-    _write(table, to_json, bytes_text, with_groups=log.descriptor.hash_rule is HashRule.CALLER)
+    _write(table, to_json, bytes_text, with_groups=recovery.descriptor.hash_rule is HashRule.CALLER)
     return ()
 
 

@@ -1,0 +1,112 @@
+"""A real broker whose topics somebody deletes under a log: told by their ids, and gone on from by the command."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
+from statelog.cli.program import program
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.schemas.errors import DataLoss, IdentityChanged, NotFound
+from statelog.storage.kafka_client import ConfluentKafka
+from statelog.storage.kafka_config import client_config
+from statelog.storage.log import Log
+from tests.support.broker import Broker
+from tests.support.twin_log import UNSAFE, settings_for
+
+pytestmark = pytest.mark.broker
+
+WHO = ("--reason", "somebody deleted it", "--operator", "ann", "--yes")
+KEPT = {b"k%d" % i: b"v" for i in range(1, 4)}
+
+
+class Place:
+    """A log on the broker and in a local directory, as programs and commands find it."""
+
+    def __init__(self, broker: Broker, name: str, directory: Path) -> None:
+        self.name = name
+        self.kafka = {"bootstrap.servers": broker.bootstrap}
+        self.root = str(directory / "root")
+
+    def open(self) -> Log:
+        """In another process."""
+        return Log.open(self.name, kafka=self.kafka, root=self.root, allow_unsafe=UNSAFE)
+
+    def run(self, *arguments: str) -> Result:
+        """A command of ours."""
+        place = ("--bootstrap", self.kafka["bootstrap.servers"], "--root", self.root)
+        return CliRunner().invoke(program, [*arguments, *place, "--allow-unsafe", ",".join(UNSAFE)])
+
+    def delete_topic(self, topic: str) -> None:
+        """Somebody does."""
+        client = ConfluentKafka(client_config(self.kafka))
+        client.delete_topic(topic)
+        client.close()
+
+
+@pytest.fixture
+def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
+    """A log with a snapshot, and with one commit behind it."""
+    place = Place(broker, log_name, tmp_path)
+    with Log.create(
+        log_name,
+        kafka=place.kafka,
+        root=place.root,
+        partitions=2,
+        key_groups=8,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+    ) as log:
+        with Writer(log, "w") as writer:
+            for i, key in enumerate(KEPT, 1):
+                writer.put(key, b"v")
+                writer.commit(i)
+        run_round(log, settings_for(tmp_path))
+        with Writer(log, "w") as writer:
+            writer.put(b"lost", b"v")
+            writer.commit(len(KEPT) + 1)
+    yield place
+    Log.delete(log_name, kafka=place.kafka, root=place.root)
+
+
+@pytest.mark.parametrize("topics", [("{}.ledger",), ("{}.ledger", "{}")], ids=["ledger", "both"])
+def test_a_log_goes_on_without_the_topics_that_somebody_deleted(
+    place: Place, topics: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What the snapshot holds, for writers, rounds and readers; who knew the old topics is told to the end."""
+    log = place.open()
+    old = Writer(log, "old", partitions=[0])
+    for topic in topics:
+        place.delete_topic(topic.format(place.name))
+    with pytest.raises((IdentityChanged, NotFound)):
+        place.open()
+    assert place.run("recover", place.name).exit_code == DAMAGED
+    done = place.run("accept-loss", place.name, "--ledger", *WHO, "--replication-factor", "1")
+    assert done.exit_code == OK, done.output
+
+    with place.open() as now:
+        assert recover(now).to_dict() == KEPT
+        with Writer(now, "w", expect=len(KEPT)) as writer:
+            for i in range(3):
+                writer.put(b"new%d" % i, b"v")
+                writer.commit(len(KEPT) + 1 + i)
+                run_round(now, settings_for(tmp_path))
+        expected = KEPT | {b"new%d" % i: b"v" for i in range(3)}
+        assert recover(now).to_dict() == expected
+        assert now.kafka.offsets(now.ledger_topic, [0])[0].start > 0
+    with pytest.raises(DataLoss):
+        old.commit(1)
+    old.close()
+    with pytest.raises(IdentityChanged):
+        run_round(log, settings_for(tmp_path))
+    with pytest.raises(IdentityChanged):
+        recover(log)
+    log.close()
+    again = place.run("accept-loss", place.name, "--ledger", *WHO)
+    assert (again.exit_code, "lost nothing" in again.output) == (MISUSE, True), again.output
+    with place.open() as now:
+        assert recover(now).to_dict() == expected

@@ -1,0 +1,128 @@
+"""A snapshot that is read without Kafka: the state at its position, verified, and never taken for the newest one."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
+from statelog.cli.program import program
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import Recovery, recover_snapshot
+from statelog.recovery.planner import RecoveryWarning
+from statelog.schemas.errors import CorruptRun, Misuse, NotFound
+from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.log import Log
+from statelog.storage.store_memory import MemoryStore
+from tests.support.twin_log import UNSAFE, TwinLog, settings_for
+
+
+def open_snapshot(twin: TwinLog, position: int | None = None) -> Recovery:
+    """Somebody who has the store and nothing else."""
+    return recover_snapshot("log", root=MemoryStore(twin.disk, "log"), position=position)
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> TwinLog:
+    """A log with two snapshots of different states, and a commit behind the second."""
+    twin = TwinLog()
+    for name in (b"a", b"b"):
+        twin.write({name: b"1", b"both": name})
+        with twin.open() as log:
+            run_round(log, settings_for(tmp_path), clock=twin.clock)
+    kept = dict(twin.model)
+    twin.write({b"behind": b"v"})
+    twin.model = kept
+    return twin
+
+
+def test_the_newest_snapshot_is_read_alone(twin: TwinLog) -> None:
+    """State, position, and where each writer's source resumes; the lease is gone afterwards."""
+    recovery = open_snapshot(twin)
+    with twin.open() as log:
+        newest = log.manifests.read(2).manifest
+    assert recovery.to_dict() == twin.model
+    assert recovery.position == newest.position
+    assert recovery.last_commit("writer") == newest.state.last_commit("writer")
+    assert not twin.disk.files("log/leases/")
+
+
+def test_every_target_takes_it(twin: TwinLog) -> None:
+    """As a stream, a table, and a part of it."""
+    rows: dict[object, object] = {}
+    with open_snapshot(twin) as recovery, recovery.stream() as stream:
+        stream.apply(lambda portion: rows.update({row["key"]: row["value"] for row in portion.changes.to_pylist()}))
+    assert rows == twin.model
+    assert open_snapshot(twin).to_arrow(ordered=True).num_rows == len(twin.model)
+    part = recover_snapshot("log", root=MemoryStore(twin.disk, "log"), key_groups=range(4)).to_dict()
+    rest = recover_snapshot("log", root=MemoryStore(twin.disk, "log"), key_groups=range(4, 8)).to_dict()
+    assert part | rest == twin.model
+    assert not part.keys() & rest.keys()
+
+
+def test_an_older_one_is_named_by_its_position(twin: TwinLog) -> None:
+    """What is there is said where nothing fits."""
+    with twin.open() as log:
+        positions = [log.manifests.read(number).manifest.position for number in (1, 2)]
+    assert open_snapshot(twin, positions[0]).to_dict() == {b"a": b"1", b"both": b"a"}
+    with pytest.raises(NotFound) as told:
+        open_snapshot(twin, positions[1] + 1)
+    assert told.value.facts["positions"] == f"{positions[1]}, {positions[0]}"
+
+
+def test_nothing_is_followed(twin: TwinLog) -> None:
+    """Behind a snapshot there is nothing that could be known."""
+    with pytest.raises(Misuse, match="alone"):
+        open_snapshot(twin).follow()
+    assert not twin.disk.files("log/leases/")
+
+
+def test_a_damaged_one_is_passed_over(twin: TwinLog) -> None:
+    """With a warning; and if all are, that is the error."""
+    with twin.open() as log:
+        first, second = (log.manifests.read(number).manifest.runs for number in (1, 2))
+    fresh = {run.path: run for run in second if run.path not in {one.path for one in first}}
+    for run in fresh.values():
+        twin.disk.flip_byte(f"log/{run.path}", 8)
+    with pytest.warns(RecoveryWarning):
+        assert open_snapshot(twin).to_dict() == {b"a": b"1", b"both": b"a"}
+    for run in first:
+        twin.disk.flip_byte(f"log/{run.path}", 8)
+    with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun):
+        open_snapshot(twin).to_dict()
+
+
+def test_without_any_there_is_nothing_to_read() -> None:
+    """No snapshot yet, and no log at all."""
+    twin = TwinLog()
+    with pytest.raises(NotFound, match="no such snapshot"):
+        open_snapshot(twin)
+    with pytest.raises(NotFound, match="no log"):
+        recover_snapshot("other", root=MemoryStore(twin.disk, "other"))
+
+
+def test_the_command_needs_no_broker(tmp_path: Path) -> None:
+    """`--snapshot` alone; it says that Kafka was not asked."""
+    root = str(tmp_path / "root")
+    kafka = MemoryKafka()
+    (tmp_path / "scratch").mkdir()
+    with (
+        Log.create("log", kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE) as log,
+        Writer(log, "w") as writer,
+    ):
+        writer.put(b"k", b"v")
+        writer.commit(1)
+        run_round(log, settings_for(tmp_path / "scratch"))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(program, ["recover", "log", "--root", root, *arguments])
+        return done.exit_code, done.output
+
+    code, output = run("--snapshot", "--to-json", str(tmp_path / "rows"))
+    assert (code, "Kafka was not asked" in output) == (OK, True), output
+    assert (tmp_path / "rows").read_text() == '{"key": "k", "value": "v"}\n'
+    assert run("--snapshot", "--at-writer", "w", "--at-checkpoint", "1")[0] == MISUSE
+    for path in (tmp_path / "root" / "log" / "runs").iterdir():
+        path.write_bytes(b"")
+    assert run("--snapshot")[0] == DAMAGED
