@@ -183,7 +183,7 @@ def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
         process.writer.close()
         process.writer = None
     if process.writer is None:
-        process.writer = Writer(process.log, "w", partitions=[0], new_nonce=world.nonce, clock=world.tick)
+        process.writer = Writer(process.log, "w", partitions=[0], new_nonce=world.nonce, clock=process.tick)
         if restore:
             _read(process, at_least=0)
     writer = process.writer
@@ -223,7 +223,7 @@ def _commit_tasks(process: Process) -> None:
     world = process.world
     if process.coordinator is not None:
         process.coordinator.close()
-    coordinator = Coordinator(process.log, "job", partitions=[1], new_nonce=world.nonce, clock=world.tick)
+    coordinator = Coordinator(process.log, "job", partitions=[1], new_nonce=world.nonce, clock=process.tick)
     process.coordinator = coordinator
     if coordinator.last_commit is not None:
         return
@@ -243,7 +243,7 @@ def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> H
         producer = process.kafka.producer()
         try:
             slot = int.from_bytes(world.nonce())
-            task = TaskWriter(producer, grant, slot=slot, clock=world.tick, salt=lambda: slot)
+            task = TaskWriter(producer, grant, slot=slot, clock=process.tick, salt=lambda: slot)
             for key in KEYS[group]:
                 value = attempt.changes[key]
                 assert value is not None
@@ -261,7 +261,7 @@ def _round(process: Process) -> None:
     world = process.world
     settings = settings_for(world.scratch)
     outcome = run_round(
-        process.log, settings, clock=world.clock, new_nonce=world.nonce, verified=process.verified,
+        process.log, settings, clock=process.clock, new_nonce=world.nonce, verified=process.verified,
         disk=world.nemesis.disk_hook,
     )  # fmt: skip
     assert isinstance(outcome, Completed | Skipped), outcome
@@ -272,8 +272,8 @@ def _round(process: Process) -> None:
 _SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)
 
 
-def _host(world: World, start: Callable[[Callable[[], None]], None]) -> Host:
-    return Host(clock=world.tick, start=start, new_id=world.new_id)
+def _host(process: Process, start: Callable[[Callable[[], None]], None]) -> Host:
+    return Host(clock=process.tick, start=start, new_id=process.world.new_id)
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -286,7 +286,7 @@ def _read(process: Process, at: At | None = None, *, at_least: int | None = None
     floor = world.acknowledged()
     known = 0 if barrier else floor if at_least is None else at_least
     recovery = recover(
-        process.log, at=at, at_least=known, barrier=barrier, settings=_SETTINGS, host=_host(world, _at_once)
+        process.log, at=at, at_least=known, barrier=barrier, settings=_SETTINGS, host=_host(process, _at_once)
     )
     state = recovery.to_dict()
     world.reads.append(Read(process.name, recovery.position, 0 if at else floor, state))
@@ -325,7 +325,9 @@ def _follow_one(process: Process) -> None:
     world = process.world
     hand = _Hand(world.stepper)
     known = 0 if process.applied else world.acknowledged()
-    recovery = recover(process.log, resume=process.applied, at_least=known, settings=_SETTINGS, host=_host(world, hand))
+    recovery = recover(
+        process.log, resume=process.applied, at_least=known, settings=_SETTINGS, host=_host(process, hand)
+    )
     stream = recovery.follow(poll_s=0.0)
     try:
         _step_to(process, stream, hand, known)

@@ -27,6 +27,8 @@ UNSAFE = ("replication", "min-insync")
 AGAIN = (Unavailable, PersistFailed, OutcomeUnknown)
 """After these a program tries again, or opens again; after no other."""
 _TRIES = 8
+_CLOCKS = ((0.0, 1.0), (-86_400.0, 1.1), (86_400.0, 0.9), (-3_600.0, 0.9), (3_600.0, 1.1))
+"""How far ahead a machine's clock is, and how fast it goes: what happens must not depend on it."""
 State = dict[bytes, bytes]
 
 
@@ -69,7 +71,7 @@ class _SteppedKafka(MemoryKafka):
 
 
 class Process:
-    """One process: its views of the twins, and what it holds in memory."""
+    """One process: its views of the twins, a clock that is wrong in its own way, and what it holds in memory."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
@@ -83,6 +85,15 @@ class Process:
         self.applied: Applied | None = None
         self.state: State = {}
         self._log: Log | None = None
+        self._skew_s, self._drift = _CLOCKS[sum(name.encode()) % len(_CLOCKS)]
+
+    def clock(self) -> float:
+        """Seconds since 1970, by this machine."""
+        return self.world.clock() + self._skew_s
+
+    def tick(self) -> float:
+        """For time-outs: goes on a little each time that it is read, faster than on other machines, or slower."""
+        return self.world.tick() * self._drift + self._skew_s
 
     @property
     def log(self) -> Log:
