@@ -12,9 +12,9 @@ import pytest
 
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import ConfigError, Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.schemas.ledger import CommitBody
 from statelog.schemas.replay_plan import ReplayPlan, plan_replay

@@ -11,9 +11,9 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtPosition
 from statelog.recovery.host import Host
-from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.chunk import decode_batch, decode_head, encode_chunk
 from statelog.schemas.errors import (
     AnchorMismatch,

@@ -14,11 +14,11 @@ from statelog.producer.writer import Writer
 from statelog.recovery import sources
 from statelog.recovery.at import AtPosition
 from statelog.recovery.host import Host
-from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.portion import Portion
 from statelog.recovery.progress import Phase, Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import (
     ClosedError,
     ConfigError,

@@ -8,9 +8,9 @@ import pytest
 
 from statelog.producer.writer import Writer
 from statelog.recovery.at import AtCheckpoint, AtPosition
-from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.topic_policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import pyarrow as pa
 import xxhash
 
-from statelog.recovery.applied import Applied, Place
-from statelog.recovery.portion import decode_frame, encode_frame
+from statelog.recovery.applied import Applied
+from statelog.recovery.spill_frame import Place, decode_frame, encode_frame
 from statelog.schemas import ledger
 from statelog.schemas.changes import apply_to_dict, change_schema
 from statelog.schemas.chunk import decode_batch, decode_head

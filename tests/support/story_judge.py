@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.ledger import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
 from statelog.storage.kafka_memory import MemoryKafka

@@ -16,7 +16,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover, recover_dict
 from statelog.recovery.cache_directory import CacheWarning
 from statelog.recovery.host import Host
-from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import ConfigError, Misuse
 from statelog.storage.kafka_cluster import MemoryCluster
 from statelog.storage.kafka_memory import MemoryKafka

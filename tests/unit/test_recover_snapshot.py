@@ -10,7 +10,7 @@ from statelog.cli.program import program
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
-from statelog.recovery.planner import RecoveryWarning
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import CorruptRun, Misuse, NotFound
 from statelog.storage.kafka_memory import MemoryKafka
 from statelog.storage.log import Log

@@ -16,7 +16,7 @@ from statelog.recovery.plan import RecoveryPlan
 from statelog.recovery.planner import Planner
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.sources import SnapshotFailed
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.errors import NotFound, StoreUnavailable
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient

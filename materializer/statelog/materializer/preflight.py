@@ -15,7 +15,7 @@ from statelog.storage.anchors import check_anchors, check_data_records
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log import Log
 
-__all__ = ["check_data", "check_ledger"]
+__all__ = ["check_data", "check_ledger", "prove_truncation"]
 
 
 def check_ledger(log: Log, newest: Manifest | None) -> None:
@@ -56,3 +56,14 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
             log_end=there.end,
             hint="Acknowledged records are gone: restore the topic; the snapshots still hold their changes",
         )
+
+
+def prove_truncation(log: Log) -> None:
+    """See that both topics let us delete records, by deleting those below offset 0, of which there are none.
+
+    `Log.verify(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do not
+    say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
+    would grow. Raises ConfigError, Unavailable.
+    """
+    for topic in (log.data_topic, log.ledger_topic):
+        log.kafka.delete_records(topic, {0: 0})

@@ -26,10 +26,9 @@ from statelog.materializer.compaction import merge_runs
 from statelog.materializer.delta import delta_tables
 from statelog.materializer.draft import Draft
 from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.preflight import check_data, check_ledger
+from statelog.materializer.preflight import check_data, check_ledger, prove_truncation
 from statelog.materializer.scratch import scratch_directory
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.starting import prove_truncation
 from statelog.materializer.target import Target, choose_target
 from statelog.materializer.verified import VerifiedRuns
 from statelog.schemas.errors import (

@@ -1,4 +1,4 @@
-"""What a daemon asks once, when it starts: how long its first round waits, and whether it may truncate."""
+"""What a daemon asks once, when it starts: how long its first round waits."""
 
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
@@ -6,7 +6,7 @@ from statelog.schemas.errors import StatelogError
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log import Log
 
-__all__ = ["ask_first_delay_s", "prove_truncation"]
+__all__ = ["ask_first_delay_s"]
 
 
 def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
@@ -22,14 +22,3 @@ def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
         return first_delay_s(log.name, settings)
     wait_s = settings.interval_s if listed else first_delay_s(log.name, settings)
     return first_delay_s(log.name, settings, due_s=wait_s - age_s)
-
-
-def prove_truncation(log: Log) -> None:
-    """See that both topics let us delete records, by deleting those below offset 0, of which there are none.
-
-    `Log.verify(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do not
-    say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
-    would grow. Raises ConfigError, Unavailable.
-    """
-    for topic in (log.data_topic, log.ledger_topic):
-        log.kafka.delete_records(topic, {0: 0})

@@ -12,57 +12,20 @@ Invariants:
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
+from statelog.recovery.spill_frame import DONE, Place
 from statelog.schemas.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.identity import LogIdentity
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.runs import key_groups_of
 
-__all__ = ["Applied", "Place", "rest_of"]
+__all__ = ["Applied", "rest_of"]
 
 _FORMAT = 1
-_DONE = -1
-
-
-class Place(NamedTuple):
-    """A place in the state at `position`: the key groups below `next_key_group` whole, and `rows` rows of that one.
-
-    Behind the whole state, `rows` counts the changes of the next commit: so many of it are applied, too.
-    """
-
-    position: int
-    next_key_group: int = 0
-    rows: int = 0
-
-    @classmethod
-    def complete(cls, position: int) -> "Place":
-        """The whole state at `position`."""
-        return cls(position, _DONE)
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the whole state lies before it."""
-        return self.next_key_group == _DONE
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the whole state lies before it, and no part of a later commit."""
-        return self.has_state and self.rows == 0
-
-    def inside_commit(self, changes: int) -> "Place":
-        """The place after so many more changes of the next commit, before its last."""
-        return self._replace(rows=self.rows + changes)
-
-    def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Place":
-        """The place behind the next rows of the state, which are sorted and at least one."""
-        groups = np.asarray(sorted_rows.column("key_group"), np.uint16)
-        last = int(groups[-1])
-        rows = len(groups) - int(np.searchsorted(groups, last))
-        return Place(self.position, last, rows + (self.rows if last == self.next_key_group else 0))
 
 
 def rest_of(tables: Iterable[pa.Table], place: Place) -> Iterator[pa.Table]:
@@ -134,7 +97,7 @@ class Applied:
             if fields["format"] > _FORMAT:
                 raise UnknownFormat("what was applied is kept in a newer format", found=fields["format"], known=_FORMAT)
             position, next_key_group, rows = (int(number) for number in fields["place"])
-            if position < 0 or rows < 0 or not _DONE <= next_key_group <= MAX_KEY_GROUPS:
+            if position < 0 or rows < 0 or not DONE <= next_key_group <= MAX_KEY_GROUPS:
                 raise ValueError("a place that no state has")  # noqa: TRY301 - one error for all that it may be
             groups = None if fields["key_groups"] is None else _groups_of(fields["key_groups"])
             identity = LogIdentity.from_datum(fields)

@@ -19,17 +19,17 @@ from threading import Event
 
 import pyarrow as pa
 
-from statelog.recovery.applied import Place, rest_of
+from statelog.recovery.applied import rest_of
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import GRACE_S, Host, begin
 from statelog.recovery.live import Live
 from statelog.recovery.patience import Patience
 from statelog.recovery.plan import RecoveryPlan
-from statelog.recovery.portion import cut_to_frames, encode_frame
 from statelog.recovery.progress import Phase
 from statelog.recovery.reading import Reading
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.spill import SpillQueue
+from statelog.recovery.spill_frame import Place, cut_to_frames, encode_frame
 from statelog.schemas.errors import ClosedError, StorageFull, Unavailable
 from statelog.storage.log import Log
 from statelog.storage.own_process import OwnProcess

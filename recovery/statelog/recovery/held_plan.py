@@ -20,7 +20,7 @@ from statelog.recovery.plan import RecoveryPlan, partitions_of
 from statelog.recovery.planner import Planner
 from statelog.recovery.preflight import check_plan
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.sources import SnapshotFailed
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.errors import Misuse, OffsetGone
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log import Log

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from statelog.recovery.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.checkpoint_search import CheckpointSearch
 from statelog.recovery.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.errors import (
     BeyondEnd,
     BrokerUnavailable,
@@ -32,11 +33,7 @@ from statelog.schemas.rights import READING
 from statelog.storage.ledger_client import LastRecord, ValidCommit
 from statelog.storage.log import Log
 
-__all__ = ["Planner", "RecoveryWarning", "log_offsets"]
-
-
-class RecoveryWarning(UserWarning):
-    """Something stored is damaged, and the recovery went around it without loss."""
+__all__ = ["Planner", "log_offsets"]
 
 
 def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:

@@ -30,8 +30,9 @@ from statelog.recovery.plan import RecoveryPlan, RunPart
 from statelog.recovery.progress import Phase
 from statelog.recovery.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.sources import Converter, Counter, SnapshotFailed, run_pieces, run_tables, tail_changes
+from statelog.recovery.sources import Converter, Counter, run_pieces, run_tables, tail_changes
 from statelog.recovery.spilled_tail import SpilledTail
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.key_groups import partition_starts
 from statelog.schemas.runs import key_groups_of
 from statelog.schemas.values import ValueSchema

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from statelog.recovery.applied import Applied, Place
+from statelog.recovery.applied import Applied
 from statelog.recovery.at import At, AtPosition
 from statelog.recovery.fetch import Fetch
 from statelog.recovery.held_plan import HeldPlan
@@ -34,6 +34,7 @@ from statelog.recovery.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.reading import Reading
 from statelog.recovery.rocksdb import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.spill_frame import Place
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.stream import Stream
 from statelog.recovery.target_arrow import fill_table

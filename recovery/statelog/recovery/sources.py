@@ -20,9 +20,9 @@ from statelog.recovery.ahead import Piece
 from statelog.recovery.fold import select_key_groups
 from statelog.recovery.patience import Patience, PatientReader, Pause
 from statelog.recovery.plan import RecoveryPlan, RunPart
-from statelog.recovery.planner import RecoveryWarning
 from statelog.recovery.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning, SnapshotFailed
 from statelog.schemas.changes import change_schema
 from statelog.schemas.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.values import ValueSchema, convert
@@ -31,24 +31,12 @@ from statelog.storage.local_copy import LocalCopyReader
 from statelog.storage.log import Log
 from statelog.storage.replay import replay
 
-__all__ = ["Converter", "Counter", "SnapshotFailed", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
+__all__ = ["Converter", "Counter", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
 
 _PIECE_BYTES = 1 << 20
 
 TailChanges = tuple[int, pa.RecordBatch]
 """A partition, and the next changes of it."""
-
-
-class SnapshotFailed(Exception):
-    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
-
-    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
-    """
-
-    def __init__(self, error: CorruptRun | NotFound) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.is_copy = False
 
 
 class Counter:

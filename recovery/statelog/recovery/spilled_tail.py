@@ -17,11 +17,10 @@ from threading import Lock
 
 import pyarrow as pa
 
-from statelog.recovery.applied import Place
 from statelog.recovery.fold import newest
 from statelog.recovery.pile import Pile
-from statelog.recovery.portion import cut_to_frames, decode_frame, encode_frame
 from statelog.recovery.spill import SpillQueue
+from statelog.recovery.spill_frame import Place, cut_to_frames, decode_frame, encode_frame
 from statelog.schemas.changes import newest_sorted
 from statelog.schemas.errors import ClosedError
 from statelog.storage.run_merge import merge_streams

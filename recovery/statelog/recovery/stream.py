@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from statelog.recovery.applied import Applied, Place
+from statelog.recovery.applied import Applied
 from statelog.recovery.fetch import Fetch
-from statelog.recovery.portion import Portion, decode_frame
+from statelog.recovery.portion import Portion
 from statelog.recovery.progress import Phase
 from statelog.recovery.spill import SpillStatistics
+from statelog.recovery.spill_frame import Place, decode_frame
 
 __all__ = ["Stream"]
 
