@@ -36,6 +36,7 @@ __all__ = [
     "Mark",
     "Open",
     "Restart",
+    "check_committed",
     "decode",
     "encode",
     "given_up",
@@ -209,6 +210,19 @@ def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, e
         if lost.start_offset <= start_offset:
             start_offset = max(start_offset, lost.end_offset)
     return start_offset >= end_offset
+
+
+def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -> None:
+    """Raise ConfigError unless every range to give up is of committed offsets; `committed`: positions by partition."""
+    for lost in ranges:
+        end = committed.get(lost.partition, 0)
+        if not 0 <= lost.start_offset < lost.end_offset <= end:
+            raise ConfigError(
+                "only committed offsets can be given up, as a range that is not empty",
+                hint="Take the range from the error that reported the loss",
+                **lost._asdict(),
+                committed_position=end,
+            )
 
 
 def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:

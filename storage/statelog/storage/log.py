@@ -21,7 +21,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.fold import LedgerFold
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange
+from statelog.schemas.ledger import VOID_VALUE, AcceptLoss, LossRange, check_committed
 from statelog.schemas.ledger_state import LastCommit, LedgerState
 from statelog.schemas.manifest import Manifest
 from statelog.schemas.names import check_log_name, data_topic, ledger_topic
@@ -375,16 +375,7 @@ class Log:
         if not ranges or not reason.strip() or not operator.strip():
             raise ConfigError("accepting a loss needs ranges, a reason and an operator")
         self.verify(LEDGER_WRITING)
-        committed = self._fold_to_end().committed_positions
-        for lost in ranges:
-            end = committed.get(lost.partition, 0)
-            if not 0 <= lost.start_offset < lost.end_offset <= end:
-                raise ConfigError(
-                    "only committed offsets can be given up, as a range that is not empty",
-                    hint="Take the range from the error that reported the loss",
-                    **lost._asdict(),
-                    committed_position=end,
-                )
+        check_committed(ranges, self._fold_to_end().committed_positions)
         producer = self.kafka.producer()
         try:
             record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
