@@ -1,5 +1,7 @@
 """Requests that go to leaders are made by clients that know them: one that has to look corrupts its memory."""
 
+import gc
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -116,4 +118,27 @@ def test_a_client_that_described_a_topic_is_not_asked_again(
         for _ in range(3):
             kafka.offsets(topic_name, range(_PARTITIONS))
         assert [one.questions for one in told.values()] == [1]
+        kafka.delete_topic(topic_name)
+
+
+@pytest.mark.broker
+def test_a_client_that_looked_for_a_coordinator_is_not_kept(
+    broker: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that gave up and finds it later frees its request twice: so each publication has a client of its own."""
+    published: list[weakref.ref[admin.AdminClient]] = []
+    original = admin.AdminClient.alter_consumer_group_offsets
+
+    def watched(client: admin.AdminClient, requests: Any, **options: Any) -> Any:
+        published.append(weakref.ref(client))
+        return original(client, requests, **options)
+
+    monkeypatch.setattr(admin.AdminClient, "alter_consumer_group_offsets", watched)
+    with closing(_kafka(broker)) as kafka:
+        kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+        for _ in range(2):
+            kafka.publish_offset(f"{topic_name}.group", topic_name, 0, 0)
+        gc.collect()
+        assert published
+        assert [one() for one in published] == [None] * len(published)
         kafka.delete_topic(topic_name)

@@ -208,12 +208,19 @@ class ConfluentKafka:
         """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset)])
         facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
+        self._admin.guard.check()
+        # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
+        # librdkafka frees the request a second time.
+        session = AdminSession(self._config, self._timeout_s, self._clock)
         patience = self._patience()
-        while (refused := self._publish(request)) is not None:
-            # A broker that has just started loads its groups first.
-            if refused.name not in _LOADING or not patience.again(drop=False):
-                needs = f"READ on group {group}, and on topic {topic}"
-                raise self._error(refused, "publishing a group offset", needs, **facts)
+        try:
+            while (refused := self._publish(session, request)) is not None:
+                # A broker that has just started loads its groups first.
+                if refused.name not in _LOADING or not patience.again(drop=False):
+                    needs = f"READ on group {group}, and on topic {topic}"
+                    raise self._error(refused, "publishing a group offset", needs, **facts)
+        finally:
+            session.close()
 
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
@@ -229,10 +236,10 @@ class ConfluentKafka:
         """Release the admin client. Idempotent."""
         self._admin.close()
 
-    def _publish(self, request: ConsumerGroupTopicPartitions) -> Refused | None:
+    def _publish(self, session: AdminSession, request: ConsumerGroupTopicPartitions) -> Refused | None:
         """Why it was not published, if so: the group as a whole was refused, or one of its partitions."""
         try:
-            (answers,) = self._admin.ask(
+            (answers,) = session.ask(
                 lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)]
             )
         except Refused as refused:
