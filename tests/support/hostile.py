@@ -66,7 +66,8 @@ def hostile(target: Target, *, seed: int, seconds: float = 0.0, mutants: int = 0
 
 
 def _attack(target: Target, rng: random.Random, until_s: float, mutants: int, report: mmap.mmap) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    limit = _address_space_bytes() + _MEMORY_BYTES  # What the parent holds is no fault of the mutants.
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     honest = target.decode(target.data if target.seal is None else target.seal(target.data))
     while mutants > 0 or time.monotonic() < until_s:
         mutants -= 1
@@ -86,6 +87,10 @@ def _attack(target: Target, rng: random.Random, until_s: float, mutants: int, re
             _write(report, b"another value of " + data)
             raise AssertionError
     _write(report, b"")
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _write(report: mmap.mmap, data: bytes) -> None:
