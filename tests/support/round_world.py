@@ -88,7 +88,8 @@ class RoundWorld:
                     actor.kill()
 
     def settle(self) -> None:
-        """Kill everybody, then run undisturbed rounds until nothing of the past is left to remove."""
+        """Let the leases of the dead run out, then run undisturbed rounds until nothing of the past is left."""
+        self.twin.now_s += 2 * _SETTINGS.lease_ttl_s
         settings = settings_for(self._scratch)
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
