@@ -19,6 +19,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from statelog.cli.devbroker.ready import wait_until_ready
 from tests.support import broker as brokers
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.faulty_broker import FaultyBroker, open_faulty_broker
@@ -63,9 +64,11 @@ def _own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Ow
 
 @pytest.fixture
 def own_broker(_own_broker: brokers.OwnBroker) -> brokers.OwnBroker:
-    """A broker apart from the shared one, alive at the start of every test that asks for it."""
+    """A broker apart from the shared one, which takes records at the start of every test that asks for it."""
     if not _own_broker.alive:
         _own_broker.restart()
+    else:  # One that was paused comes back to itself in its own time.
+        wait_until_ready(_own_broker.bootstrap, 120.0, still_alive=lambda: _own_broker.alive)
     return _own_broker
 
 
