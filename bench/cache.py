@@ -19,11 +19,11 @@ from bench.figures import Figure, timed
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
 from bench.workload import batches, every_key
-from statelog.materializer.round import run_round
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import CacheSettings, Recovery, RecoverySettings, recover
 from statelog.storage import Log
-from statelog.storage.store_local import LocalStore
+from statelog.storage.store.local import LocalStore
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -13,7 +13,7 @@ from bench.plain import plain_topic
 from bench.rocksdb import rocksdb
 from bench.setting import Setting
 from bench.workload import batches, every_key, pairs
-from statelog.materializer.round import run_round
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover

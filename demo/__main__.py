@@ -21,8 +21,8 @@ from demo.recovery import recover_in_halves
 from demo.report import show_differences, show_log, show_recovery, show_state, show_stream
 from demo.screen import Screen
 from demo.stream import Streamed, run_stream
-from statelog.schemas.errors import StatelogError
-from statelog.storage.log import Log, LogDescription
+from statelog.errors import StatelogError
+from statelog.storage.log.log import Log, LogDescription
 
 __all__ = ["main"]
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody w
 
 from demo.flights import SPARK_COLUMNS
 from demo.place import ALLOW_UNSAFE, WRITER, Place
-from statelog.spark.upsert import upsert
+from statelog.spark.sink.upsert import upsert
 
 __all__ = ["changed_aircraft", "main"]
 

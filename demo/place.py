@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from statelog.cli.devbroker.embedded import cache_directory
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 
 __all__ = ["ALLOW_UNSAFE", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
 

@@ -9,7 +9,7 @@ from demo.fold import Difference
 from demo.recovery import Recovered
 from demo.screen import Screen, kib, rate
 from demo.stream import Streamed
-from statelog.storage.log import LogDescription
+from statelog.storage.log.log import LogDescription
 
 __all__ = ["show_differences", "show_log", "show_recovery", "show_state", "show_stream"]
 

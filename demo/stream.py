@@ -14,7 +14,7 @@ from demo.ledger_watch import LedgerWatch, SeenCommit
 from demo.materialize import MaterializerDaemon
 from demo.place import Place
 from demo.screen import Screen
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 
 __all__ = ["Life", "Streamed", "run_stream"]
 

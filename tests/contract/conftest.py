@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.writer_rig import WriterRig, real_rig, twin_rig
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from statelog.schemas.errors import AlreadyExists, BrokerUnavailable
+from statelog.errors import AlreadyExists, BrokerUnavailable
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.positions import HighWater, Listed
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
+from statelog.storage.kafka.positions import HighWater, Listed
 from tests.support.faulty_broker import FaultyBroker
 from tests.support.tcp_proxy import Deed
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 
-from statelog.schemas.errors import (
+from statelog.errors import (
     AlreadyExists,
     BeyondEnd,
     ClosedError,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.tasks import Coordinator
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.writer_rig import WriterRig, real_rig
 
 
@@ -119,7 +119,7 @@ def die_before_the_mark(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None
         raise DeadBeforeTheMark
 
     with monkeypatch.context() as patched, pytest.raises(DeadBeforeTheMark):
-        patched.setattr("statelog.storage.log_life.mark_ledger", die)
+        patched.setattr("statelog.storage.log.life.mark_ledger", die)
         rig.create()
 
 

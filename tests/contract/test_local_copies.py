@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from statelog.errors import ConfigError, Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.errors import ConfigError, Corrupt, NotFound, PersistFailed, UnknownFormat
-from statelog.schemas.ledger import CommitBody
-from statelog.schemas.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.ledger.records import CommitBody
 from statelog.storage.kafka import OffsetRange, Reader, Record
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_faults import Fate, SendAttempt
-from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
-from statelog.storage.local_copy import LocalCopy, LocalCopyReader
-from statelog.storage.log import Log
+from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.local.copy import LocalCopy, LocalCopyReader
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.mutation import mutations
 from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig

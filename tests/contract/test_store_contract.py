@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from docker.errors import DockerException
 
-from statelog.schemas.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
+from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
 from statelog.storage.store import Store
-from statelog.storage.store_fsspec import FsspecStore, open_store
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
-from statelog.storage.store_url import parse_root
+from statelog.storage.store.fsspec import FsspecStore, open_store
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.storage.store.url import parse_root
 from tests.support.broker import docker_reason
 from tests.support.file_systems import CarelessFileSystem, unique_directory
 from tests.support.hdfs import Hdfs

@@ -7,17 +7,17 @@ from typing import cast
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.errors import NotFound, OffsetGone
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.live import Live
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import NotFound, OffsetGone
-from statelog.schemas.retention import RetentionPolicy
+from statelog.recovery.streaming.live import Live
+from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.leases import list_leases
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.stream_reader import Reader

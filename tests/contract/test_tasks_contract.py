@@ -10,10 +10,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from statelog.producer.settings import WriterSettings
-from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
-from statelog.producer.writer import Writer
-from statelog.schemas.errors import (
+from statelog.errors import (
     BrokerUnavailable,
     CheckpointMismatch,
     ClosedError,
@@ -24,12 +21,15 @@ from statelog.schemas.errors import (
     KeyGroupMismatch,
     OverlappingTasks,
 )
-from statelog.schemas.handle import Handle
-from statelog.schemas.key_groups import key_group_of
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
+from statelog.producer.writer import Writer
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.ledger.handle import Handle
 from statelog.storage.kafka import Producer
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.log import Log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.quick_start import quick_start
 from tests.support.writer_rig import WriterRig, real_rig

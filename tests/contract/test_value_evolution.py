@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import rocksdict
 
-from statelog.materializer.round import run_round
+from statelog.errors import IncompatibleSchema, InvalidChange
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover, recover_dict
-from statelog.schemas.errors import IncompatibleSchema, InvalidChange
-from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage.log import Log
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.storage.log.log import Log
 from tests.support.twin_log import settings_for
 from tests.support.writer_rig import WriterRig
 

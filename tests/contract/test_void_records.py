@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover_dict
-from statelog.schemas.changes import PUT
-from statelog.schemas.chunk import decode_head, encode_chunk
+from statelog.schemas.changes.changes import PUT
+from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.storage.kafka import Delivery, OffsetRange
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.chunks import rows_batch
 from tests.support.twin_log import settings_for
 from tests.support.writer_rig import WriterRig

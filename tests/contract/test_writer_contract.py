@@ -7,10 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.producer.settings import WriterSettings
-from statelog.producer.writer import Writer
-from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import (
+from statelog.errors import (
     AlreadyExists,
     CheckpointMismatch,
     ClosedError,
@@ -21,9 +18,12 @@ from statelog.schemas.errors import (
     NotFound,
     ValueTooLarge,
 )
-from statelog.schemas.handle import Handle
-from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
-from statelog.storage.log import Log
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.ledger.handle import Handle
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WriterRig
 
 POINT = """{"type": "record", "name": "Point", "fields": [

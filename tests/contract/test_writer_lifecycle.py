@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from statelog.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
 from statelog.producer.persist import Persist
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
-from statelog.schemas.key_groups import key_group_of
-from statelog.storage.log import Log
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WriterRig
 
 AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from statelog.errors import ClosedError
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import ClosedError
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WriterRig
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.errors import NotFound, StorageFull, StoreUnavailable
-from statelog.storage.store_memory import Fault, MemoryStore
+from statelog.errors import NotFound, StorageFull, StoreUnavailable
+from statelog.recovery.cache.directory import CacheDirectory
+from statelog.storage.store.memory import Fault, MemoryStore
 from tests.support.cache_rig import CacheRig
 
 

@@ -10,7 +10,7 @@ import pytest
 from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.keys.key_groups import KeyType
 from tests.support.broker import Broker
 from tests.support.quick_start import quick_start
 from tests.support.step_hooks import DieOnce, StopOnce, coordinate, nothing

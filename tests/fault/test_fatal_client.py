@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from statelog.producer.opening import Opened
+from statelog.errors import BrokerUnavailable, StatelogError
+from statelog.producer.commits.opening import Opened
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import BrokerUnavailable, StatelogError
 from statelog.storage.kafka import Delivery, DeliveryStatus
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_faults import Fate, ScriptedFaults
-from statelog.storage.kafka_producer import ConfluentProducer
-from statelog.storage.store_fsspec import open_store
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
+from statelog.storage.kafka.producer import ConfluentProducer
+from statelog.storage.store.fsspec import open_store
 from tests.support.broker import Broker
 from tests.support.fatal_client import make_fatal
 from tests.support.writer_rig import WriterRig, twin_rig

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.round import run_round
+from statelog.errors import Fenced
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import Fenced
-from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage.log import Log
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.storage.log.log import Log
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
 

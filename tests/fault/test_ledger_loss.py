@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
-from statelog.schemas.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
-from statelog.schemas.handle import NO_CHECKPOINT
-from statelog.schemas.ledger import Open
+from statelog.schemas.ledger.handle import NO_CHECKPOINT
+from statelog.schemas.ledger.records import Open
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import append_record
-from statelog.storage.ledger_loss import accept_ledger_loss
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.store.memory import MemoryStore
 from tests.support.chunks import chunk_of, rows_batch
 from tests.support.twin_log import UNSAFE, TwinLog, settings_for
 

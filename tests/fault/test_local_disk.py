@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import rocksdict
 
-from statelog.materializer import delta
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.errors import StorageFull, StoreUnavailable
+from statelog.materializer.round import delta
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
-from statelog.schemas.errors import StorageFull, StoreUnavailable
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
 MOST_STEPS = 200

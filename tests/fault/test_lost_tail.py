@@ -2,11 +2,11 @@
 
 import pytest
 
+from statelog.errors import BeyondEnd, ConfigError, Fenced
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_dict
-from statelog.schemas.errors import BeyondEnd, ConfigError, Fenced
-from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger.records import LossRange
 from tests.support.writer_rig import WriterRig, twin_rig
 
 SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)

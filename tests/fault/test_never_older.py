@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from statelog.errors import BrokerUnavailable, Misuse
 from statelog.producer.tasks import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import BrokerUnavailable, Misuse
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryStore
 from tests.support.twin_log import UNSAFE, TwinLog
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_faults import TRUE, Answer, Call, old
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import TRUE, Answer, Call, old
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.writer_rig import UNSAFE
 
 _STATE = {b"k%d" % i: b"v" for i in range(9)}

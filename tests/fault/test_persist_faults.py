@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.producer.lifecycle import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
-from statelog.storage.kafka_faults import Fate, SendAttempt
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import UNSAFE, WriterRig, twin_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)

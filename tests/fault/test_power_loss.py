@@ -14,15 +14,15 @@ from click.testing import CliRunner, Result
 from statelog.cli.devbroker.embedded import EmbeddedBroker
 from statelog.cli.exit_codes import DAMAGED
 from statelog.cli.program import program
-from statelog.materializer.round import run_round
+from statelog.errors import BeyondEnd, DataLoss
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import BeyondEnd, DataLoss
-from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
-from statelog.schemas.ledger import Restart, decode
+from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.ledger.records import Restart, decode
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_loss import accept_ledger_loss
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.power_loss import cut_tail
 from tests.support.twin_log import UNSAFE, settings_for
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import StoreRefused, StoreUnavailable
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.leases import LeaseWarning, list_leases
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryStore
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.twin_log import UNSAFE

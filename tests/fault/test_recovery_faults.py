@@ -7,15 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from statelog.producer.settings import WriterSettings
-from statelog.producer.writer import Writer
-from statelog.recovery.at import AtPosition
-from statelog.recovery.host import Host
-from statelog.recovery.recover import recover, recover_dict
-from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.chunk import decode_batch, decode_head, encode_chunk
-from statelog.schemas.errors import (
+from statelog.errors import (
     AnchorMismatch,
     BeyondEnd,
     CorruptChunk,
@@ -29,14 +21,22 @@ from statelog.schemas.errors import (
     StatelogError,
     StoreUnavailable,
 )
-from statelog.schemas.lease import expired
-from statelog.schemas.ledger import LossRange
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.recovery.host import Host
+from statelog.recovery.planning.at import AtPosition
+from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import RecoveryWarning
+from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chunk
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.schemas.snapshot.lease import expired
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.cache_rig import until
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.writer_rig import twin_rig

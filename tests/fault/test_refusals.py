@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from statelog.producer.writer import Writer
-from statelog.schemas.errors import (
+from statelog.errors import (
     AlreadyExists,
     BrokerUnavailable,
     ConfigError,
@@ -22,9 +21,10 @@ from statelog.schemas.errors import (
     UnknownFormat,
     UnsafeTopic,
 )
+from statelog.producer.writer import Writer
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
 

@@ -10,12 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.producer.lifecycle import Life
-from statelog.producer.settings import WriterSettings
-from statelog.producer.tasks import Coordinator, TaskWriter
-from statelog.producer.writer import Writer
-from statelog.schemas.descriptor import HashRule
-from statelog.schemas.errors import (
+from statelog.errors import (
     CheckpointMismatch,
     ClosedError,
     IdentityChanged,
@@ -24,10 +19,15 @@ from statelog.schemas.errors import (
     Misuse,
     ValueTooLarge,
 )
-from statelog.schemas.key_groups import KeyType
-from statelog.storage.kafka_faults import Fate, SendAttempt
-from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer
-from statelog.storage.log import Log
+from statelog.producer.lifecycle import Life
+from statelog.producer.settings import WriterSettings
+from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
 
 TEXTS = """{"type": "record", "name": "Texts", "fields": [

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.round import run_round
+from statelog.errors import AnchorMismatch, DataLoss
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import AnchorMismatch, DataLoss
-from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.schemas.ledger import LossRange
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_faults import Fate, SendAttempt
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.ledger_client import LOOK_AGAIN_S
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.twin_log import UNSAFE, TwinLog, settings_for
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.shares import share
-from statelog.storage.log import Log
+from statelog.schemas.keys.shares import share
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.fleet import Place, WorkerProcess, furthest, restore
 from tests.support.rescale_world import KEY_GROUPS, PARTITIONS, count

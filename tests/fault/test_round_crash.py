@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import CRASH_POINTS, run_round
-from statelog.schemas.errors import StatelogError
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.store_memory import Fault
+from statelog.errors import StatelogError
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.store.memory import Fault
 from tests.support.stepper import Killed
 from tests.support.twin_log import TwinLog, settings_for, state_of
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer import cleanup
-from statelog.materializer.outcome import CleanUp, Completed, Lost, RoundOutcome
-from statelog.materializer.round import run_round
+from statelog.errors import NotFound, OffsetGone
+from statelog.materializer.round import cleanup
+from statelog.materializer.round.outcome import CleanUp, Completed, Lost, RoundOutcome
+from statelog.materializer.round.round import run_round
+from statelog.materializer.round.verified import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.verified import VerifiedRuns
-from statelog.schemas.errors import NotFound, OffsetGone
-from statelog.schemas.manifest import Manifest
-from statelog.schemas.retention import RetentionPolicy
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.leases import LeaseHolder
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.stepper import Stepper
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
@@ -214,7 +214,7 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         late = cleanup.decide(log, list(log.store.list()), own, chosen, verified.manifests)
         return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
 
-    monkeypatch.setattr("statelog.materializer.round.clean_up", with_a_new_list)
+    monkeypatch.setattr("statelog.materializer.round.round.clean_up", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     with pytest.raises(NotFound):
         state_of(twin.open())

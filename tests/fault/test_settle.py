@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from statelog.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
+from statelog.producer.commits.opening import random_nonce
 from statelog.producer.lifecycle import Life
-from statelog.producer.opening import random_nonce
 from statelog.producer.settings import WriterSettings
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
-from statelog.schemas.handle import Handle
-from statelog.schemas.ledger import Commit, decode
-from statelog.schemas.ledger_state import LastCommit
-from statelog.storage.kafka_config import MAX_MESSAGE_BYTES
-from statelog.storage.kafka_faults import Fate, SendAttempt
-from statelog.storage.log import Log
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.records import Commit, decode
+from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.log.log import Log
 from tests.support.breaking_kafka import BreakingKafka
 from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
 

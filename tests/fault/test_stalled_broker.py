@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.round import run_round
+from statelog.errors import Unavailable
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import Unavailable
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.faulty_broker import FaultyBroker
 from tests.support.tcp_proxy import Deed
 from tests.support.twin_log import UNSAFE, settings_for

@@ -9,15 +9,15 @@ from random import randbytes
 
 import pytest
 
+from statelog.errors import NotFound, StorageFull, StoreRefused
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import NotFound, StorageFull, StoreRefused
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import LeaseWarning, list_leases
-from statelog.storage.log import Log
-from statelog.storage.store_local import LocalStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.local import LocalStore
 from tests.support.recovery_rig import memory_rig
 from tests.support.twin_log import UNSAFE
 

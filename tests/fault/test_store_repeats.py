@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
+from statelog.errors import AlreadyExists, StatelogError, StoreUnavailable
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.errors import AlreadyExists, StatelogError, StoreUnavailable
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.keys.key_groups import KeyType
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store_fsspec import FsspecStore
-from statelog.storage.store_repeats import REPEAT_DELAYS_S, Repeats
-from statelog.storage.store_url import parse_root
+from statelog.storage.store.fsspec import FsspecStore
+from statelog.storage.store.repeats import REPEAT_DELAYS_S, Repeats
+from statelog.storage.store.url import parse_root
 from tests.support.manifests import IDENTITY, first_manifest
 from tests.support.s3_faulty import BROKEN, FaultyS3, Told, faulty_s3
 

@@ -10,16 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.producer.writer import Writer
-from statelog.recovery import sources
-from statelog.recovery.at import AtPosition
-from statelog.recovery.host import Host
-from statelog.recovery.portion import Portion
-from statelog.recovery.progress import Phase, Progress
-from statelog.recovery.recover import Recovery, recover
-from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.errors import (
+from statelog.errors import (
     ClosedError,
     ConfigError,
     Corrupt,
@@ -32,11 +23,20 @@ from statelog.schemas.errors import (
     StoreUnavailable,
     UnknownFormat,
 )
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.producer.writer import Writer
+from statelog.recovery.host import Host
+from statelog.recovery.planning.at import AtPosition
+from statelog.recovery.reading import sources
+from statelog.recovery.reading.progress import Phase, Progress
+from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.streaming.portion import Portion
+from statelog.recovery.trouble import RecoveryWarning
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.recovery_rig import memory_rig
 from tests.support.spill import Disks
 from tests.support.stream_reader import Reader

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import ClosedError
 from statelog.storage.leases import list_leases
 from tests.support.forks import in_fork
 from tests.support.recovery_rig import memory_rig

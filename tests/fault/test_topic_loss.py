@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelog.materializer.outcome import Completed, Lost, RoundOutcome
-from statelog.materializer.round import run_round
-from statelog.producer.writer import Writer
-from statelog.recovery import AtPosition, recover
-from statelog.schemas.errors import (
+from statelog.errors import (
     AnchorMismatch,
     ConfigError,
     Damaged,
@@ -23,15 +19,19 @@ from statelog.schemas.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from statelog.schemas.key_groups import key_group_of
-from statelog.schemas.ledger import LossRange
-from statelog.schemas.manifest import Manifest
-from statelog.storage import log_topics
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome
+from statelog.materializer.round.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import AtPosition, recover
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
-from statelog.storage.topic_loss import Fate, TopicLoss
+from statelog.storage.log import topics as log_topics
+from statelog.storage.log.log import Log
+from statelog.storage.log.topic_loss import Fate, TopicLoss
+from statelog.storage.store.memory import MemoryStore
 from tests.support.dying import Death, dying
 from tests.support.lost_topics import BOTH, KEPT, accept, anew, gone, made
 from tests.support.twin_log import TwinLog, settings_for

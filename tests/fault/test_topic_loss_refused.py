@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, UnsafeTopic
-from statelog.storage import log_topics
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log import topics as log_topics
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.lost_topics import BOTH, accept, anew, gone, made
 from tests.support.twin_log import UNSAFE, TwinLog
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
-from statelog.schemas.errors import UnsafeStore
-from statelog.storage.log import Log
+from statelog.errors import UnsafeStore
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
+from statelog.storage.log.log import Log
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.producer.outbox import Outbox
+from statelog.errors import CheckpointMismatch, IncompleteChangeSet, OffsetGone, PersistFailed
+from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CheckpointMismatch, IncompleteChangeSet, OffsetGone, PersistFailed
-from statelog.schemas.handle import Handle, Step
+from statelog.schemas.ledger.handle import Handle, Step
 from statelog.storage.kafka import Delivery
-from statelog.storage.kafka_memory import MemoryProducer
+from statelog.storage.kafka.memory import MemoryProducer
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WriterRig, twin_rig
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from statelog.errors import BrokerUnavailable, UnsafeTopic
 from statelog.producer import Writer
-from statelog.schemas.errors import BrokerUnavailable, UnsafeTopic
 from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.log import Log
-from statelog.storage.positions import Listed
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.positions import Listed
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from statelog.cli.devbroker.waiting import wait_for
+from statelog.errors import AlreadyExists
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import AlreadyExists
 from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import choices
 from tests.support.compose import Stack, compose_reason, open_stack
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.errors import ConfigError, StatelogError
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import ConfigError, StatelogError
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_fsspec import open_store
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.fsspec import open_store
 from tests.support.hdfs import Hdfs
 from tests.support.twin_log import UNSAFE, settings_for
 

@@ -11,10 +11,10 @@ from types import FrameType
 
 import pytest
 
-from statelog.schemas.errors import BrokerUnavailable, ClosedError
+from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 from tests.support.broker import Broker
 from tests.support.forks import in_fork
 

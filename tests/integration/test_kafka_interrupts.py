@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 from tests.support.broker import Broker
 from tests.support.interrupted import ROUNDS
 

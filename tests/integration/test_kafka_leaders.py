@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import pytest
 from confluent_kafka import TopicPartition, admin
 
-from statelog.schemas.errors import NotFound
+from statelog.errors import NotFound
 from statelog.storage.kafka import OffsetRange, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.positions import HighWater
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.positions import HighWater
 from tests.support.broker import Broker
 
 T = TypeVar("T")

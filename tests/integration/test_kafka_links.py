@@ -10,8 +10,8 @@ import pytest
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import OffsetRange, TopicSpec
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 from tests.support.faulty_broker import FaultyBroker
 from tests.support.writer_rig import real_rig
 

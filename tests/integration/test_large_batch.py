@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.producer.writer import Writer
-from statelog.schemas.replay_plan import plan_replay
+from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.storage.replay import replay
 from tests.support.broker import Broker
 from tests.support.writer_rig import real_rig

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from statelog.errors import Damaged, IdentityChanged, PersistFailed, StatelogError
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import Damaged, IdentityChanged, PersistFailed, StatelogError
 from statelog.storage import Log
-from statelog.storage.kafka_admin import AdminSession
-from statelog.storage.kafka_admin_client import Leaders, Request
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import ClientConfig, client_config
-from statelog.storage.kafka_native import Refused
+from statelog.storage.kafka.admin import AdminSession
+from statelog.storage.kafka.admin_client import Leaders, Request
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import ClientConfig, client_config
+from statelog.storage.kafka.native import Refused
 from tests.support.broker import Broker
 
 pytestmark = pytest.mark.broker

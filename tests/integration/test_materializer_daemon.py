@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import pytest
 
+from statelog.errors import NotFound, StatelogError, Unavailable
 from statelog.materializer import Event, Materializer, Rates, RoundCompleted, RoundFailed, RoundSkipped, RoundStarted
-from statelog.materializer.restore_time import Speed
+from statelog.materializer.daemon.restore_time import Speed
 from statelog.producer import Writer
-from statelog.schemas.errors import NotFound, StatelogError, Unavailable
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker, OwnBroker
 from tests.support.twin_log import settings_for, state_of
 from tests.support.writer_rig import real_rig

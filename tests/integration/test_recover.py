@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from statelog.errors import IdentityChanged, NotFound, OffsetGone
 from statelog.producer.writer import Writer
-from statelog.recovery.at import AtCheckpoint, AtPosition
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.errors import IdentityChanged, NotFound, OffsetGone
-from statelog.schemas.topic_policy import TopicRole, topic_config
+from statelog.schemas.topics.policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.leases import list_leases
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.recovery_rig import RecoveryRig
 

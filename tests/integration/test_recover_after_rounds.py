@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.retention import RetentionPolicy
+from statelog.schemas.snapshot.retention import RetentionPolicy
 from tests.support.recovery_rig import memory_rig
 
 

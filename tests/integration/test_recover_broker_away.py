@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.leases import list_leases
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import OwnBroker
 from tests.support.recovery_rig import RecoveryRig
 from tests.support.stream_reader import Reader

@@ -8,12 +8,12 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from statelog.materializer.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.round import run_round
+from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
+from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.twin_log import UNSAFE, settings_for, state_of
 

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import pytest
 
+from statelog.errors import ConfigError, Unavailable
 from statelog.materializer import Materializer
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import ConfigError, Unavailable
-from statelog.schemas.ledger import LossRange
+from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log
-from statelog.storage.ledger_loss import accept_ledger_loss
+from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.canary import CANARY
 from tests.support.s3_faulty import Told, faulty_s3
 from tests.support.secure_broker import (

@@ -13,17 +13,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog.producer.opening import open_epoch
+from statelog.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
+from statelog.producer.commits.opening import open_epoch
 from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
-from statelog.spark import clients, committing, planning, runs
+from statelog.spark import clients
 from statelog.spark.clients import task_producer
-from statelog.spark.committing import commit_batch, commit_write
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import RECENT_S
-from statelog.spark.planning import plan_batch, sibling_nonces
-from statelog.spark.task import TaskResult
+from statelog.spark.sink import committing, planning, runs
+from statelog.spark.sink.committing import commit_batch, commit_write
+from statelog.spark.sink.ownership import RECENT_S
+from statelog.spark.sink.planning import plan_batch, sibling_nonces
+from statelog.spark.sink.task import TaskResult
 from tests.support.broker import Broker
 from tests.support.forks import in_fork
 from tests.support.spark_rig import SparkLog

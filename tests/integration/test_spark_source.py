@@ -14,12 +14,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pyspark_statelog import DefaultSource
-from statelog.materializer.round import run_round
+from statelog.errors import NotFound
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import NotFound
-from statelog.schemas.retention import RetentionPolicy
-from statelog.spark import read_plan
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.spark.source import read_plan
 from tests.support.broker import Broker
 from tests.support.spark_rig import AVSC, SparkLog
 

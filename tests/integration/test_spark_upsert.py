@@ -7,8 +7,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
-from statelog.schemas.errors import ConfigError
-from statelog.spark.upsert import Upsert, upsert
+from statelog.errors import ConfigError
+from statelog.spark.sink.upsert import Upsert, upsert
 from tests.support.broker import Broker
 from tests.support.spark_rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
 

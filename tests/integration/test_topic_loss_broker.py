@@ -8,13 +8,13 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
-from statelog.materializer.round import run_round
+from statelog.errors import DataLoss, IdentityChanged, NotFound
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import DataLoss, IdentityChanged, NotFound
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.log import Log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 from tests.support.twin_log import UNSAFE, settings_for
 

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from statelog.recovery.cache import CachedRun
-from statelog.schemas.errors import CorruptRun
-from statelog.schemas.runs import RunFile
+from statelog.errors import CorruptRun
+from statelog.recovery.cache.cache import CachedRun
+from statelog.schemas.snapshot.runs import RunFile
 from tests.support.cache_rig import CacheRig, until
 
 _NAMES = "abc"

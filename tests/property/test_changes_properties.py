@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas import key_order
-from statelog.schemas.changes import (
+from statelog.schemas.changes import key_order
+from statelog.schemas.changes.changes import (
     DELETE,
     OPAQUE,
     PUT,
@@ -21,7 +21,7 @@ from statelog.schemas.changes import (
     sort_by_key,
     split,
 )
-from statelog.schemas.key_groups import KeyType, partition_of
+from statelog.schemas.keys.key_groups import KeyType, partition_of
 from tests.support.chunks import Row, rows_batch
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])

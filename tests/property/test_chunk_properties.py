@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.changes import DELETE, PUT, chunk_slices
-from statelog.schemas.chunk import decode_batch, decode_head
-from statelog.schemas.errors import CorruptChunk, UnknownFormat
-from statelog.schemas.key_groups import KeyType
+from statelog.errors import CorruptChunk, UnknownFormat
+from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices
+from statelog.schemas.changes.chunk import decode_batch, decode_head
+from statelog.schemas.keys.key_groups import KeyType
 from tests.support.chunks import Row, chunk_of, rows_batch
 
 MAGIC_BYTES = 4

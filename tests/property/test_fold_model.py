@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.schemas.fold import LedgerFold, Reason, Void
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger import Commit, LedgerRecord, Open
+from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 from tests.support.ledger_check import Outcome, ViolationError, check_history
 from tests.support.ledger_world import IDENTITY, Chunk, World, simulate, span_of
 

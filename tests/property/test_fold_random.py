@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas import ledger
+from statelog.errors import Corrupt, CorruptLedger, OffsetGone, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import Corrupt, CorruptLedger, OffsetGone, UnknownFormat
-from statelog.schemas.fold import LedgerFold, Reason
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
-from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.fold import LedgerFold, Reason
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
+from statelog.schemas.ledger.state import LedgerState
 from tests.support.naive_fold import NaiveFold, same_verdict
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")

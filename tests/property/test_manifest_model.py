@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from statelog.schemas import retention
-from statelog.schemas.manifest import Manifest
+from statelog.schemas.snapshot import retention
+from statelog.schemas.snapshot.manifest import Manifest
 from tests.support import manifest_world
 from tests.support.manifest_world import ManifestWorld, ViolationError, simulate
 

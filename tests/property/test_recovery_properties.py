@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statelog.errors import Fenced, NotFound
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.at import AtCheckpoint, AtPosition
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import Fenced, NotFound
 from tests.support.recovery_rig import Committed, RecoveryRig, memory_rig
 
 _TINY = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96)

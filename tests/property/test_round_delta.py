@@ -7,12 +7,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.materializer.delta import delta_tables
-from statelog.materializer.outcome import Completed, Skipped
-from statelog.materializer.round import run_round
-from statelog.schemas.replay_plan import plan_replay
-from statelog.schemas.runs import first_unsorted
-from statelog.schemas.values import OPAQUE
+from statelog.materializer.round.delta import delta_tables
+from statelog.materializer.round.outcome import Completed, Skipped
+from statelog.materializer.round.round import run_round
+from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.snapshot.runs import first_unsorted
+from statelog.schemas.values.schema import OPAQUE
 from tests.support.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
 
 KEYS = st.binary(max_size=3)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer import cleanup
-from statelog.schemas.errors import StatelogError
-from statelog.schemas.lease import Lease
-from statelog.schemas.manifest import Manifest
-from statelog.schemas.retention import Floor, condemned, truncation_floor
+from statelog.errors import StatelogError
+from statelog.materializer.round import cleanup
+from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import Floor, condemned, truncation_floor
 from tests.support.round_world import RoundWorld, ViolationError
 
 SEEDS = range(6)

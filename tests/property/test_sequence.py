@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from statelog.producer.sequence import INITIAL, Sequence, Stage
-from statelog.schemas.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
+from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
+from statelog.producer.sending.sequence import INITIAL, Sequence, Stage
 
 EVENTS = ("append", "roll", "send", "hold", "land", "land", "fail", "confirm", "truncate")
 SETTLED = (Stage.DURABLE, Stage.COMMITTED)

@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.spill import SpillQueue, SpillView
-from statelog.schemas.errors import Corrupt, StorageFull
+from statelog.errors import Corrupt, StorageFull
+from statelog.recovery.spill.queue import SpillQueue, SpillView
 from tests.support.spill import Disks
 
 _SIZES = st.one_of(st.integers(0, 40), st.integers(0, 400))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.errors import CommitRefused, Damaged, StatelogError
-from statelog.schemas.ledger import VOID_VALUE
-from statelog.storage import log, log_topics
+from statelog.errors import CommitRefused, Damaged, StatelogError
+from statelog.schemas.ledger.records import VOID_VALUE
+from statelog.storage.log import log
+from statelog.storage.log import topics as log_topics
 from tests.support import story_judge as judge
 from tests.support.story import PARTITIONS, SCENES, tell
 from tests.support.story_judge import Fact

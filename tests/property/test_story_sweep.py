@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage import log, log_topics
+from statelog.storage.log import log
+from statelog.storage.log import topics as log_topics
 from tests.support import story_judge as judge
 from tests.support.story import Told, tell
 from tests.support.story_nemesis import Kind, Operation

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.producer.writer import Writer
-from statelog.recovery.applied import Applied
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.spill_frame import Place
-from statelog.schemas.identity import LogIdentity
+from statelog.recovery.spill.frame import Place
+from statelog.recovery.streaming.applied import Applied
+from statelog.schemas.ledger.identity import LogIdentity
 from statelog.storage.leases import list_leases
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.stream_reader import Reader

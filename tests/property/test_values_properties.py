@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import IncompatibleSchema
-from statelog.schemas.value_avro import avro_values
-from statelog.schemas.values import (
+from statelog.errors import IncompatibleSchema
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import (
     ValueSchema,
     avsc_from_arrow,
     check_compatible,

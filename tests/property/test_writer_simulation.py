@@ -11,12 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.producer.persist import Persist
-from statelog.producer.settings import WriterSettings
-from statelog.producer.writer import Writer
-from statelog.recovery import recover
-from statelog.recovery.host import Host
-from statelog.schemas.errors import (
+from statelog.errors import (
     CheckpointMismatch,
     ClosedError,
     CommitRefused,
@@ -25,8 +20,13 @@ from statelog.schemas.errors import (
     PersistFailed,
     Unavailable,
 )
-from statelog.schemas.handle import Handle
-from statelog.storage.kafka_faults import Fate, SendAttempt
+from statelog.producer.persist import Persist
+from statelog.producer.settings import WriterSettings
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.recovery.host import Host
+from statelog.schemas.ledger.handle import Handle
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from tests.support.writer_rig import WriterRig, twin_rig
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)

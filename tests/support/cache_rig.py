@@ -8,10 +8,10 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as threads_alive
 
-from statelog.recovery.cache import RunCache
-from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.runs import RunFile, RunIndex
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.recovery.cache.cache import RunCache
+from statelog.recovery.cache.directory import CacheDirectory
+from statelog.schemas.snapshot.runs import RunFile, RunIndex
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 
 __all__ = ["CacheRig", "Gate", "janitors", "run_of", "until"]
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from statelog.schemas.changes import OPAQUE, change_schema
-from statelog.schemas.chunk import EncodedChunk, encode_chunk
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.changes.changes import OPAQUE, change_schema
+from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
+from statelog.schemas.keys.key_groups import KeyType
 
 __all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from statelog.cli.exit_codes import FENCED, OTHER, exit_code
 from statelog.cli.program import program
-from statelog.schemas.errors import Fenced, StatelogError
+from statelog.errors import Fenced, StatelogError
 from tests.support.cluster_part import Part, Stage
 from tests.support.cluster_readers import follow, read
 from tests.support.cluster_story import Journal

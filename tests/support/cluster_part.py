@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.schemas.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
-from statelog.storage.log import Log
+from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.storage.log.log import Log
 from tests.support.cluster_story import Board, Journal
 
 __all__ = ["AGAIN", "PAUSE_S", "Part", "Stage"]

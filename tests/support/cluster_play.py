@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from statelog.recovery import AtPosition, recover
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.cluster_cast import NAMES, Cast
 from tests.support.cluster_oracle import History, Sighting, judge

@@ -3,12 +3,12 @@
 import random
 import time
 
+from statelog.errors import NotFound, Unavailable
 from statelog.recovery import Applied, AtPosition, Portion, recover
-from statelog.recovery.cache_shared import CacheSettings
+from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.changes import DELETE
-from statelog.schemas.errors import NotFound, Unavailable
-from statelog.storage.log import Log
+from statelog.schemas.changes.changes import DELETE
+from statelog.storage.log.log import Log
 from tests.support.cluster_part import PAUSE_S, Part
 from tests.support.cluster_story import State, owner_of
 

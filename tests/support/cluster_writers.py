@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from statelog.producer import Coordinator, Persist, TaskGrant, TaskWriter, Writer
 from statelog.recovery import recover
-from statelog.schemas.handle import Handle
-from statelog.schemas.ledger_state import LastCommit
-from statelog.storage.log import Log
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.log import Log
 from tests.support.cluster_part import AGAIN, Part, Stage
 from tests.support.cluster_story import JOB, PARTITIONS_OF, Attempt, State, changes_of, partition_of_key
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.cli.devbroker.embedded import free_port
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import KAFKA_IMAGE, docker_reason
 from tests.support.s3 import S3_IMAGE
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from statelog.materializer.control import Control
-from statelog.materializer.daemon import Materializer
-from statelog.materializer.events import Event, RoundStarted, Started
-from statelog.materializer.flight import Start
-from statelog.materializer.restore_time import Rates
-from statelog.storage.store_memory import Fault
+from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.daemon import Materializer
+from statelog.materializer.daemon.events import Event, RoundStarted, Started
+from statelog.materializer.daemon.flight import Start
+from statelog.materializer.daemon.restore_time import Rates
+from statelog.storage.store.memory import Fault
 from tests.support.twin_log import TwinLog, settings_for
 
 __all__ = ["INTERVAL_S", "DaemonBench"]

@@ -5,8 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from statelog.materializer.round import run_round
-from statelog.storage.log import Log
+from statelog.materializer.round.round import run_round
+from statelog.storage.log.log import Log
 from tests.support.twin_log import settings_for
 from tests.support.writer_rig import UNSAFE
 

@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from statelog.errors import CheckpointMismatch
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CheckpointMismatch
-from statelog.schemas.handle import Handle
-from statelog.storage.log import Log
+from statelog.schemas.ledger.handle import Handle
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import UNSAFE
 
 __all__ = ["NEVER", "change", "fold"]

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from statelog.errors import Fenced
 from statelog.producer.writer import Writer
-from statelog.recovery.at import AtPosition
+from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import Fenced
-from statelog.schemas.ledger_state import LastCommit
-from statelog.schemas.shares import share
+from statelog.schemas.keys.shares import share
+from statelog.schemas.ledger.state import LastCommit
 from tests.support.quick_start import quick_start
 from tests.support.rescale_world import count
 from tests.support.writer_rig import WriterRig, real_rig

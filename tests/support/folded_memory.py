@@ -13,9 +13,9 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from statelog.materializer.delta import fold
-from statelog.schemas.values import OPAQUE
-from statelog.storage.log import Log
+from statelog.materializer.round.delta import fold
+from statelog.schemas.values.schema import OPAQUE
+from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk
 
 __all__ = ["VALUE_BYTES"]

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from statelog.schemas import ledger
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.lease import Lease
-from statelog.schemas.ledger import AcceptLoss, Commit, LossRange, Mark, Open, Restart
-from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
+from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path
-from statelog.schemas.runs import RowGroupSpan, RunIndex
+from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 __all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]
 

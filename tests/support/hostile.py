@@ -20,17 +20,17 @@ from typing import BinaryIO
 import pyarrow as pa
 import xxhash
 
-from statelog.recovery.applied import Applied
-from statelog.recovery.spill_frame import Place, decode_frame, encode_frame
-from statelog.schemas import ledger
-from statelog.schemas.changes import apply_to_dict, change_schema
-from statelog.schemas.chunk import decode_batch, decode_head
-from statelog.schemas.errors import Damaged
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.ledger import Commit
-from statelog.schemas.runs import RunFile
-from statelog.storage.run_file import RunWriter
-from statelog.storage.run_reader import RunReader
+from statelog.errors import Damaged
+from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
+from statelog.recovery.streaming.applied import Applied
+from statelog.schemas.changes.changes import apply_to_dict, change_schema
+from statelog.schemas.changes.chunk import decode_batch, decode_head
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.records import Commit
+from statelog.schemas.snapshot.runs import RunFile
+from statelog.storage.runs.read import RunReader
+from statelog.storage.runs.write import RunWriter
 from tests.support.chunks import Row, chunk_of, rows_batch
 from tests.support.forks import in_fork
 from tests.support.format_examples import EXAMPLES

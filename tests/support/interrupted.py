@@ -15,8 +15,8 @@ from types import FrameType
 from typing import NoReturn
 
 from statelog.storage.kafka import Delivery, OffsetRange, Producer, Reader
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 
 __all__ = ["ROUNDS", "Alarm", "main"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
 
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from tests.support.transactions import write_marker
 
 __all__ = ["World", "broker_world", "memory_world"]

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.fold import LedgerFold, Void
-from statelog.schemas.handle import Entry
-from statelog.schemas.ledger import Commit, CommitBody, Open
-from statelog.schemas.ledger_state import LedgerState
+from statelog.schemas.ledger.fold import LedgerFold, Void
+from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.ledger.records import Commit, CommitBody, Open
+from statelog.schemas.ledger.state import LedgerState
 from tests.support.ledger_world import PARTITIONS, Told, World
 from tests.support.naive_fold import NaiveFold, same_verdict
 

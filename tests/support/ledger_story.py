@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from statelog.schemas.fold import LedgerFold, Reason, Void
-from statelog.schemas.handle import Checkpoint, Entry, Handle, Step
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, LedgerRecord, Open
+from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "Story", "nonce"]
 

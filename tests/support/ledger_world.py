@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from statelog.schemas import ledger
-from statelog.schemas.errors import CheckpointMismatch
-from statelog.schemas.fold import LedgerFold, Void
-from statelog.schemas.handle import Checkpoint, Entry, Handle, Step, gaps_of
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, LedgerRecord, Open
+from statelog.errors import CheckpointMismatch
+from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.fold import LedgerFold, Void
+from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step, gaps_of
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "PARTITIONS", "Chunk", "MakeFold", "Told", "World", "simulate", "span_of"]
 

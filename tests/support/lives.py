@@ -18,7 +18,6 @@ import pytest
 __all__ = ["Lives", "lives"]
 
 _MODULES = ("tests.support.doomed_round", "tests.support.doomed_writer")
-_ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", ".")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -26,7 +25,7 @@ class Lives:
     """Gives lives, one after the other. Raises AssertionError if the process that forks them is gone."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join(str(_REPOSITORY / room) for room in _ROOMS)
+        path = os.pathsep.join((str(_REPOSITORY / "src"), str(_REPOSITORY)))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.lives"],
             env={**os.environ, "PYTHONPATH": path},

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from statelog.materializer.round import run_round
+from statelog.materializer.round.round import run_round
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
+from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
 from statelog.storage.store import Store
-from statelog.storage.store_memory import MemoryStore
-from statelog.storage.topic_loss import TopicLoss, accept_topic_loss
+from statelog.storage.store.memory import MemoryStore
 from tests.support.twin_log import UNSAFE, TwinLog, settings_for
 
 __all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]

@@ -2,7 +2,7 @@
 
 One data partition, whose offsets equal ledger positions. Every store operation is one atomic step with strong
 consistency; a process may stall, crash or start again between any two; a put may be cut off and land later. What is
-kept, truncated, condemned and merged is decided by `statelog.schemas.retention`. One seed decides everything.
+kept, truncated, condemned and merged is decided by `statelog.schemas.snapshot.retention`. One seed decides everything.
 
 After every step the newest manifest and the one before it can be recovered: their runs are there, and the log reaches
 back to them. `off` names a guard to leave out.
@@ -12,12 +12,12 @@ import random
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.lease import Lease, expired
-from statelog.schemas.ledger_state import LedgerState, PartitionState
-from statelog.schemas.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import run_path
-from statelog.schemas.retention import (
+from statelog.schemas.snapshot.lease import Lease, expired
+from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
+from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     choose_merge,
     condemned,
@@ -26,7 +26,7 @@ from statelog.schemas.retention import (
     superseded_times,
     truncation_floor,
 )
-from statelog.schemas.runs import RunIndex
+from statelog.schemas.snapshot.runs import RunIndex
 
 __all__ = ["ManifestWorld", "Stored", "ViolationError", "simulate"]
 

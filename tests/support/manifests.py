@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from statelog.schemas.handle import Checkpoint
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import LossRange
-from statelog.schemas.ledger_state import LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef, next_manifest
-from statelog.schemas.runs import RowGroupSpan, RunIndex
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.ledger.state import LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 __all__ = ["IDENTITY", "first_manifest", "run_ref", "second_manifest", "state_at"]
 

@@ -1,16 +1,16 @@
 """A second ledger fold, naive on purpose: it keeps the whole history and judges every record from scratch.
 
-It shares no state, no increments and no short cuts with `statelog.schemas.fold`, so that the two can only agree if
-both follow DESIGN section 2.
+It shares no state, no increments and no short cuts with `statelog.schemas.ledger.fold`, so that the two can only
+agree if both follow DESIGN section 2.
 """
 
 from typing import NamedTuple
 
-from statelog.schemas.errors import OffsetGone
-from statelog.schemas.fold import Reason
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.ledger import Commit, Extent, LedgerRecord, Open, Restart
+from statelog.errors import OffsetGone
+from statelog.schemas.ledger.fold import Reason
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import Commit, Extent, LedgerRecord, Open, Restart
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
 

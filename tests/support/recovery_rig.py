@@ -15,20 +15,20 @@ import pyarrow as pa
 import xxhash
 
 from statelog.producer.writer import Writer
-from statelog.schemas.changes import DELETE, PUT
-from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.schemas.ledger_state import LedgerState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef, next_manifest
-from statelog.schemas.replay_plan import plan_replay
-from statelog.schemas.runs import RunMetadata
+from statelog.schemas.changes.changes import DELETE, PUT
+from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.runs import RunMetadata
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
-from statelog.storage.run_file import RunWriter, upload_run
-from statelog.storage.run_reader import RunReader
+from statelog.storage.runs.read import RunReader
+from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.runs import Change, change_table
 
 __all__ = ["Committed", "RecoveryRig", "memory_rig"]

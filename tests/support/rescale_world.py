@@ -14,15 +14,15 @@ from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 
-from statelog.materializer.round import run_round
+from statelog.errors import Fenced
+from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.at import AtPosition
+from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import Fenced
-from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
-from statelog.schemas.ledger_state import LastCommit
-from statelog.schemas.shares import share
+from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.keys.shares import share
+from statelog.schemas.ledger.state import LastCommit
 from tests.support.twin_log import TwinLog, settings_for
 
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "Died", "RescaleWorld", "Worker", "first_key"]

@@ -9,19 +9,19 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from statelog.materializer.outcome import Completed, Lost
-from statelog.materializer.round import run_round
+from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
+from statelog.materializer.round.outcome import Completed, Lost
+from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
-from statelog.schemas.manifest import Manifest
-from statelog.schemas.retention import RetentionPolicy
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka_memory import MemoryKafka, MemoryReader
+from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
 from statelog.storage.leases import LeaseHolder
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryStore
 from tests.support.stepper import Actor, Stepper
 from tests.support.twin_log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statelog.schemas.runs import TARGET_ROWS, RunFile, RunMetadata, run_schema
-from statelog.storage.run_file import RunWriter, upload_run
+from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata, run_schema
+from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
 
 __all__ = ["LABEL", "Change", "change_table", "write_run"]

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.broker import Broker
 
 __all__ = ["UNSAFE", "Shell", "shell", "wait_for", "write_lines", "writer_row"]

@@ -23,8 +23,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_statelog import DefaultSource
-from statelog.spark.sink import StreamWriter
-from statelog.spark.task import TaskResult
+from statelog.spark.sink.sink import StreamWriter
+from statelog.spark.sink.task import TaskResult
 from tests.support.spark import SPARK_SETTINGS
 from tests.support.spark_rig import read_stream, run_stream, scattered
 

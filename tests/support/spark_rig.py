@@ -13,9 +13,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.recovery.recover import recover_dict
-from statelog.schemas.ledger import Open, decode
-from statelog.schemas.ledger_state import LastCommit
-from statelog.storage.log import Log
+from statelog.schemas.ledger.records import Open, decode
+from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.log import Log
 
 __all__ = [
     "AVSC",

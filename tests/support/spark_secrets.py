@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.spark.upsert import upsert
+from statelog.spark.sink.upsert import upsert
 from tests.support.spark import SPARK_SETTINGS
 from tests.support.spark_rig import read_stream, write_batches
 

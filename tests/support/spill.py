@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statelog.recovery.spill_file import SpillFile, open_spill_file
-from statelog.schemas.errors import StorageFull
+from statelog.errors import StorageFull
+from statelog.recovery.spill.file import SpillFile, open_spill_file
 
 __all__ = ["Disks"]
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from statelog.materializer.outcome import Completed, Skipped
-from statelog.materializer.round import run_round
+from statelog.errors import AlreadyExists, Fenced, StatelogError
+from statelog.materializer.round.outcome import Completed, Skipped
+from statelog.materializer.round.round import run_round
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.lifecycle import Life
 from statelog.recovery import AtCheckpoint, Portion, recover
-from statelog.recovery.at import At
 from statelog.recovery.host import Host
+from statelog.recovery.planning.at import At
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.stream import Stream
-from statelog.schemas.changes import DELETE
-from statelog.schemas.errors import AlreadyExists, Fenced, StatelogError
-from statelog.schemas.handle import Handle
-from statelog.schemas.key_groups import KeyType, key_group_of
-from statelog.storage.log import Log
+from statelog.recovery.streaming.stream import Stream
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.ledger.handle import Handle
+from statelog.storage.log.log import Log
 from tests.support.stepper import Actor, Stepper
 from tests.support.story_nemesis import Kind, Nemesis
 from tests.support.story_world import AGAIN, LOG, UNSAFE, Attempt, Process, Read, StuckError, World

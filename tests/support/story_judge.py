@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.ledger import decode
+from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.store.memory import MemoryStore
 from tests.support.naive_fold import NaiveFold
 from tests.support.story_world import LOG, UNSAFE, State, World
 

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from statelog.storage.kafka_faults import (
+from statelog.storage.kafka.memory_faults import (
     HALF,
     LOST,
     TRUE,
@@ -26,7 +26,7 @@ from statelog.storage.kafka_faults import (
     broken,
     old,
 )
-from statelog.storage.store_memory import Fault
+from statelog.storage.store.memory import Fault
 
 __all__ = ["Crash", "Kind", "Nemesis", "Operation"]
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statelog.materializer.verified import VerifiedRuns
+from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.materializer.round.verified import VerifiedRuns
 from statelog.producer import Coordinator, Writer
-from statelog.recovery.applied import Applied
-from statelog.schemas.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.recovery.streaming.applied import Applied
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.stepper import Stepper
 from tests.support.story_nemesis import Crash, Nemesis
 

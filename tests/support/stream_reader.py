@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from statelog.recovery.applied import Applied
-from statelog.recovery.portion import Portion
-from statelog.schemas.changes import DELETE
+from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.portion import Portion
+from statelog.schemas.changes.changes import DELETE
 
 __all__ = ["Reader", "rows_of"]
 

@@ -98,5 +98,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
         case ast.AnnAssign(target=ast.Name(id=name)):
             yield name
+        case ast.If(body=body):  # What only type checkers see, of names that are loaded when they are used.
+            yield from (name for inner in body for name in _bound(inner))
         case _:
             return

@@ -7,17 +7,17 @@ threads of which one moves at a time, so a test decides who does what before who
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from statelog.errors import Fenced
 from statelog.producer.writer import Writer
-from statelog.recovery.at import AtPosition
+from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.errors import Fenced
-from statelog.schemas.key_groups import key_group_of
-from statelog.schemas.ledger import Commit, decode
-from statelog.schemas.ledger_state import LastCommit
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.ledger.records import Commit, decode
+from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.kafka import OffsetRange, Record
-from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer, MemoryReader
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryStore
 from tests.support.stepper import Actor, Stepper
 from tests.support.twin_log import UNSAFE, TwinLog
 

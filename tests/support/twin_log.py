@@ -13,16 +13,16 @@ import pyarrow as pa
 
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.changes import apply_to_dict
-from statelog.schemas.manifest import Manifest
-from statelog.schemas.replay_plan import plan_replay
-from statelog.schemas.retention import RetentionPolicy
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.schemas.changes.changes import apply_to_dict
+from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
-from statelog.storage.run_reader import RunReader
-from statelog.storage.store_memory import FaultHook, MemoryDisk, MemoryStore
+from statelog.storage.runs.read import RunReader
+from statelog.storage.store.memory import FaultHook, MemoryDisk, MemoryStore
 
 __all__ = ["UNSAFE", "TwinLog", "apply_tail", "settings_for", "state_of", "state_of_snapshot"]
 

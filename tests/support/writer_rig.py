@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import admin
 
+from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.replay_plan import plan_replay
-from statelog.schemas.topic_policy import parse_waivers
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.topics.policy import parse_waivers
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_faults import Faults
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Faults
+from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
 from statelog.storage.store import Store
-from statelog.storage.store_fsspec import open_store
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.fsspec import open_store
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 
 __all__ = ["UNSAFE", "WAIVED", "WriterRig", "real_rig", "state_of", "twin_rig"]
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from statelog.errors import AnchorMismatch
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import AnchorMismatch
-from statelog.schemas.ledger import LossRange
-from statelog.schemas.manifest import Anchor
-from statelog.storage.anchors import check_anchors, take_anchors
-from statelog.storage.log import Log
+from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.snapshot.manifest import Anchor
+from statelog.storage.log.anchors import check_anchors, take_anchors
+from statelog.storage.log.log import Log
 from tests.support.writer_rig import WriterRig, twin_rig
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.schemas.errors import OutcomeUnknown
-from statelog.storage.bulk import append_all
+from statelog.errors import OutcomeUnknown
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log.bulk import append_all
 
 _QUIET_S = STALL_TIMEOUT_S / 2
 

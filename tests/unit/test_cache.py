@@ -8,9 +8,9 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from statelog.recovery.cache import CachedRun, RunCache
-from statelog.recovery.cache_directory import CacheDirectory
-from statelog.schemas.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
+from statelog.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
+from statelog.recovery.cache.cache import CachedRun, RunCache
+from statelog.recovery.cache.directory import CacheDirectory
 from tests.support.cache_rig import CacheRig, Gate, janitors, run_of, until
 
 READERS = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from statelog.recovery.cache_directory import CacheDirectory
+from statelog.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
+from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.host import Host
-from statelog.schemas.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
 from tests.support.cache_rig import CacheRig
 from tests.support.forks import in_fork
 

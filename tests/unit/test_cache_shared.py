@@ -12,19 +12,19 @@ from typing import BinaryIO
 
 import pytest
 
+from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover, recover_dict
-from statelog.recovery.cache_directory import CacheWarning
+from statelog.recovery.cache.directory import CacheWarning
 from statelog.recovery.host import Host
 from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.errors import ConfigError, Misuse
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from statelog.storage.store import Store
-from statelog.storage.store_local import LocalStore
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.local import LocalStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.cache_rig import janitors, until
 from tests.support.forks import in_fork
 from tests.support.recovery_rig import RecoveryRig, memory_rig

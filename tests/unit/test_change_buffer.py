@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.producer.buffer import ChangeBuffer
+from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
-from statelog.schemas.errors import ConfigError, InvalidChange, ValueTooLarge
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.changes.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
+from statelog.schemas.keys.key_groups import KeyType
 from tests.support.writer_rig import twin_rig
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.schemas import key_order
-from statelog.schemas.changes import (
+from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
+from statelog.schemas.changes import key_order
+from statelog.schemas.changes.changes import (
     DELETE,
     PUT,
     apply_to_dict,
@@ -21,9 +22,8 @@ from statelog.schemas.changes import (
     sort_by_key,
     split,
 )
-from statelog.schemas.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.key_order import sorted_rows
+from statelog.schemas.changes.key_order import sorted_rows
+from statelog.schemas.keys.key_groups import KeyType
 
 SCHEMA = change_schema(KeyType.BYTES)
 

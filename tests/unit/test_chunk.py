@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.changes import DELETE, OPAQUE, PUT, change_schema
-from statelog.schemas.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
-from statelog.schemas.errors import CorruptChunk, UnknownFormat
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
+from statelog.schemas.changes.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
+from statelog.schemas.keys.key_groups import KeyType
 from tests.support.chunks import NONCE, chunk_of, rows_batch
 
 SCHEMA = change_schema(KeyType.BYTES)

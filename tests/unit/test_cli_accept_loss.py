@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
 from statelog.cli.session import Session
-from statelog.materializer.round import run_round
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.twin_log import TwinLog, settings_for
 
 WHO = ("--reason", "a disk died", "--operator", "ann")

@@ -20,12 +20,12 @@ from statelog.cli.inputs.json_parse import LineParser
 from statelog.cli.inputs.json_rows import parse_rows
 from statelog.cli.inputs.line_index import index_lines
 from statelog.cli.inputs.mark import InputMark, mark_of
+from statelog.cli.inputs.named_fields import MOST_ROWS, NamedFields
 from statelog.cli.inputs.opening import open_input, writer_name
 from statelog.cli.inputs.parquet_file import ParquetInput
-from statelog.cli.named_fields import MOST_ROWS, NamedFields
-from statelog.schemas.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.values import OPAQUE, parse_value_schema
+from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 
 BYTES = LogShape(key_type=KeyType.STRING, value_schema=OPAQUE)
 AVSC = json.dumps(

@@ -7,14 +7,14 @@ import pytest
 
 from statelog.cli.commands.init import command as init_command
 from statelog.cli.commands.materialize import command as materialize_command
-from statelog.cli.config import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
-from statelog.cli.config_guard import check_owner
-from statelog.cli.config_keys import KEYS
+from statelog.cli.config.guard import check_owner
+from statelog.cli.config.keys import KEYS
+from statelog.cli.config.merge import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
+from statelog.cli.config.units import duration_s, size_bytes
 from statelog.cli.materializing import materializer_settings
+from statelog.cli.screen.shown import show_bytes, show_duration
 from statelog.cli.session import config_layers
-from statelog.cli.shown import show_bytes, show_duration
-from statelog.cli.units import duration_s, size_bytes
-from statelog.schemas.errors import ConfigError, NotFound, StatelogError
+from statelog.errors import ConfigError, NotFound, StatelogError
 
 CANARY = "canary-4711"
 FILE = """

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, UnknownFormat
 from statelog.schemas.avro import FileCodec, RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
-from statelog.schemas.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, UnknownFormat
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.identity import LogIdentity
 from tests.support.mutation import mutations
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")

@@ -19,7 +19,7 @@ from statelog.cli.devbroker.properties import Listeners, container_environment, 
 from statelog.cli.devbroker.ready import wait_until_ready
 from statelog.cli.devbroker.state import RunningBroker
 from statelog.cli.devbroker.waiting import wait_for
-from statelog.schemas.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
+from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
 
 _LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
 

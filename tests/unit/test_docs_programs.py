@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 
 _DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from statelog.schemas import errors
-from statelog.schemas.errors import StatelogError
+from statelog import errors
+from statelog.errors import StatelogError
 
 
 def drawn() -> dict[str, str]:

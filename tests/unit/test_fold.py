@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.schemas.fold import LedgerFold, Reason
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger import AcceptLoss, Commit, CommitBody, Extent, LossRange
-from statelog.schemas.ledger_state import MetaRecord
+from statelog.schemas.ledger.fold import LedgerFold, Reason
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, Extent, LossRange
+from statelog.schemas.ledger.state import MetaRecord
 from tests.support.ledger_story import IDENTITY, Story, nonce
 
 
@@ -336,7 +336,7 @@ def test_a_fold_goes_on_from_a_frozen_state() -> None:
 @pytest.mark.parametrize("bound", [0, 500, 1 << 20])
 def test_meta_records_wait_undecoded_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     """A fold decodes no body for them, unless more of them wait than the bound; the state is the same either way."""
-    monkeypatch.setattr("statelog.schemas.fold._MOST_PENDING_BYTES", bound)
+    monkeypatch.setattr("statelog.schemas.ledger.fold._MOST_PENDING_BYTES", bound)
     decoded: list[int] = []
     read_body = Commit.read_body
 

@@ -6,17 +6,17 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.host import Host
-from statelog.recovery.live import Live
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import BrokerUnavailable
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
+from statelog.recovery.streaming.live import Live
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
-from statelog.storage.log import Log
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.breaking_kafka import BreakingKafka
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.stream_reader import Reader

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from statelog.schemas.errors import CheckpointMismatch, Corrupt, UnknownFormat
-from statelog.schemas.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step, gaps_of
+from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step, gaps_of
 from tests.support.ledger_story import Story, nonce
 from tests.support.mutation import mutations
 

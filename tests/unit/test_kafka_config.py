@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import ConfigError, StatelogError
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import (
+from statelog.errors import ConfigError, StatelogError
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import (
     admin_properties,
     check_password_in_clear,
     client_config,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, ConfigError, Corrupt, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, BrokerUnavailable, ConfigError, Corrupt, NotFound, OffsetGone
 from statelog.storage.kafka import DeliveryStatus, OffsetRange, with_remedy
-from statelog.storage.kafka_errors import check_range, classify_delivery, client_error
+from statelog.storage.kafka.errors import check_range, classify_delivery, client_error
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, BrokerUnavailable, NotFound, OffsetGone
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
-from statelog.storage.kafka_faults import Fate, ScriptedFaults
-from statelog.storage.kafka_memory import MemoryKafka, MemoryProducer
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
+from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
 
 OK, UNKNOWN = DeliveryStatus.OK, DeliveryStatus.UNKNOWN
 

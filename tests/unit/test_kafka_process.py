@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 
-from statelog.schemas.errors import BrokerUnavailable, ClosedError
-from statelog.storage.kafka_client import ConfluentKafka
-from statelog.storage.kafka_config import client_config
-from statelog.storage.kafka_process import ProcessGuard
+from statelog.errors import BrokerUnavailable, ClosedError
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.process import ProcessGuard
 from tests.support.forks import in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.schemas.binary_column import binary_column
-from statelog.schemas.errors import ConfigError, InvalidChange, KeyGroupMismatch
-from statelog.schemas.key_groups import (
+from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
+from statelog.schemas.keys.binary_column import binary_column
+from statelog.schemas.keys.key_groups import (
     KeyType,
     bitmaps_overlap,
     check_counts,

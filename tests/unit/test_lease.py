@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from statelog.errors import ConfigError, Corrupt, InvalidName, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import ConfigError, Corrupt, InvalidName, UnknownFormat
-from statelog.schemas.lease import Lease, expired
 from statelog.schemas.names import lease_path
+from statelog.schemas.snapshot.lease import Lease, expired
 from tests.support.mutation import mutations
 
 LEASE = Lease(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from statelog.schemas.errors import StorageFull, StoreRefused, StoreUnavailable
-from statelog.schemas.lease import expired
+from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
+from statelog.schemas.snapshot.lease import expired
 from statelog.storage.leases import LeaseHolder, LeaseWarning, list_leases
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 
 
 class _Scene:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from statelog.schemas import ledger
-from statelog.schemas.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
-from statelog.schemas.handle import NO_CHECKPOINT
-from statelog.schemas.ledger import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from statelog.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
+from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.handle import NO_CHECKPOINT
+from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
 from tests.support.ledger_story import IDENTITY, Story, nonce
 from tests.support.mutation import mutations
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from statelog.producer.opening import open_epoch
+from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
+from statelog.producer.commits.opening import open_epoch
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
-from statelog.schemas.fold import LedgerFold, Reason, Void
-from statelog.schemas.handle import Checkpoint
-from statelog.schemas.ledger import Commit, LedgerRecord
+from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.records import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
 from tests.support.breaking_kafka import BreakingKafka
 from tests.support.writer_rig import WriterRig, twin_rig

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from statelog.errors import CorruptManifest, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.errors import CorruptManifest, UnknownFormat
-from statelog.schemas.handle import NO_CHECKPOINT
-from statelog.schemas.ledger_state import LedgerState, LiveEpoch, PartitionState, WriterState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
+from statelog.schemas.ledger.handle import NO_CHECKPOINT
+from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import manifest_path
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
 from tests.support.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
 from tests.support.mutation import mutations
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from statelog.schemas.errors import NotFound, StoreUnavailable
+from statelog.errors import NotFound, StoreUnavailable
 from statelog.schemas.names import manifest_path
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.writer_rig import twin_rig
 
 

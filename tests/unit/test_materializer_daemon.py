@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.control import Control
-from statelog.materializer.daemon import Materializer
-from statelog.materializer.events import CleanUpHeldBack, Event, RoundFailed, RoundStarted
-from statelog.materializer.round import run_round
-from statelog.materializer.signals import install_signal_handlers
-from statelog.schemas.errors import CorruptManifest, CorruptRun, StoreUnavailable
+from statelog.errors import CorruptManifest, CorruptRun, StoreUnavailable
+from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.daemon import Materializer
+from statelog.materializer.daemon.events import CleanUpHeldBack, Event, RoundFailed, RoundStarted
+from statelog.materializer.daemon.signals import install_signal_handlers
+from statelog.materializer.round.round import run_round
 from tests.support.daemon_bench import INTERVAL_S, DaemonBench
 from tests.support.twin_log import TwinLog, settings_for
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
-from statelog.materializer.tail import tail_now
-from statelog.schemas.errors import StoreUnavailable
+from statelog.errors import StoreUnavailable
+from statelog.materializer.daemon.tail import tail_now
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from tests.support.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.events import RoundEndedLate, RoundFailed
-from statelog.materializer.outcome import Completed, Lost, Skipped
-from statelog.materializer.round import CRASH_POINTS, run_round
-from statelog.materializer.statistics import MaterializerStatistics, with_outcome
-from statelog.schemas.errors import CorruptManifest, RoundGivenUp
-from statelog.schemas.manifest import Manifest
-from statelog.schemas.rights import Rights
+from statelog.errors import CorruptManifest, RoundGivenUp
+from statelog.materializer.daemon.events import RoundEndedLate, RoundFailed
+from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
+from statelog.materializer.round.outcome import Completed, Lost, Skipped
+from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.topics.rights import Rights
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for, state_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.materializer.events import RestoreBudgetOutOfReach
-from statelog.materializer.restore_time import (
+from statelog.materializer.daemon.events import RestoreBudgetOutOfReach
+from statelog.materializer.daemon.restore_time import (
     Rates,
     RestoreEstimate,
     RestoreOutlook,
@@ -19,7 +19,7 @@ from statelog.materializer.restore_time import (
     estimate,
     outlook,
 )
-from statelog.materializer.schedule import Situation, cause_of_round, look_every_s
+from statelog.materializer.daemon.schedule import Situation, cause_of_round, look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from tests.support.daemon_bench import DaemonBench
 

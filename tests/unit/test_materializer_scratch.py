@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
-from statelog.materializer.scratch import scratch_directory
-from statelog.schemas.errors import ConfigError
-from statelog.storage.own_directory import LeftoverWarning
+from statelog.errors import ConfigError
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
+from statelog.materializer.round.scratch import scratch_directory
+from statelog.storage.local.own_directory import LeftoverWarning
 from tests.support.twin_log import TwinLog, settings_for
 
 _DIES = """
 import os, signal, sys
 from pathlib import Path
-from statelog.materializer.scratch import scratch_directory
+from statelog.materializer.round.scratch import scratch_directory
 with scratch_directory(Path(sys.argv[1])) as path:
     (path / "run.parquet").write_bytes(b"x")
     print(path, flush=True)

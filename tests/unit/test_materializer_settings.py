@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from statelog.materializer.schedule import first_delay_s
+from statelog.errors import ConfigError
+from statelog.materializer.daemon.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
-from statelog.schemas.errors import ConfigError
 
 
 def test_the_defaults_are_valid() -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.control import Control
-from statelog.materializer.daemon import Materializer
-from statelog.materializer.events import Event, RoundFailed, Started
-from statelog.materializer.round import run_round
-from statelog.materializer.schedule import first_delay_s
+from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
+from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.daemon import Materializer
+from statelog.materializer.daemon.events import Event, RoundFailed, Started
+from statelog.materializer.daemon.schedule import first_delay_s
+from statelog.materializer.daemon.signals import install_signal_handlers
+from statelog.materializer.daemon.starting import ask_first_delay_s
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.signals import install_signal_handlers
-from statelog.materializer.starting import ask_first_delay_s
-from statelog.schemas.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
-from statelog.storage.log import Log
+from statelog.storage.log.log import Log
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for
 

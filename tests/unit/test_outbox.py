@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from statelog.producer.opening import open_epoch
-from statelog.producer.outbox import Outbox
+from statelog.errors import ConfigError, PersistFailed
+from statelog.producer.commits.opening import open_epoch
+from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.errors import ConfigError, PersistFailed
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from tests.support.writer_rig import twin_rig
 

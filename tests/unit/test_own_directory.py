@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.own_directory import LeftoverWarning, make_own, sweep
+from statelog.storage.local.own_directory import LeftoverWarning, make_own, sweep
 from tests.support.forks import in_fork
 
 _DEAD = f"own-{'0' * 32}.d"

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.schemas.errors import BrokerUnavailable, Misuse
+from statelog.errors import BrokerUnavailable, Misuse
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.positions import HighWater, Listed, ask_offsets
+from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets
 
 HALF = Listed(-1001, -1001)
 

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
-from statelog.recovery import sources
-from statelog.recovery.at import AtCheckpoint, AtPosition
 from statelog.recovery.host import Host
-from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.recovery.reading import sources
+from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover, recover_dict
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 from tests.support.spill import Disks
 

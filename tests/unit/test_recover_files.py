@@ -10,12 +10,12 @@ from typing import BinaryIO
 import pyarrow as pa
 import pytest
 
+from statelog.errors import AlreadyExists, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import Recovery, recover
-from statelog.recovery.target_parquet import fill_parquet
-from statelog.schemas.errors import AlreadyExists, StoreUnavailable
+from statelog.recovery.targets.parquet import fill_parquet
 from statelog.storage.leases import list_leases
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.chunks import rows_batch
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 

@@ -11,9 +11,7 @@ import fastavro
 import pytest
 import rocksdict
 
-from statelog.producer.writer import Writer
-from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
-from statelog.schemas.errors import (
+from statelog.errors import (
     AlreadyExists,
     ConfigError,
     Corrupt,
@@ -23,6 +21,8 @@ from statelog.schemas.errors import (
     StoreUnavailable,
     UnknownFormat,
 )
+from statelog.producer.writer import Writer
+from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
 from tests.support.recovery_rig import RecoveryRig, memory_rig
 
 AVSC = """{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"},

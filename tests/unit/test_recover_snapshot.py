@@ -7,14 +7,14 @@ from click.testing import CliRunner
 
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
-from statelog.materializer.round import run_round
+from statelog.errors import CorruptRun, Misuse, NotFound
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
 from statelog.recovery.trouble import RecoveryWarning
-from statelog.schemas.errors import CorruptRun, Misuse, NotFound
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryStore
 from tests.support.twin_log import UNSAFE, TwinLog, settings_for
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.fold import TailFold, cut, newest, select_key_groups
+from statelog.recovery.reading.fold import TailFold, cut, newest, select_key_groups
 from tests.support.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
+from statelog.recovery.planning.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
-from statelog.schemas.handle import NO_CHECKPOINT, Entry, Handle, Step
-from statelog.schemas.identity import LogIdentity
-from statelog.schemas.key_groups import KeyType, key_groups_of_partition
-from statelog.schemas.ledger import CommitBody, LossRange
-from statelog.schemas.ledger_state import LedgerState, PartitionState
-from statelog.schemas.manifest import Anchor, Manifest, RunRef
-from statelog.schemas.runs import RowGroupSpan, RunIndex
+from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.state import LedgerState, PartitionState
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(

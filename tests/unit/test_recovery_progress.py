@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.recovery.progress import Phase, Progress, ProgressTracker
+from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
 
 
 def _tracker(*, bytes_total: int = 1000, interval_s: float = 1.0) -> ProgressTracker:

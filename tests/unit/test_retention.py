@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import ConfigError
-from statelog.schemas.lease import Lease
-from statelog.schemas.manifest import RunRef
+from statelog.errors import ConfigError
 from statelog.schemas.names import lease_path
-from statelog.schemas.retention import (
+from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.manifest import RunRef
+from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     choose_merge,
     condemned,

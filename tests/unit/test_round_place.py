@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
+from statelog.errors import IdentityChanged, NotFound, StoreUnavailable
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.errors import IdentityChanged, NotFound, StoreUnavailable
 from statelog.schemas.names import manifest_path
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_local import LocalStore
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.local import LocalStore
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import UNSAFE, TwinLog, settings_for
 

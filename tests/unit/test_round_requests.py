@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.outcome import Completed
-from statelog.materializer.round import run_round
-from statelog.materializer.tail import TailGauge
-from statelog.materializer.target import choose_target
-from statelog.materializer.verified import VerifiedRuns
+from statelog.errors import CorruptManifest, StoreUnavailable
+from statelog.materializer.daemon.tail import TailGauge
+from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.round import run_round
+from statelog.materializer.round.target import choose_target
+from statelog.materializer.round.verified import VerifiedRuns
 from statelog.producer.writer import Writer
-from statelog.schemas.errors import CorruptManifest, StoreUnavailable
 from statelog.schemas.names import manifest_path
-from statelog.schemas.retention import RetentionPolicy
-from statelog.storage.store_probe import STALE_AFTER_S
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage.store.probe import STALE_AFTER_S
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for
 
@@ -91,7 +91,7 @@ def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
 
 def test_a_look_holds_no_more_metadata_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on where it ended, in several looks, and counts each commit once."""
-    monkeypatch.setattr("statelog.materializer.tail._LOOK_BYTES", 50_000)
+    monkeypatch.setattr("statelog.materializer.daemon.tail._LOOK_BYTES", 50_000)
     twin = TwinLog()
     _write_with_metadata(twin, 20)
     gauge = TailGauge(twin.open(), clock=twin.clock)

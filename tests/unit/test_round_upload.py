@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.events import OffsetUnpublished, RoundFailed
-from statelog.materializer.outcome import Completed, Lost
-from statelog.materializer.round import run_round
-from statelog.schemas.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
-from statelog.storage.store_memory import MemoryDisk
+from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
+from statelog.materializer.daemon.events import OffsetUnpublished, RoundFailed
+from statelog.materializer.round.outcome import Completed, Lost
+from statelog.materializer.round.round import run_round
+from statelog.storage.store.memory import MemoryDisk
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for, state_of
 

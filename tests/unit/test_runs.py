@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statelog.schemas.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
-from statelog.schemas.runs import (
+from statelog.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
+from statelog.schemas.snapshot.runs import (
     TARGET_ROWS,
     RowGroupPacker,
     RowGroupSpan,
@@ -22,12 +22,12 @@ from statelog.schemas.runs import (
     row_groups_for,
     run_schema,
 )
-from statelog.schemas.values import parse_value_schema, rows_to_struct
-from statelog.storage.run_file import RunWriter
-from statelog.storage.run_merge import merge_runs
-from statelog.storage.run_reader import LocalRun, RunReader, read_back
+from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
+from statelog.storage.runs.merge import merge_runs
+from statelog.storage.runs.read import LocalRun, RunReader, read_back
+from statelog.storage.runs.write import RunWriter
 from statelog.storage.store import Store
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.runs import LABEL, change_table, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]

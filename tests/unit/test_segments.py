@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.materializer import segments as module
-from statelog.materializer.segments import Segments
-from statelog.schemas.merge import cut_by_bytes, merge_tables
-from statelog.storage.run_merge import merge_streams
+from statelog.materializer.round import segments as module
+from statelog.materializer.round.segments import Segments
+from statelog.schemas.changes.merge import cut_by_bytes, merge_tables
+from statelog.storage.runs.merge import merge_streams
 
 FOLD_BYTES = 64 << 10
 
@@ -41,7 +41,7 @@ def test_a_merge_holds_half_of_the_limit_whatever_the_values(
         largest[0] = max(largest[0], sum(table.nbytes for table in tables))
         return merge_tables(tables, drop_deletes=drop_deletes)
 
-    monkeypatch.setattr("statelog.storage.run_merge.merge_tables", measured)
+    monkeypatch.setattr("statelog.storage.runs.merge.merge_tables", measured)
     rows = max(2, min(FOLD_BYTES // value_bytes, 400))
     random = np.random.default_rng(1)
     newest: dict[bytes, bytes] = {}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import CheckpointMismatch
-from statelog.schemas.handle import Checkpoint
-from statelog.schemas.ledger_state import LastCommit
-from statelog.spark.decision import NO_QUERY, BatchDecision, decide_batch, decide_write
+from statelog.errors import CheckpointMismatch
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.state import LastCommit
+from statelog.spark.sink.decision import NO_QUERY, BatchDecision, decide_batch, decide_write
 
 
 def after(decision: BatchDecision) -> LastCommit:

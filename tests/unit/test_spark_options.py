@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from statelog.recovery.at import AtCheckpoint, AtPosition
-from statelog.schemas.errors import ConfigError, InvalidName, NotFound
-from statelog.spark.batch_sink import BatchWriter
+from statelog.errors import ConfigError, InvalidName, NotFound
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options import log_options, read_options, storage_text, write_options
-from statelog.spark.sink import StreamWriter
-from statelog.spark.source import slices
-from statelog.spark.writing import require_spark
+from statelog.spark.sink.batch_sink import BatchWriter
+from statelog.spark.sink.sink import StreamWriter
+from statelog.spark.sink.writing import require_spark
+from statelog.spark.source.source import slices
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 

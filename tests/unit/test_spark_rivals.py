@@ -5,16 +5,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from statelog.producer.opening import open_epoch
-from statelog.schemas.errors import LogInUse
+from statelog.errors import LogInUse
+from statelog.producer.commits.opening import open_epoch
 from statelog.spark.options import write_options
-from statelog.spark.ownership import RECENT_S, Rival, check_ownership
-from statelog.spark.rivals import rivals_of
-from statelog.spark.runs import run_tag, sibling_nonce
-from statelog.storage.kafka_cluster import MemoryCluster
-from statelog.storage.kafka_memory import MemoryKafka
-from statelog.storage.log import Log
-from statelog.storage.store_memory import MemoryDisk, MemoryStore
+from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
+from statelog.spark.sink.rivals import rivals_of
+from statelog.spark.sink.runs import run_tag, sibling_nonce
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.writer_rig import WriterRig
 
 OPENED_S = 1_000_000.0

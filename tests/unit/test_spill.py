@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from statelog.errors import ClosedError, ConfigError, StoreUnavailable
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.spill import SpillQueue
-from statelog.recovery.spill_file import open_spill_file
-from statelog.recovery.spill_segment import SpillSegment
-from statelog.schemas.errors import ClosedError, ConfigError, StoreUnavailable
+from statelog.recovery.spill.file import open_spill_file
+from statelog.recovery.spill.queue import SpillQueue
+from statelog.recovery.spill.segment import SpillSegment
 from tests.support.forks import in_fork, leave_files_to_open
 from tests.support.spill import Disks
 
@@ -176,7 +176,7 @@ def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
 _SPILL_AND_WAIT = """
 import sys
 from pathlib import Path
-from statelog.recovery.spill import SpillQueue
+from statelog.recovery.spill.queue import SpillQueue
 queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
 for _ in range(4):
     queue.put(memoryview(bytes(1 << 20)))

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.recovery.pile import Pile
-from statelog.recovery.spill import SpillQueue
-from statelog.recovery.spilled_tail import SpilledTail
-from statelog.schemas.errors import ClosedError
-from statelog.storage.run_merge import merge_streams
+from statelog.errors import ClosedError
+from statelog.recovery.reading.pile import Pile
+from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.recovery.spill.queue import SpillQueue
+from statelog.storage.runs.merge import merge_streams
 from tests.support.chunks import rows_batch
 from tests.support.spill import Disks
 

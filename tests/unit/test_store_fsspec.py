@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from statelog.schemas.errors import AlreadyExists, ConfigError, NotFound, StorageFull, StoreRefused, StoreUnavailable
-from statelog.storage.store_fsspec import FsspecStore, client_options, open_store
-from statelog.storage.store_local import LocalStore
-from statelog.storage.store_url import parse_root
+from statelog.errors import AlreadyExists, ConfigError, NotFound, StorageFull, StoreRefused, StoreUnavailable
+from statelog.storage.store.fsspec import FsspecStore, client_options, open_store
+from statelog.storage.store.local import LocalStore
+from statelog.storage.store.url import parse_root
 from tests.support.file_systems import unique_directory
 
 

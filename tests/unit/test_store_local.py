@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
-from statelog.storage.store_fsspec import open_store
-from statelog.storage.store_local import LocalStore
-from statelog.storage.store_probe import STALE_AFTER_S
-from statelog.storage.store_url import temporary_name
+from statelog.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
+from statelog.storage.store.fsspec import open_store
+from statelog.storage.store.local import LocalStore
+from statelog.storage.store.probe import STALE_AFTER_S
+from statelog.storage.store.url import temporary_name
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.schemas.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 
 
 def _once(fault: Fault) -> Callable[[str, str], Fault | None]:

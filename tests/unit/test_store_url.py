@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.errors import ConfigError, InvalidName
-from statelog.storage.store_url import (
+from statelog.errors import ConfigError, InvalidName
+from statelog.storage.store.url import (
     check_options,
     check_path,
     check_prefix,

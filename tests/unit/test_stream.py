@@ -6,21 +6,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
-from statelog.recovery import fetch
-from statelog.recovery.cache_shared import CacheSettings
-from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.host import Host
-from statelog.recovery.live import Live
-from statelog.recovery.plan import RecoveryPlan
-from statelog.recovery.planner import Planner
+from statelog.recovery.planning.held_plan import HeldPlan
+from statelog.recovery.planning.plan import RecoveryPlan
+from statelog.recovery.planning.planner import Planner
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.streaming import fetch
+from statelog.recovery.streaming.live import Live
 from statelog.recovery.trouble import SnapshotFailed
-from statelog.schemas.errors import NotFound, StoreUnavailable
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.cache_rig import until
 from tests.support.recovery_rig import memory_rig
 from tests.support.stream_reader import Reader

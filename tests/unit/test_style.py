@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support import style
+from tests.support.file_map import ROOMS, SOURCE
 from tests.support.style import Offence
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "spark", "cli")
+LINKED = ("producer", "materializer", "recovery", "schemas")
 PROGRAMS = ("bench", "demo", "examples")
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OTHER_TEXT = ("*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run", "docs/*.md", "typings/**/*.pyi")
@@ -33,22 +34,22 @@ def _offences(check: Check, paths: Iterable[Path]) -> list[str]:
 
 
 def _room_modules() -> Iterator[Path]:
-    return (path for path in _python(*ROOMS))
+    return (path for path in _python("src"))
 
 
 def test_no_function_is_too_long() -> None:
     """No function outside the tests has a body of more than fifty lines."""
-    assert _offences(style.long_functions, _python(*ROOMS, *PROGRAMS)) == []
+    assert _offences(style.long_functions, _python("src", *PROGRAMS)) == []
 
 
 def test_no_file_is_too_long() -> None:
     """No file, tests included, has more than five hundred lines."""
-    assert _offences(style.long_file, _python(*ROOMS, *PROGRAMS, "tests")) == []
+    assert _offences(style.long_file, _python("src", *PROGRAMS, "tests")) == []
 
 
 def test_every_ignore_has_a_reason() -> None:
     """Whoever silences a linter or a type checker names the rule and says why."""
-    assert _offences(style.bare_ignores, _python(*ROOMS, *PROGRAMS, "tests")) == []
+    assert _offences(style.bare_ignores, _python("src", *PROGRAMS, "tests")) == []
 
 
 def test_every_ignore_of_the_configuration_has_a_reason() -> None:
@@ -65,7 +66,7 @@ def test_every_ignore_of_the_configuration_has_a_reason() -> None:
 def test_nothing_is_put_off() -> None:
     """No file of the project leaves a promise behind."""
     others = [path for pattern in OTHER_TEXT for path in ROOT.glob(pattern)]
-    assert _offences(style.open_promises, [*_python(*ROOMS, *PROGRAMS, "tests"), *others]) == []
+    assert _offences(style.open_promises, [*_python("src", *PROGRAMS, "tests"), *others]) == []
 
 
 def test_every_test_states_its_property() -> None:
@@ -73,29 +74,17 @@ def test_every_test_states_its_property() -> None:
     assert _offences(style.undocumented_tests, _python("tests")) == []
 
 
-def test_the_namespace_stays_open() -> None:
-    """No room has a `statelog/__init__.py`, which would hide all the other rooms."""
-    assert list(ROOT.glob("*/statelog/__init__.py")) == []
+def test_the_import_contract_names_every_room() -> None:
+    """The rooms on disk are those whose layers the import contract lists, which is the one list of them."""
+    assert sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")) == sorted(ROOMS)
 
 
-def test_all_lists_of_rooms_agree() -> None:
-    """The rooms on disk are those that the build, pytest, both type checkers, ruff and the import contract name."""
-    tool = CONFIG["tool"]
-    wheel = tool["hatch"]["build"]["targets"]["wheel"]["packages"]
-    roots = tool["importlinter"]["root_packages"]
-    lists = {
-        "disk": {path.parts[-2] for path in ROOT.glob("*/statelog")},
-        "hatch dev mode": set(tool["hatch"]["build"]["dev-mode-dirs"]),
-        "wheel": {package.split("/")[0] for package in wheel},
-        "pytest": set(tool["pytest"]["ini_options"]["pythonpath"]) - {"."},
-        "mypy": set(tool["mypy"]["mypy_path"].split(":")) - {".", "typings"},
-        "pyright": set(tool["pyright"]["extraPaths"]) - {"."},
-        "import contract": {root.removeprefix("statelog.") for root in roots} - {"pyspark_statelog"},
-    }
-    assert {name: rooms for name, rooms in lists.items() if rooms != set(ROOMS)} == {}
-    assert set(ROOMS) <= set(tool["ruff"]["src"])
-    assert set(ROOMS) <= set(tool["mypy"]["files"])
-    assert set(ROOMS) <= set(tool["pyright"]["include"])
+def test_links_are_for_people() -> None:
+    """The links at the top lead to their rooms, and no file imports through one: it would be a second module."""
+    assert [name for name in LINKED if (ROOT / name).resolve() != SOURCE / name] == []
+    bare = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(LINKED)})\b", re.MULTILINE)
+    paths = _python("src", *PROGRAMS, "tests")
+    assert [path for path in paths if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_every_module_declares_its_names() -> None:
@@ -114,14 +103,13 @@ def test_every_module_declares_its_names() -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_exports_what_it_says(room: str) -> None:
     """The public names that a room's `__init__` binds are exactly those in its `__all__`."""
-    source = (ROOT / room / "statelog" / room / "__init__.py").read_text(encoding="utf-8")
+    source = (SOURCE / room / "__init__.py").read_text(encoding="utf-8")
     assert style.exported_names(source) == set(style.declared_names(source) or [])
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_typed(room: str) -> None:
-    """Each room tells type checkers that it is annotated."""
-    assert (ROOT / room / "statelog" / room / "py.typed").exists()
+def test_the_package_is_typed() -> None:
+    """It tells type checkers that it is annotated, for all of its rooms."""
+    assert (SOURCE / "py.typed").exists()
 
 
 _LONG = "def f():\n" + "    pass\n" * (style.MAX_BODY_LINES + 1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.errors import ConfigError, IncompatibleSchema, StoreUnavailable
-from statelog.schemas.values import check_compatible
-from statelog.storage.store_fsspec import open_store
-from statelog.storage.store_memory import Fault, MemoryDisk, MemoryStore
+from statelog.errors import ConfigError, IncompatibleSchema, StoreUnavailable
+from statelog.schemas.values.schema import check_compatible
+from statelog.storage.store.fsspec import open_store
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from statelog.storage.value_schemas import ValueSchemas
 
 INT = {"name": "n", "type": "int"}

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from fastavro import parse_schema, schemaless_reader
 
-from statelog.schemas.errors import ConfigError, IncompatibleSchema, InvalidChange
-from statelog.schemas.value_avro import avro_values
-from statelog.schemas.values import (
+from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import (
     OPAQUE,
     ValueSchema,
     avsc_from_arrow,

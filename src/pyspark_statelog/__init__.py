@@ -1,0 +1,68 @@
+"""What Spark finds: `format("statelog")`, with nothing to register where the wheel is installed.
+
+Spark imports every top-level module called `pyspark_*` in a worker of every session, and a failing import breaks all
+look-ups of data sources, not only ours. So this module imports nothing of statelog before it is asked to.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+    from statelog.spark.source.read_plan import ReadPlan
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """The data source `statelog`: a log's state to read, its changes to write.
+
+    Spark asks it for the columns once for each `load()`, pickles it, and has every scan of the DataFrame read through a
+    copy. So the position is taken with the columns, and all scans read the same.
+    """
+
+    _plan: "ReadPlan | None" = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "statelog"
+
+    def schema(self) -> "StructType":
+        """The columns of the state. Raises ConfigError, NotFound, Unavailable."""
+        from statelog.spark.source.source import plan_state
+
+        columns, self._plan = plan_state(self.options)
+        return columns
+
+    def reader(self, schema: "StructType") -> "DataSourceReader":
+        """A batch reader of the state."""
+        from statelog.spark.source.source import StateReader
+
+        return StateReader(self.options, schema, self._plan)
+
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
+        """A reader that says that there is no streaming read; Spark hides what is raised here."""
+        from statelog.spark.source.no_stream import NoStream
+
+        return NoStream()
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+        """A batch writer of changes; does no I/O."""
+        from statelog.spark.sink.batch_sink import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamArrowWriter":  # noqa: N802  # Spark's name
+        """A streaming writer of changes; does no I/O."""
+        from statelog.spark.sink.sink import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite=overwrite)

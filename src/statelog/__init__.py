@@ -1,0 +1,59 @@
+"""statelog: a durable, event-sourced state log on Kafka, with snapshots on any file system.
+
+The names that a program needs first. Each is loaded when it is first used, so that `import statelog` costs nothing.
+The rooms (`statelog.producer`, `statelog.recovery`, `statelog.materializer`, ...) have the rest, and `statelog.errors`
+every error.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statelog.materializer import Materializer, MaterializerSettings, run_round
+    from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
+    from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
+    from statelog.storage import Log
+
+__all__ = [
+    "AtCheckpoint",
+    "AtPosition",
+    "Coordinator",
+    "Log",
+    "Materializer",
+    "MaterializerSettings",
+    "RecoverySettings",
+    "TaskWriter",
+    "Writer",
+    "WriterSettings",
+    "recover",
+    "recover_snapshot",
+    "run_round",
+]
+
+__version__: str
+
+_HOMES = {
+    "statelog.materializer": ("Materializer", "MaterializerSettings", "run_round"),
+    "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
+    "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
+    "statelog.storage": ("Log",),
+}
+_HOME_OF = {name: room for room, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("statelog")
+    if name in _HOME_OF:
+        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return found
+    try:
+        return import_module(f"statelog.{name}")
+    except ModuleNotFoundError:
+        raise AttributeError(f"module 'statelog' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

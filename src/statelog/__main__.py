@@ -1,0 +1,7 @@
+"""`python -m statelog`: the `statelog` command."""
+
+from statelog.cli import main
+
+__all__: list[str] = []
+
+main()

@@ -1,0 +1,84 @@
+"""`statelog accept-loss`: a person gives up what a log has lost, by name, so that it can go on."""
+
+import re
+from collections.abc import Callable
+
+import click
+
+from statelog.cli.screen.confirming import confirm
+from statelog.cli.screen.output import Fact, Report
+from statelog.cli.session import Session, connected
+from statelog.errors import ConfigError, IdentityChanged
+from statelog.schemas.ledger.records import LossRange
+from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
+
+__all__ = ["command"]
+
+_RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
+
+
+@click.command("accept-loss", help="Give up what the log NAME has lost, so that it can go on. What is gone stays gone.")
+@click.argument("name")
+@click.option("--range", "ranges", metavar="PARTITION:START-END", multiple=True, help="Offsets of the data topic.")
+@click.option(
+    "--ledger", "is_ledger", is_flag=True,
+    help="The ledger lost its tail, or is gone (with the data topic or without): go on from the newest snapshot.",
+)  # fmt: skip
+@click.option("--reason", required=True, help="Why it is gone. Stays in the ledger.")
+@click.option("--operator", required=True, help="Who says so. Stays in the ledger.")
+@click.option(
+    "--replication-factor", "key_of_replication_factor", type=int, help="Copies of a topic made anew. Default 3."
+)
+@click.option("--yes", is_flag=True, help="Do not ask for the name again.")
+@connected
+def command(
+    session: Session, name: str, ranges: tuple[str, ...], is_ledger: bool, reason: str, operator: str, yes: bool
+) -> None:
+    """Accept a loss."""
+    lost = [_range(text) for text in ranges]
+    if bool(lost) == is_ledger:
+        raise ConfigError("what is lost is either --range, once or more, or --ledger")
+
+    def ask(what: str) -> None:
+        if not yes:
+            confirm(name, f"This gives up {what}, of {name} below {session.config.root_url()}.")
+
+    try:
+        with session.open_log(name) as log:
+            if is_ledger:
+                ask("what its ledger lost; all its writers are fenced")
+                offset = accept_ledger_loss(log, reason=reason, operator=operator)
+            else:
+                ask(f"the offsets {', '.join(ranges)}")
+                offset = log.accept_loss(lost, reason=reason, operator=operator)
+    except IdentityChanged:
+        if not is_ledger:
+            raise
+        with session.warnings_shown(), _accept_topics(session, name, reason, operator, ask) as log:
+            offset = log.describe().state.restarted
+    session.output.report(Report(f"accepted a loss of {name}", (Fact("accepted", name), Fact("offset", offset))))
+
+
+def _accept_topics(session: Session, name: str, reason: str, operator: str, ask: Callable[[str], None]) -> Log:
+    def told(loss: TopicLoss) -> None:
+        topics = f"the ledger {loss.ledger} and the data topic {loss.data}"
+        ask(f"all that was committed behind snapshot {loss.manifest} (position {loss.position}), as {topics}")
+
+    return accept_topic_loss(
+        name,
+        **session.place(),
+        reason=reason,
+        operator=operator,
+        replication_factor=session.config.replication_factor,
+        allow_unsafe=session.config.allow_unsafe,
+        confirm=told,
+    )
+
+
+def _range(text: str) -> LossRange:
+    found = _RANGE.match(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is no range of offsets", hint="Write 3:100-120: partition 3, from 100, below 120")
+    return LossRange(*(int(number) for number in found.groups()))

@@ -1,0 +1,24 @@
+"""`statelog delete`: delete a log for good, after its name was typed again."""
+
+import click
+
+from statelog.cli.screen.confirming import confirm
+from statelog.cli.screen.output import Fact, Report
+from statelog.cli.session import Session, connected
+from statelog.storage.log.log import Log
+
+__all__ = ["command"]
+
+
+@click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for the name again.")
+@connected
+def command(session: Session, name: str, yes: bool) -> None:
+    """Delete a log."""
+    place = session.place()
+    if not yes:
+        confirm(name, f"This deletes all data of {name} below {place['root']}.")
+    with session.warnings_shown():
+        Log.delete(name, **place, allow_unsafe=session.config.allow_unsafe)
+    session.output.report(Report(f"deleted {name}", (Fact("deleted", name),)))

@@ -1,0 +1,145 @@
+"""`statelog describe`: what a log is, and how it stands at this moment."""
+
+import datetime
+import time
+from collections.abc import Sequence
+
+import click
+
+from statelog.cli.screen.output import Fact, Listing, Report, Unit
+from statelog.cli.session import Session, connected
+from statelog.materializer import Tail, tail_now
+from statelog.schemas.names import data_topic, ledger_topic
+from statelog.storage.leases import HeldLease, list_leases
+from statelog.storage.log.log import LogDescription
+
+__all__ = ["command", "describe"]
+
+
+@click.command("describe", help="Show what the log NAME is and how it stands.")
+@click.argument("name")
+@connected
+def command(session: Session, name: str) -> None:
+    """Show a log."""
+    with session.open_log(name) as log:
+        session.output.report(describe(log.describe(), tail_now(log, clock=time.time), list_leases(log.store)))
+
+
+def describe(found: LogDescription, tail: Tail, leases: Sequence[HeldLease] = ()) -> Report:
+    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet."""
+    return Report(
+        found.descriptor.name,
+        (*_what_it_is(found), *_how_it_stands(found), *_lag(tail)),
+        (_partitions(found), _writers(found), _value_schemas(found), _runs(found), _leases(leases)),
+    )
+
+
+def _what_it_is(found: LogDescription) -> tuple[Fact, ...]:
+    descriptor, identity = found.descriptor, found.descriptor.identity
+    return (
+        Fact("log", descriptor.name),
+        Fact("url", found.url),
+        Fact("cluster", identity.cluster_id),
+        Fact("data_topic", data_topic(descriptor.name)),
+        Fact("ledger_topic", ledger_topic(descriptor.name)),
+        Fact("data_topic_id", identity.data_topic_id),
+        Fact("ledger_topic_id", identity.ledger_topic_id),
+        Fact("partitions", descriptor.partitions, Unit.COUNT),
+        Fact("key_groups", descriptor.key_groups, Unit.COUNT),
+        Fact("key_type", descriptor.key_type.value),
+        Fact("values", "typed" if descriptor.value_schema_id else "bytes"),
+        Fact("hash", descriptor.hash_rule.value),
+    )
+
+
+def _how_it_stands(found: LogDescription) -> tuple[Fact, ...]:
+    manifest = found.manifest
+    runs = manifest.runs if manifest else ()
+    covered = manifest.next_offsets if manifest else {}
+    committed = found.state.committed_positions
+    behind = sum(end - covered.get(partition, 0) for partition, end in committed.items())
+    return (
+        Fact("position", found.state.position, Unit.COUNT),
+        Fact("ledger_start", found.ledger_offsets.start, Unit.COUNT),
+        Fact("manifests", found.manifests, Unit.COUNT),
+        Fact("newest_manifest", manifest.number if manifest else None, Unit.COUNT),
+        Fact("manifest_position", manifest.position if manifest else None, Unit.COUNT),
+        Fact("manifest_time", _time(manifest.created_s) if manifest else None),
+        Fact("snapshot_rows", sum(run.rows for run in runs), Unit.COUNT),
+        Fact("snapshot_bytes", sum(run.size_bytes for run in runs), Unit.BYTES),
+        Fact("lag_ledger_records", found.state.position - (manifest.position if manifest else 0), Unit.COUNT),
+        Fact("lag_data_records", behind, Unit.COUNT),
+        Fact("accepted_losses", len(found.state.accepted), Unit.COUNT),
+    )
+
+
+def _lag(tail: Tail) -> tuple[Fact, ...]:
+    return (
+        Fact("lag_commits", tail.commits, Unit.COUNT),
+        Fact("lag_changes", tail.changes, Unit.COUNT),
+        Fact("lag_bytes", tail.size_bytes, Unit.BYTES),
+        Fact("lag_age_s", tail.age_s, Unit.SECONDS),
+    )
+
+
+def _partitions(found: LogDescription) -> Listing:
+    covered = found.manifest.next_offsets if found.manifest else {}
+    committed = found.state.committed_positions
+    names = ("partition", "log_start", "log_end", "committed_position", "snapshot_next_offset")
+    return Listing(
+        "data_partitions",
+        tuple((name, Unit.COUNT) for name in names),
+        tuple(
+            (partition, offsets.start, offsets.end, committed.get(partition, 0), covered.get(partition, 0))
+            for partition, offsets in sorted(found.data_offsets.items())
+        ),
+    )
+
+
+def _writers(found: LogDescription) -> Listing:
+    live = {epoch.writer: epoch.epoch for epoch in found.state.live}
+    rows = tuple(
+        (row.name, row.checkpoint.id, row.commit_offset, live.get(row.name), dict(row.metadata))
+        for row in found.state.writers
+    )
+    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.TEXT)
+    names = ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata")
+    return Listing("writers", tuple(zip(names, units, strict=True)), rows)
+
+
+def _value_schemas(found: LogDescription) -> Listing:
+    rows = tuple((one.id, one.avsc) for one in found.value_schemas if not one.is_opaque)
+    return Listing("value_schemas", (("id", Unit.COUNT), ("schema", Unit.TEXT)), rows)
+
+
+def _runs(found: LogDescription) -> Listing:
+    runs = found.manifest.runs if found.manifest else ()
+    names = ("path", "level", "start_position", "end_position", "value_schema_id", "rows", "size_bytes")
+    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.BYTES)
+    rows = tuple(
+        (run.path, run.level, run.start_position, run.end_position, run.value_schema_id, run.rows, run.size_bytes)
+        for run in runs
+    )
+    return Listing("runs", tuple(zip(names, units, strict=True)), rows)
+
+
+def _leases(leases: Sequence[HeldLease]) -> Listing:
+    """Who holds what back. A lease counts until its holder was silent for `ttl_s`, by the store's time."""
+    names = ("holder", "position", "manifest", "renewed", "ttl_s", "path")
+    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.TEXT, Unit.SECONDS, Unit.TEXT)
+    rows = tuple(
+        (
+            held.lease.holder,
+            held.lease.position,
+            held.lease.manifest_number or None,
+            _time(held.modified_s),
+            held.lease.ttl_s,
+            held.path,
+        )
+        for held in leases
+    )
+    return Listing("leases", tuple(zip(names, units, strict=True)), rows)
+
+
+def _time(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,105 @@
+"""`statelog dev`: the development broker, for people. What it does is `statelog.cli.devbroker`."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+
+from statelog.cli.devbroker import DevSettings, start, status, stop
+from statelog.cli.screen.output import Fact, Output, Report
+from statelog.errors import BrokerUnavailable, NotFound
+
+__all__ = ["command"]
+
+P = ParamSpec("P")
+_UNSAFE = ("replication", "min-insync")
+
+
+@click.group("dev", help="A real Kafka on this machine, on loopback only, for development.")
+def command() -> None:
+    """The group."""
+
+
+def _shared(function: Callable[P, None]) -> Callable[P, None]:
+    """The options of every one of them."""
+
+    @click.option("--directory", type=click.Path(path_type=Path), help="Where it lives; default the user's cache.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @functools.wraps(function)
+    def with_options(*args: P.args, **options: P.kwargs) -> None:
+        function(*args, **options)
+
+    return with_options
+
+
+@command.command("start", help="Start the broker, or find it running, and print how to reach it.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Its port; 0 for any free one. Default 9092.")
+@click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java's heap, in MiB.")
+@_shared
+def start_command(port: int | None, heap_mb: int, directory: Path | None, as_json: bool) -> None:
+    """Start the broker."""
+    output = Output(as_json=as_json)
+    settings = _settings(directory, port, heap_mb)
+    broker = start(settings, on_step=lambda step: output.notice(f"{step} ..."))
+    root = f"file://{settings.directory / 'logs'}"
+    facts = (
+        Fact("bootstrap", broker.bootstrap),
+        Fact("root", root),
+        Fact("pid", broker.pid),
+        Fact("kafka_version", broker.kafka_version),
+        Fact("was_running", broker.was_running),
+        Fact("log", str(broker.log_path)),
+    )
+    output.report(Report("development broker", facts))
+    if not as_json:
+        output.line(f"\n{_instructions(broker.bootstrap, root)}")
+
+
+@command.command("stop", help="Stop the broker. Its data stays.")
+@_shared
+def stop_command(directory: Path | None, as_json: bool) -> None:
+    """Stop the broker."""
+    stopped = stop(_settings(directory))
+    Output(as_json=as_json).report(Report("development broker", (Fact("stopped", stopped),)))
+
+
+@command.command("status", help="Look at the broker. Exit code 3: not started; 4: not ready.")
+@_shared
+def status_command(directory: Path | None, as_json: bool) -> None:
+    """Show the broker."""
+    found = status(_settings(directory))
+    facts = (
+        Fact("running", found.running),
+        Fact("ready", found.ready),
+        Fact("bootstrap", found.bootstrap),
+        Fact("pid", found.pid),
+        Fact("kafka_version", found.kafka_version),
+        Fact("directory", str(found.directory)),
+        Fact("log", str(found.log_path)),
+    )
+    Output(as_json=as_json).report(Report("development broker", facts))
+    if not found.running:
+        raise NotFound("the development broker is not started", hint="Start it: statelog dev start")
+    if not found.ready:
+        raise BrokerUnavailable("the development broker is not ready", reason=found.reason, log=str(found.log_path))
+
+
+def _settings(directory: Path | None, port: int | None = None, heap_mb: int = 512) -> DevSettings:
+    if directory is None:
+        return DevSettings(port=port, heap_mb=heap_mb)
+    return DevSettings(directory=directory.absolute(), port=port, heap_mb=heap_mb)
+
+
+def _instructions(bootstrap: str, root: str) -> str:
+    """Ready to paste: one broker cannot be safe, so its checks are waived by name."""
+    names = ", ".join(f'"{name}"' for name in _UNSAFE)
+    return f"""For this shell:
+  export STATELOG_BOOTSTRAP={bootstrap} STATELOG_ROOT={root}
+  export STATELOG_REPLICATION_FACTOR=1 STATELOG_ALLOW_UNSAFE={",".join(_UNSAFE)}
+Or in ./statelog.toml:
+  bootstrap = "{bootstrap}"
+  root = "{root}"
+  replication_factor = 1
+  allow_unsafe = [{names}]"""

@@ -1,0 +1,73 @@
+"""`statelog init`: make a log."""
+
+from pathlib import Path
+
+import click
+
+from statelog.cli.inputs.avsc import avsc_text
+from statelog.cli.screen.output import Fact, Report, Unit
+from statelog.cli.session import Session, connected
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.storage.log.log import Log
+
+__all__ = ["command"]
+
+
+@click.command("init", help="Make the log NAME: its two topics and its directory.")
+@click.argument("name")
+@click.option("--partitions", type=int, default=8, show_default=True, help="Partitions of the data topic.")
+@click.option("--key-groups", type=int, default=128, show_default=True, help="Fixed for the life of the log.")
+@click.option("--key-type", type=click.Choice([one.value for one in KeyType]), default="bytes", show_default=True)
+@click.option("--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", help="Avro record; else bytes.")
+@click.option(
+    "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
+    help="How a key's group is known: from the key, or the caller names it.",
+)  # fmt: skip
+@click.option("--replication-factor", "key_of_replication_factor", type=int, help="Copies of each topic. Default 3.")
+@connected
+def command(
+    session: Session,
+    name: str,
+    partitions: int,
+    key_groups: int,
+    key_type: str,
+    value_schema: Path | None,
+    hash_rule: str,
+) -> None:
+    """Make a log."""
+    config = session.config
+    with (
+        session.warnings_shown(),
+        Log.create(
+            name,
+            **session.place(),
+            partitions=partitions,
+            key_groups=key_groups,
+            key_type=key_type,
+            hash_rule=hash_rule,
+            value_schema=None if value_schema is None else avsc_text(value_schema),
+            replication_factor=config.replication_factor,
+            allow_unsafe=config.allow_unsafe,
+        ) as log,
+    ):
+        session.output.report(_report(log, config.replication_factor))
+
+
+def _report(log: Log, replication_factor: int) -> Report:
+    descriptor = log.descriptor
+    return Report(
+        f"made {log.name}",
+        (
+            Fact("log", log.name),
+            Fact("url", log.store.url),
+            Fact("data_topic", log.data_topic),
+            Fact("ledger_topic", log.ledger_topic),
+            Fact("partitions", descriptor.partitions, Unit.COUNT),
+            Fact("key_groups", descriptor.key_groups, Unit.COUNT),
+            Fact("key_type", descriptor.key_type.value),
+            Fact("values", "typed" if descriptor.value_schema_id else "bytes"),
+            Fact("hash", descriptor.hash_rule.value),
+            Fact("replication_factor", replication_factor, Unit.COUNT),
+        ),
+    )

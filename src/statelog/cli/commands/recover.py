@@ -1,0 +1,154 @@
+"""`statelog recover`: the state of a log, shown or written to a file."""
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from statelog.cli.inputs.fields import BytesText
+from statelog.cli.recovering import json_lines, parse_at, parse_key_groups, shown_rows, whole_file
+from statelog.cli.screen.output import Fact, Listing, Output, Report, Unit
+from statelog.cli.screen.progress import ProgressBar, open_bar
+from statelog.cli.screen.shown import show_bytes, show_duration
+from statelog.cli.session import Session, connected
+from statelog.errors import ConfigError
+from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
+from statelog.schemas.descriptor import HashRule
+
+__all__ = ["command"]
+
+STDOUT = "-"
+BYTES_TEXT = click.Choice([one.value for one in BytesText])
+_HELP = """Read the state of the log NAME: all or some key groups, the newest or an earlier one that is retained.
+
+Without a target it shows a summary and the first rows. With --to-json - the rows go to standard output, the summary to
+standard error."""
+
+
+@click.command("recover", help=_HELP)
+@click.argument("name")
+@click.option("--to-parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write a Parquet file.")
+@click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Make a RocksDB database.")
+@click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
+@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="Bytes in JSON.")
+@click.option("--key-groups", metavar="LIST", help="Only these, such as 0-63,70.")
+@click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
+@click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
+@click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+@click.option("--snapshot", is_flag=True, help="From the newest snapshot alone: Kafka is not needed, and not asked.")
+@click.option("--lease/--no-lease", default=True, help="Whether truncation waits for this command.")
+@click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
+@connected
+def command(
+    session: Session,
+    name: str,
+    to_parquet: Path | None,
+    to_rocksdb: Path | None,
+    to_json: str | None,
+    bytes_text: str,
+    key_groups: str | None,
+    at_position: int | None,
+    at_writer: str | None,
+    at_checkpoint: int | None,
+    snapshot: bool,
+    lease: bool,
+    rows: int,
+) -> None:
+    """Recover a log."""
+    if snapshot and at_writer is not None:
+        raise ConfigError("a snapshot is named by its position", hint="Give --at-position, or neither for the newest")
+    if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
+        raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
+    groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
+    as_json = session.output.as_json
+    with ExitStack() as opened, open_bar(f"recover {name}", as_json=as_json) as bar:
+        options: dict[str, Any] = {
+            "key_groups": groups,
+            "progress": partial(_show, bar),
+            "settings": RecoverySettings(holder="statelog recover", lease=lease),
+        }
+        if snapshot:
+            opened.enter_context(session.warnings_shown())
+            plan = recover_snapshot(name, **session.store_place(), position=at_position, **options)
+        else:
+            plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
+        with plan as recovery:
+            listing = _fill(recovery, to_parquet, to_rocksdb, to_json, BytesText(bytes_text), rows)
+            for text in recovery.warnings:
+                session.output.warning(text)
+            report = _report(name, recovery, listing)
+    if snapshot:
+        session.output.warning(f"Kafka was not asked: what was committed behind {recovery.position} is not in it")
+    # Rows and summary must not mix.
+    output = Output(as_json=as_json, to_stderr=True) if to_json == STDOUT else session.output
+    output.report(report)
+
+
+def _fill(
+    recovery: Recovery,
+    to_parquet: Path | None,
+    to_rocksdb: Path | None,
+    to_json: str | None,
+    bytes_text: BytesText,
+    rows: int,
+) -> tuple[Listing, ...]:
+    """Fill the target that was asked for; without one, the first rows are the result."""
+    if to_parquet is not None:
+        recovery.to_parquet(to_parquet)
+        return ()
+    if to_rocksdb is not None:
+        recovery.to_rocksdb(to_rocksdb)
+        return ()
+    table = recovery.to_arrow(ordered=True)
+    if to_json is None:
+        columns = (("key_group", Unit.COUNT), ("key", Unit.TEXT), ("value", Unit.TEXT))
+        return (Listing("first_rows", columns, tuple(shown_rows(table, rows))),)
+    _write(table, to_json, bytes_text, with_groups=recovery.descriptor.hash_rule is HashRule.CALLER)
+    return ()
+
+
+def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: bool) -> None:
+    lines = json_lines(table, bytes_text, with_groups=with_groups)
+    if target == STDOUT:
+        output = sys.stdout.buffer  # JSON lines are UTF-8, whatever the locale says.
+        output.writelines(f"{line}\n".encode() for line in lines)
+        output.flush()
+        return
+    with whole_file(Path(target)) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _show(bar: ProgressBar, now: Progress) -> None:
+    left = "" if now.eta_s is None else f", {show_duration(now.eta_s)} left"
+    text = f"{now.phase.value}: {show_bytes(now.bytes_done)} of {show_bytes(now.bytes_total)}"
+    bar.update(now.fraction, f"{text}, {show_bytes(now.rate_bytes_s)}/s{left}")
+
+
+def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Report:
+    done = recovery.statistics()
+    commits = tuple(
+        (writer, commit.checkpoint.id, dict(commit.metadata)) for writer, commit in sorted(recovery.commits.items())
+    )
+    columns = (("writer", Unit.TEXT), ("checkpoint", Unit.COUNT), ("metadata", Unit.TEXT))
+    return Report(
+        f"state of {name} at position {done.position}",
+        (
+            Fact("log", name),
+            Fact("position", done.position, Unit.COUNT),
+            Fact("manifest", done.manifest or None, Unit.COUNT),
+            Fact("has_lease", done.has_lease),
+            Fact("rows", done.rows, Unit.COUNT),
+            Fact("run_rows", done.run_rows, Unit.COUNT),
+            Fact("run_bytes", done.run_bytes, Unit.BYTES),
+            Fact("tail_changes", done.tail_changes, Unit.COUNT),
+            Fact("tail_bytes", done.tail_bytes, Unit.BYTES),
+            Fact("duration_s", done.total_s, Unit.SECONDS),
+            Fact("changes_per_s", done.changes_per_s, Unit.PER_S),
+            Fact("bytes_per_s", done.bytes_per_s, Unit.BYTES_PER_S),
+        ),
+        (Listing("writers", columns, commits), *listings),
+    )

@@ -1,0 +1,40 @@
+"""`statelog version`: the versions of statelog and of what it rests on. Loads no room."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from statelog.cli.screen.output import Fact, Output, Report
+
+__all__ = ["command"]
+
+
+@click.command("version", help="Print the versions of statelog and of what it rests on.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def command(as_json: bool) -> None:
+    """Print versions."""
+    facts = (
+        Fact("statelog", _version("statelog")),
+        Fact("confluent_kafka", _version("confluent-kafka")),
+        Fact("librdkafka", _librdkafka()),
+        Fact("pyarrow", _version("pyarrow")),
+        Fact("pyspark", _version("pyspark")),
+        Fact("python", platform.python_version()),
+    )
+    Output(as_json=as_json).report(Report("statelog", facts))
+
+
+def _version(distribution: str) -> str | None:
+    """From the installed metadata, because importing the package would take longer than all else."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _librdkafka() -> str:
+    """Of the library that is really loaded."""
+    from confluent_kafka import libversion
+
+    return libversion()[0]

@@ -1,0 +1,103 @@
+"""The keys of the configuration: name, table, how a value is read. One list for file and environment."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from statelog.cli.config.units import duration_s, size_bytes
+from statelog.errors import ConfigError
+
+__all__ = ["FREE_TABLES", "KEYS", "MATERIALIZER", "Key", "read_names", "setting_text"]
+
+MATERIALIZER = "materializer"
+FREE_TABLES = ("kafka", "storage")
+"""Tables whose keys belong to librdkafka and to fsspec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. `read` turns what a file (typed) or the environment (text) has into the value, or raises ConfigError."""
+
+    name: str
+    read: Callable[[object], object]
+    table: str = ""
+
+    @property
+    def path(self) -> str:
+        """As messages name it, and unique: `materializer.interval_s`."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"STATELOG_{self.name.upper()}"
+
+
+def setting_text(value: object) -> str:
+    """A scalar as Kafka's client wants it: text, with true and false in lower case."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError("it is neither text nor a number nor true or false")
+
+
+def read_names(value: object) -> tuple[str, ...]:
+    """Names: a list, or text with commas between them."""
+    if not isinstance(value, str | list | tuple):
+        raise ConfigError("it is no list of names")
+    parts = value.split(",") if isinstance(value, str) else cast("Sequence[object]", value)
+    return tuple(_text(part) for part in parts if part != "")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError("it is no text, or empty")
+    return value.strip()
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ConfigError("it is no whole number from 0 up")
+
+
+def _share(value: object) -> float:
+    try:
+        number = float(setting_text(value))
+    except ValueError:
+        raise ConfigError("it is no number") from None
+    return number
+
+
+def _path(value: object) -> Path:
+    return Path(_text(value)).expanduser()
+
+
+_ALL = (
+    Key("bootstrap", _text),
+    Key("root", _text),
+    Key("allow_unsafe", read_names),
+    Key("replication_factor", _whole),
+    Key("interval_s", duration_s, MATERIALIZER),
+    Key("jitter", _share, MATERIALIZER),
+    Key("budget_bytes", size_bytes, MATERIALIZER),
+    Key("budget_commits", _whole, MATERIALIZER),
+    Key("failures_tolerated", _whole, MATERIALIZER),
+    Key("failures_tolerated_s", duration_s, MATERIALIZER),
+    Key("stop_grace_s", duration_s, MATERIALIZER),
+    Key("keep", _whole, MATERIALIZER),
+    Key("min_age_s", duration_s, MATERIALIZER),
+    Key("fanout", _whole, MATERIALIZER),
+    Key("scratch", _path, MATERIALIZER),
+    Key("lease_cap_s", duration_s, MATERIALIZER),
+    Key("alarm_age_s", duration_s, MATERIALIZER),
+    Key("round_timeout_s", duration_s, MATERIALIZER),
+    Key("restore_budget_s", duration_s, MATERIALIZER),
+    Key("restore_spacing_s", duration_s, MATERIALIZER),
+)
+KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
+"""Every key but those of the free tables, by its path."""

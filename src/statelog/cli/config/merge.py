@@ -1,0 +1,260 @@
+"""Configuration: defaults < TOML file < environment (STATELOG_*) < flags, merged into one frozen value. Pure.
+
+Reads no file and no environment itself: their contents come in as values. Invariants: an unknown key is refused,
+naming file, key and the nearest known one; no value of the tables `kafka` and `storage` is ever part of a message
+or a repr, unless its name says that it is no secret.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from statelog.cli.config.keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
+from statelog.cli.config.variables import PREFIX, refuse_unknown
+from statelog.errors import ConfigError
+from statelog.storage.kafka.config import client_config
+from statelog.storage.store.url import mask_options, mask_url
+
+__all__ = ["CliConfig", "Layer", "environment_layer", "file_layer", "flag_layer", "merge"]
+
+DEFAULT_REPLICATION_FACTOR = 3
+_SERVERS = "bootstrap.servers"
+_FLAGS = {
+    "failures_tolerated": "--failures",
+    "failures_tolerated_s": "--failures-for",
+    "restore_budget_s": "--restore-within",
+}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Layer:
+    """What one origin says: values by key path, and the free tables."""
+
+    origin: str
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
+    kafka: Mapping[str, str] = field(default_factory=dict[str, str])
+    storage: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CliConfig:
+    """The configuration of one run. `kafka` holds librdkafka settings but for the address, `storage` fsspec options;
+    `materializer` those of its settings that somebody set.
+    """
+
+    bootstrap: str | None = None
+    root: str | None = None
+    kafka: Mapping[str, str] = field(default_factory=dict[str, str])
+    storage: Mapping[str, object] = field(default_factory=dict[str, object])
+    allow_unsafe: tuple[str, ...] = ()
+    replication_factor: int = DEFAULT_REPLICATION_FACTOR
+    materializer: Mapping[str, object] = field(default_factory=dict[str, object])
+    origins: tuple[str, ...] = ()
+
+    def kafka_settings(self) -> dict[str, str]:
+        """All that Kafka's client is told. Raises ConfigError without a broker, and for a setting that is refused."""
+        address = _required(self.bootstrap, "bootstrap", "the Kafka brokers as host:port", self.origins)
+        settings = {**self.kafka, _SERVERS: address}
+        client_config(settings)
+        return settings
+
+    def root_url(self) -> str:
+        """The root URL. Raises ConfigError if there is none."""
+        return _required(self.root, "root", "the URL below which the directories of logs lie", self.origins)
+
+    def masked(self) -> dict[str, object]:
+        """For people: every secret replaced by asterisks."""
+        shown = client_config({_SERVERS: "masked:0", **self.kafka}).masked()
+        return {
+            "bootstrap": mask_url(self.bootstrap or ""),
+            "root": mask_url(self.root or ""),
+            "kafka": {name: value for name, value in shown.items() if name != _SERVERS},
+            "storage": mask_options(self.storage),
+            "allow_unsafe": list(self.allow_unsafe),
+            "replication_factor": self.replication_factor,
+            MATERIALIZER: dict(self.materializer),
+        }
+
+    def __repr__(self) -> str:
+        return f"CliConfig({self.masked()!r})"
+
+
+def file_layer(text: str, path: str) -> Layer:
+    """The layer of a TOML file. Raises ConfigError naming file, key and the nearest known key."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("the configuration file is not TOML", file=path, problem=str(error)) from None
+    values: dict[str, object] = {}
+    for name, value in document.items():
+        if name in FREE_TABLES or name == MATERIALIZER:
+            _require_table(name, value, path)
+        if name == MATERIALIZER:
+            values.update(_known(f"{name}.{inner}", one, path) for inner, one in _table(value).items())
+        elif name not in FREE_TABLES:
+            values.update([_known(name, value, path)])
+    kafka = dict(_flattened(_table(document.get("kafka")), "", path))
+    return _checked(Layer(origin=path, values=values, kafka=kafka, storage=_table(document.get("storage"))))
+
+
+def environment_layer(environment: Mapping[str, str]) -> Layer:
+    """The layer of STATELOG_* variables: `STATELOG_ROOT`, `STATELOG_KAFKA__SASL_PASSWORD`, `STATELOG_STORAGE__KEY`.
+
+    Others raise ConfigError with the likely name, but for those that orchestrators and other programs set.
+    """
+    by_variable = {key.variable: key for key in KEYS.values()}
+    values: dict[str, object] = {}
+    kafka: dict[str, str] = {}
+    storage: dict[str, object] = {}
+    for variable, text in environment.items():
+        if not text:
+            continue  # Empty means not set, as container files write it.
+        if variable.startswith(f"{PREFIX}KAFKA__"):
+            kafka[variable.removeprefix(f"{PREFIX}KAFKA__").lower().replace("_", ".")] = text
+        elif variable.startswith(f"{PREFIX}STORAGE__"):
+            name = variable.removeprefix(f"{PREFIX}STORAGE__").lower()
+            storage[name] = _option(name, text, variable)
+        elif variable in by_variable:
+            key = by_variable[variable]
+            values[key.path] = _read(key, text, variable)
+        elif variable.startswith(PREFIX):
+            refuse_unknown(variable, by_variable)
+    return _checked(Layer(origin="the environment", values=values, kafka=kafka, storage=storage))
+
+
+def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> Layer:
+    """The layer of flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
+    given = {path: _read(KEYS[path], value, _flag(path)) for path, value in values.items() if value is not None}
+    options = dict(_pair("--storage", text) for text in storage)
+    return _checked(
+        Layer(
+            origin="the flags",
+            values=given,
+            kafka=dict(_pair("--kafka", text) for text in kafka),
+            storage={name: _option(name, text, "--storage") for name, text in options.items()},
+        )
+    )
+
+
+def merge(layers: Iterable[Layer]) -> CliConfig:
+    """The configuration of layers, the last one strongest. Tables are merged key by key."""
+    values: dict[str, object] = {}
+    kafka: dict[str, str] = {}
+    storage: dict[str, object] = {}
+    origins: list[str] = []
+    for layer in layers:
+        address = layer.kafka.get(_SERVERS)
+        values.update(layer.values if address is None else {**layer.values, "bootstrap": address})
+        kafka.update({name: value for name, value in layer.kafka.items() if name != _SERVERS})
+        storage.update(layer.storage)
+        origins.append(layer.origin)
+    prefix = f"{MATERIALIZER}."
+    return CliConfig(
+        bootstrap=cast("str | None", values.get("bootstrap")),
+        root=cast("str | None", values.get("root")),
+        kafka=kafka,
+        storage=storage,
+        allow_unsafe=cast("tuple[str, ...]", values.get("allow_unsafe", ())),
+        replication_factor=cast("int", values.get("replication_factor", DEFAULT_REPLICATION_FACTOR)),
+        materializer={path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)},
+        origins=tuple(origins),
+    )
+
+
+# ---- reading one layer
+
+
+def _known(path: str, value: object, file: str) -> tuple[str, object]:
+    if path not in KEYS:
+        known = [*KEYS, *FREE_TABLES, MATERIALIZER]
+        raise ConfigError(
+            f"the configuration has no key {path!r}", file=file, key=path, hint=_nearest(path, known)
+        ) from None
+    return path, _read(KEYS[path], value, file)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"The nearest known key is {near[0]!r}" if near else f"Known keys: {', '.join(names)}"
+
+
+def _read(key: Key, value: object, origin: str) -> object:
+    try:
+        return key.read(value)
+    except ConfigError as error:
+        shown = mask_url(value) if isinstance(value, str) else str(value)
+        raise ConfigError(
+            f"{key.path} cannot be used: {error.message}", origin=origin, key=key.path, value=shown, hint=error.hint
+        ) from None
+
+
+def _table(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _require_table(name: str, value: object, file: str) -> None:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} is a table", file=file, key=name, hint=f"Write [{name}] and its keys below it")
+
+
+def _flattened(table: Mapping[str, object], prefix: str, file: str) -> Generator[tuple[str, str]]:
+    """Kafka's dotted names, whether they were quoted or TOML made tables of them."""
+    for name, value in table.items():
+        dotted = f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _flattened(_table(cast("object", value)), f"{dotted}.", file)
+            continue
+        try:
+            yield dotted, setting_text(value)
+        except ConfigError as error:
+            raise ConfigError(f"the Kafka setting {dotted}: {error.message}", file=file, key=dotted) from None
+
+
+def _option(name: str, text: str, origin: str) -> object:
+    """Text that starts like a JSON object or list, or is true or false, is JSON; all else is text, numbers too."""
+    if not text.startswith(("{", "[")) and text not in ("true", "false"):
+        return text
+    try:
+        parsed: object = json.loads(text)
+    except ValueError:
+        raise ConfigError(f"the storage option {name} is not JSON", origin=origin, key=f"storage.{name}") from None
+    return parsed
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{flag} is given without NAME=VALUE", flag=flag)
+    return name, value
+
+
+def _flag(path: str) -> str:
+    """The flag of a key, which leaves the unit out."""
+    name = path.rpartition(".")[2]
+    return _FLAGS.get(name, f"--{name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
+
+
+def _checked(layer: Layer) -> Layer:
+    """Refuse what one origin says twice and differently."""
+    address, other = layer.values.get("bootstrap"), layer.kafka.get(_SERVERS)
+    if address is not None and other is not None and address != other:
+        raise ConfigError(
+            "bootstrap and kafka.bootstrap.servers name different brokers", origin=layer.origin, hint="Keep one of them"
+        )
+    return layer
+
+
+def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> T:
+    if value is None:
+        raise ConfigError(
+            f"{name} is missing: {what}",
+            looked_in=", ".join(origins) or "nowhere",
+            hint=f"Set {name} in statelog.toml, {PREFIX}{name.upper()} or --{name};"
+            " `statelog dev start` prints both for a development broker",
+        )
+    return value

@@ -1,0 +1,187 @@
+"""`statelog dev start | stop | status`: one development broker per user, kept in the user's cache directory.
+
+Everything that changes something happens under a lock file, so that two starts give one broker. Prints nothing;
+`on_step` is told what is being done. Never touches a broker that it did not start.
+"""
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statelog.cli.devbroker import process, state
+from statelog.cli.devbroker.embedded import EmbeddedBroker, cache_directory, free_port, locked
+from statelog.cli.devbroker.jars import KAFKA_VERSION
+from statelog.cli.devbroker.ready import produce_probe
+from statelog.cli.devbroker.state import RunningBroker
+from statelog.errors import ConfigError
+
+__all__ = ["DEFAULT_PORT", "DevBroker", "DevSettings", "DevStatus", "start", "status", "stop"]
+
+DEFAULT_PORT = 9092
+
+
+def _nothing(_step: str) -> None:
+    """What to do with a step when nobody asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevSettings:
+    """What the user may choose.
+
+    `port` None means the running broker's, or 9092 for a new one; 0 means any free one. `heap_mb` is the size of the
+    Java heap in MiB. Times are in seconds.
+    """
+
+    directory: Path = field(default_factory=cache_directory)
+    port: int | None = None
+    heap_mb: int = 512
+    start_timeout_s: float = 90.0
+    stop_timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevBroker:
+    """A development broker that takes records. `was_running` says that start had nothing to do."""
+
+    bootstrap: str
+    pid: int
+    kafka_version: str
+    directory: Path
+    log_path: Path
+    was_running: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevStatus:
+    """What there is now. `ready` says that a record was just accepted; `reason` why not. No broker: None, not ready."""
+
+    running: bool
+    ready: bool
+    reason: str
+    bootstrap: str | None
+    pid: int | None
+    kafka_version: str
+    directory: Path
+    log_path: Path
+
+
+def start(settings: DevSettings, *, on_step: Callable[[str], None] = _nothing) -> DevBroker:
+    """Start the broker, or find it running; returns when it takes records.
+
+    Raises ConfigError (no Java, no pyspark, port taken, already running on another port), Unavailable (jars not
+    fetched), Corrupt (jars not the released ones), BrokerUnavailable (not ready in time; with the log's path).
+    """
+    settings.directory.mkdir(parents=True, exist_ok=True)
+    with locked(_lock(settings)):
+        running = state.read_running(settings.directory)
+        if running is None:
+            return _start_new(settings, on_step)
+        return _found(settings, running)
+
+
+def stop(settings: DevSettings) -> bool:
+    """Stop the broker; returns when its process is gone. False if none ran. Its data stays."""
+    if not settings.directory.is_dir():
+        return False
+    with locked(_lock(settings)):
+        running = state.read_running(settings.directory)
+        if running is not None:
+            process.end(running.process, settings.stop_timeout_s)
+        state.forget(settings.directory)
+        return running is not None
+
+
+def status(settings: DevSettings, *, probe_timeout_s: float = 3.0) -> DevStatus:
+    """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
+    running = state.read_running(settings.directory)
+    bootstrap = None if running is None else _bootstrap(running.port)
+    reason = "not started" if bootstrap is None else produce_probe(bootstrap, probe_timeout_s)
+    return DevStatus(
+        running=running is not None,
+        ready=not reason,
+        reason=reason,
+        bootstrap=bootstrap,
+        pid=None if running is None else running.pid,
+        kafka_version=KAFKA_VERSION if running is None else running.kafka_version,
+        directory=settings.directory,
+        log_path=_broker_directory(settings) / "broker.log",
+    )
+
+
+def _found(settings: DevSettings, running: RunningBroker) -> DevBroker:
+    if settings.port not in {None, 0, running.port}:
+        raise ConfigError(
+            "the development broker already runs on another port",
+            hint="Use that one, or stop it first: statelog dev stop",
+            running_port=running.port,
+            asked_port=settings.port,
+        )
+    return DevBroker(
+        bootstrap=_bootstrap(running.port),
+        pid=running.pid,
+        kafka_version=running.kafka_version,
+        directory=settings.directory,
+        log_path=_broker_directory(settings) / "broker.log",
+        was_running=True,
+    )
+
+
+def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBroker:
+    port = _usable_port(settings.port)
+    broker = EmbeddedBroker(
+        _broker_directory(settings),
+        port=port,
+        heap_mb=settings.heap_mb,
+        jars_directory=settings.directory,
+        start_timeout_s=settings.start_timeout_s,
+        on_step=on_step,
+        on_spawn=lambda spawned: _note(settings, spawned, port),
+    )
+    broker.start()
+    return DevBroker(
+        bootstrap=broker.bootstrap,
+        pid=broker.process.pid,
+        kafka_version=broker.version,
+        directory=settings.directory,
+        log_path=broker.log_path,
+        was_running=False,
+    )
+
+
+def _note(settings: DevSettings, spawned: process.ProcessId, port: int) -> None:
+    """Noted before it is ready, so that a start that is interrupted leaves a broker that stop can find."""
+    running = RunningBroker(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
+    state.note_running(settings.directory, running)
+
+
+def _usable_port(wanted: int | None) -> int:
+    if wanted == 0:
+        return free_port()
+    port = wanted or DEFAULT_PORT
+    with socket.socket() as probe:
+        # As Kafka does: connections of an earlier broker that are still closing do not hold the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise ConfigError(
+                "the port is in use by another program" if taken else f"the port cannot be used: {error.strerror}",
+                hint="Choose another one with --port, or any free one with --port 0",
+                port=port,
+            ) from error
+    return port
+
+
+def _bootstrap(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def _lock(settings: DevSettings) -> Path:
+    return settings.directory / "dev.lock"
+
+
+def _broker_directory(settings: DevSettings) -> Path:
+    return settings.directory / "broker"

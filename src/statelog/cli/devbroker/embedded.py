@@ -1,0 +1,225 @@
+"""A real Kafka broker on this machine's Java: one KRaft node on loopback, that may be killed and started again.
+
+`EmbeddedBroker` is what the development command and the tests run. Owns its directory (settings, log, data) and its
+process; shares the jars, in the user's cache, with every other one. Invariants: listens on 127.0.0.1 only; address and
+data are the same after every restart; `start` and `restart` return only when a record was accepted.
+"""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from statelog.cli.devbroker import process
+from statelog.cli.devbroker.jars import KAFKA_VERSION, clean_abandoned, ensure_jars
+from statelog.cli.devbroker.java import find_java
+from statelog.cli.devbroker.process import ProcessId
+from statelog.cli.devbroker.properties import Listeners, node_properties, properties_text
+from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
+
+__all__ = ["EmbeddedBroker", "cache_directory", "free_port", "locked"]
+
+# Fixed, because the data directory belongs to nobody else: an id made anew would not fit the data of the last start.
+_CLUSTER_ID = "c3RhdGVsb2ctZGV2LTAwMQ"
+_FORMAT_TIMEOUT_S = 60.0
+
+
+def _nothing(_event: object) -> None:
+    """What to do with an event when nobody asked."""
+
+
+def _as_they_are(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The settings of a broker that nobody asked to be otherwise."""
+    return settings
+
+
+class EmbeddedBroker:
+    """One Kafka node with its data in `directory`.
+
+    `port` 0 takes a free one; it stays the same for the life of this object. `jars_directory` is where the released
+    jars are kept, by default the user's cache. `on_step` is told what is being done, for a person who waits;
+    `on_spawn` is told every process as soon as there is one.
+    """
+
+    kind = "embedded"
+    version = KAFKA_VERSION
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        heap_mb: int = 512,
+        jars_directory: Path | None = None,
+        start_timeout_s: float = 90.0,
+        on_step: Callable[[str], None] = _nothing,
+        on_spawn: Callable[[ProcessId], None] = _nothing,
+        adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are,
+        format_arguments: Sequence[str] = (),
+    ) -> None:
+        self._directory = directory
+        self._adapt = adapt
+        self._format_arguments = tuple(format_arguments)
+        self._port = port or free_port()
+        self._heap_mb = heap_mb
+        self._jars_directory = jars_directory or cache_directory()
+        self._start_timeout_s = start_timeout_s
+        self._on_step = on_step
+        self._on_spawn = on_spawn
+        self._process: ProcessId | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def log_path(self) -> Path:
+        """The file that the broker writes its messages to."""
+        return self._directory / "broker.log"
+
+    @property
+    def process(self) -> ProcessId:
+        """The process of the last start. Raises ClosedError before the first."""
+        if self._process is None:
+            raise ClosedError("the broker was not started", directory=str(self._directory))
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process exists; a paused one does."""
+        return self._process is not None and process.is_alive(self._process)
+
+    def start(self) -> None:
+        """Fetch the jars if need be, format the data directory on its first use, start, and wait until it is ready.
+
+        Raises ConfigError (no Java, no pyspark), Unavailable (jars not fetched), Corrupt (jars not the released
+        ones) and BrokerUnavailable (with the log's last lines).
+        """
+        if self.alive:
+            return
+        java = find_java()
+        jars = self._jars(java)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        settings = self._write_settings()
+        self._format(java, jars, settings)
+        self._on_step(f"starting Kafka {KAFKA_VERSION} at {self.bootstrap}")
+        command = [*self._java(java, jars), "kafka.Kafka", str(settings)]
+        self._process = process.spawn(command, self._directory, self.log_path)
+        self._on_spawn(self._process)
+        self._wait()
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when the process is gone. Idempotent."""
+        if self._process is not None:
+            process.end(self._process, timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        process.kill(self.process)
+
+    def restart(self) -> None:
+        """Start again on the same data and address, killing it first if it lives; returns when it is ready."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: it answers nobody, and its connections stay open."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT: end a pause."""
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def _jars(self, java: Path) -> Path:
+        self._jars_directory.mkdir(parents=True, exist_ok=True)
+        with locked(self._jars_directory / "jars.lock"):
+            clean_abandoned(self._jars_directory)
+            if not (self._jars_directory / f"kafka-{KAFKA_VERSION}").is_dir():
+                self._on_step(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
+            return ensure_jars(self._jars_directory, java, on_fetched=self._tell_fetched)
+
+    def _write_settings(self) -> Path:
+        """Every start gets a new controller port: nobody but the node itself uses it."""
+        listeners = Listeners(
+            bind_host="127.0.0.1", port=self._port, controller_port=free_port(), advertised=self.bootstrap
+        )
+        settings = self._directory / "server.properties"
+        text = properties_text(self._adapt(node_properties(listeners, self._directory / "data")))
+        settings.write_text(text, encoding="utf-8")
+        return settings
+
+    def _tell_fetched(self, size_bytes: int) -> None:
+        self._on_step(f"fetched {size_bytes // 1_000_000} of 44 MB")
+
+    def _format(self, java: Path, jars: Path, settings: Path) -> None:
+        if (self._directory / "data" / "meta.properties").exists():
+            return
+        self._on_step("formatting the data directory")
+        tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
+        command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings), *self._format_arguments]
+        with self.log_path.open("ab") as log:
+            done = subprocess.run(  # noqa: S603 - the arguments are made above
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_TIMEOUT_S, check=False
+            )
+        if done.returncode != 0:
+            raise self._failed("the broker's data directory could not be formatted")
+
+    def _java(self, java: Path, jars: Path) -> list[str]:
+        """How Java is started; the logging settings are those of the one logging jar among the pinned ones."""
+        logging = "-Dorg.slf4j.simpleLogger."
+        return [
+            str(java),
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-Djava.awt.headless=true",
+            f"{logging}defaultLogLevel=warn",
+            f"{logging}log.kafka.server.KafkaRaftServer=info",
+            f"{logging}showDateTime=true",
+            f"{logging}dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+            "-cp",
+            f"{jars}/*",
+        ]
+
+    def _wait(self) -> None:
+        self._on_step("waiting until it accepts a record")
+        try:
+            wait_until_ready(self.bootstrap, self._start_timeout_s, still_alive=lambda: self.alive)
+        except BrokerUnavailable as error:
+            failure = self._failed(error.message)
+            self.stop(timeout_s=5.0)
+            raise failure from error
+
+    def _failed(self, message: str) -> StatelogError:
+        return BrokerUnavailable(
+            message,
+            hint=f"See {self.log_path}",
+            bootstrap=self.bootstrap,
+            last_lines=process.tail(self.log_path),
+        )
+
+
+def cache_directory() -> Path:
+    """Where this user's development broker lives: `$XDG_CACHE_HOME/statelog/dev`, by default below `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "statelog" / "dev"
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold the lock file `path`, waiting for whoever holds it. The system lets go of a dead process's lock."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,124 @@
+"""The broker's process: started apart from its starter, recognised later, ended for certain.
+
+A process is known by its id and its start time, because ids are used again. Owns no file but the log that the
+process writes. Works on processes of other parents: `statelog dev stop` is not the one that started the broker.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statelog.cli.devbroker.waiting import wait_for
+from statelog.errors import StatelogError, Unavailable
+
+__all__ = ["ProcessId", "end", "identify", "is_alive", "kill", "spawn", "tail"]
+
+_KILL_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """A process for certain: `started` is its start time in whatever unit this system tells it."""
+
+    pid: int
+    started: str
+
+
+def spawn(command: Sequence[str], directory: Path, log: Path) -> ProcessId:
+    """Start `command` in `directory`, in a session of its own, with its output appended to `log`.
+
+    A session of its own keeps the terminal's Ctrl-C and hang-up, which are meant for the starter, from the broker.
+    """
+    with log.open("ab") as output:
+        child = subprocess.Popen(  # noqa: S603 - the arguments are the broker's own
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    # The child outlives this object on purpose; an exit code that was set keeps Python from warning about it.
+    child.returncode = 0
+    found = identify(child.pid)
+    if found is None:
+        raise Unavailable("the broker's process ended at once", log=str(log))
+    return found
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has this id now, or None if there is none or if it is dead and only not yet collected."""
+    _collect(pid)
+    started = _start_time(pid)
+    return None if started is None else ProcessId(pid=pid, started=started)
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process, and not a later one of the same id, exists."""
+    return identify(process.pid) == process
+
+
+def end(process: ProcessId, timeout_s: float) -> None:
+    """SIGTERM, and SIGKILL if it still lives after `timeout_s` seconds; returns when it is gone."""
+    _signal(process, signal.SIGTERM)
+    # A stopped process acts on SIGTERM only once it runs again.
+    _signal(process, signal.SIGCONT)
+    if not wait_for(lambda: not is_alive(process), timeout_s):
+        kill(process)
+
+
+def kill(process: ProcessId) -> None:
+    """SIGKILL; returns when it is gone."""
+    _signal(process, signal.SIGKILL)
+    if not wait_for(lambda: not is_alive(process), _KILL_TIMEOUT_S):
+        raise StatelogError("the broker's process does not die", hint="Look at what it waits for", pid=process.pid)
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    return " | ".join(text.splitlines()[-lines:])
+
+
+def _signal(process: ProcessId, number: int) -> None:
+    if is_alive(process):
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _collect(pid: int) -> None:
+    """Take the exit code if it is a dead child of ours; a child not collected would look alive for ever."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
+
+
+def _start_time(pid: int) -> str | None:
+    if not Path("/proc/self/stat").exists():
+        return _start_time_by_ps(pid)
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # Counted behind the program's name: 0 is the state, 19 the start time in clock ticks since the machine started.
+    return None if fields[0] in {"Z", "X"} else fields[19]
+
+
+def _start_time_by_ps(pid: int) -> str | None:
+    """On systems without /proc."""
+    said = subprocess.run(  # noqa: S603 - fixed arguments and a number
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)],  # noqa: S607 - where ps lies differs between systems
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split(maxsplit=1)
+    return None if len(said) < 2 or said[0].startswith("Z") else said[1].strip()

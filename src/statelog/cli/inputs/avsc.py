@@ -1,0 +1,16 @@
+"""Reading the file of a value schema that a user named."""
+
+from pathlib import Path
+
+from statelog.errors import ConfigError
+
+__all__ = ["avsc_text"]
+
+
+def avsc_text(path: Path) -> str:
+    """The text of the file. Raises ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError("the value schema cannot be read", file=str(path), problem=problem) from None

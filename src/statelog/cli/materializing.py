@@ -1,0 +1,163 @@
+"""What `statelog materialize` makes of the configuration and of events: settings, and lines for people and programs.
+
+Pure: the command itself runs the daemon.
+"""
+
+import datetime
+from dataclasses import asdict
+from typing import Any, cast
+
+from statelog.cli.config.merge import CliConfig
+from statelog.cli.screen.output import Fact, Report, Unit
+from statelog.cli.screen.shown import show_bytes, show_count, show_duration
+from statelog.materializer import Completed, Event, Lost, MaterializerSettings, RoundOutcome, Skipped
+from statelog.materializer.daemon.events import (
+    CleanUpHeldBack,
+    LogAgeAlarm,
+    OffsetUnpublished,
+    RestoreBudgetOutOfReach,
+    RoundCompleted,
+    RoundEndedLate,
+    RoundFailed,
+    RoundLost,
+    RoundSkipped,
+    RoundStarted,
+    Started,
+)
+from statelog.schemas.snapshot.retention import RetentionPolicy
+
+__all__ = ["event_fields", "event_text", "materializer_settings", "outcome_report"]
+
+_INTERVALS_BEFORE_ALARM = 6
+
+
+def materializer_settings(config: CliConfig) -> MaterializerSettings:
+    """The settings of the configuration. An alarm age that nobody set follows a long interval. Raises ConfigError."""
+    given = dict(config.materializer)
+    retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
+    if "alarm_age_s" not in given and "interval_s" in given:
+        usual = MaterializerSettings().alarm_age_s
+        given["alarm_age_s"] = max(usual, _INTERVALS_BEFORE_ALARM * cast("float", given["interval_s"]))
+    return MaterializerSettings(
+        **cast("dict[str, Any]", given), retention=RetentionPolicy(**cast("dict[str, Any]", retention))
+    )
+
+
+def outcome_report(log: str, outcome: RoundOutcome) -> Report:
+    """How one round ended."""
+    match outcome:
+        case Completed():
+            return Report(f"round on {log}", (Fact("outcome", "completed"), *_completed(outcome)))
+        case Skipped():
+            facts = (Fact("manifest", outcome.number, Unit.COUNT), Fact("position", outcome.position, Unit.COUNT))
+            return Report(f"round on {log}: nothing new", (Fact("outcome", "skipped"), *facts))
+        case Lost():
+            facts = (Fact("outcome", "lost"), Fact("manifest", outcome.number, Unit.COUNT))
+            return Report(f"round on {log}: another materializer was faster", facts)
+
+
+def _completed(outcome: Completed) -> tuple[Fact, ...]:
+    clean_up = outcome.clean_up
+    return (
+        Fact("manifest", outcome.number, Unit.COUNT),
+        Fact("position", outcome.position, Unit.COUNT),
+        Fact("commits", outcome.commits, Unit.COUNT),
+        Fact("changes", outcome.changes, Unit.COUNT),
+        Fact("rows", outcome.rows, Unit.COUNT),
+        Fact("size_bytes", outcome.size_bytes, Unit.BYTES),
+        Fact("runs_merged", outcome.runs_merged, Unit.COUNT),
+        Fact("duration_s", outcome.duration_s, Unit.SECONDS),
+        Fact("behind", outcome.behind),
+        Fact("snapshot_bytes", outcome.snapshot_bytes, Unit.BYTES),
+        Fact("records_truncated", clean_up.records_truncated, Unit.COUNT),
+        Fact("records_left", clean_up.records_left, Unit.COUNT),
+        Fact("held_by", clean_up.held_by or None),
+        Fact("manifests_dropped", clean_up.manifests_dropped, Unit.COUNT),
+        Fact("files_deleted", clean_up.files_deleted, Unit.COUNT),
+        Fact("clean_up_held_back", clean_up.held_back or None),
+        Fact("unpublished", outcome.unpublished or None),
+    )
+
+
+def event_text(event: Event, now: datetime.datetime) -> str:
+    """A line for people."""
+    return f"{now.isoformat(timespec='seconds')} {event.log}: {_words(event)}"
+
+
+def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
+    """An object for programs."""
+    head: dict[str, object] = {"time": now.isoformat(timespec="milliseconds"), "event": _name(event), "log": event.log}
+    match event:
+        case Started():
+            return {**head, "first_round_s": event.first_round_s}
+        case RoundStarted():
+            return {**head, "cause": event.cause.value}
+        case RoundCompleted() | RoundSkipped() | RoundLost():
+            return {**head, **asdict(event.outcome)}
+        case RoundEndedLate():
+            return {**head, "counts": event.outcome is not None}
+        case RoundFailed():
+            error = event.error
+            return {
+                **head,
+                "error": type(error).__name__,
+                "message": error.message,
+                "facts": dict(error.facts),
+                "failures_in_a_row": event.failures_in_a_row,
+                "tolerated": event.tolerated,
+            }
+        case CleanUpHeldBack() | OffsetUnpublished():
+            return {**head, "reason": event.reason}
+        case LogAgeAlarm():
+            return {**head, "age_s": event.age_s}
+        case RestoreBudgetOutOfReach():
+            return {**head, "snapshot_s": event.snapshot_s, "budget_s": event.budget_s}
+        case _:
+            return head
+
+
+def _name(event: Event) -> str:
+    """`RoundCompleted` is `round-completed`."""
+    name = type(event).__name__
+    return "".join(f"-{one.lower()}" if one.isupper() else one for one in name).removeprefix("-")
+
+
+def _words(event: Event) -> str:
+    match event:
+        case Started():
+            return f"started, first round in {show_duration(event.first_round_s)}"
+        case RoundStarted():
+            return f"round started ({event.cause})"
+        case RoundCompleted():
+            return _completed_words(event.outcome)
+        case RoundSkipped():
+            return f"nothing new since position {event.outcome.position}"
+        case RoundLost():
+            return f"another materializer put manifest {event.outcome.number} first; are two running?"
+        case RoundFailed():
+            goes_on = "going on" if event.tolerated else "giving up"
+            return f"round FAILED, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
+        case CleanUpHeldBack():
+            return f"CLEAN-UP HELD BACK, the log grows: {event.reason}"
+        case OffsetUnpublished():
+            return f"the position for Kafka's lag tools was not published, nothing else depends on it: {event.reason}"
+        case LogAgeAlarm():
+            return f"ALARM: no snapshot holds what was committed {show_duration(event.age_s)} ago"
+        case RoundEndedLate():
+            return "a round that was given up ended " + ("well after all" if event.outcome else "before its put")
+        case RestoreBudgetOutOfReach():
+            return (
+                f"RESTORE BUDGET OUT OF REACH: the snapshot alone takes about {show_duration(event.snapshot_s)} of"
+                f" {show_duration(event.budget_s)}; restore parts on several workers, or allow more time"
+            )
+        case _:
+            return "stopped"
+
+
+def _completed_words(outcome: Completed) -> str:
+    return (
+        f"manifest {outcome.number} at position {outcome.position}: {show_count(outcome.changes)} changes of"
+        f" {show_count(outcome.commits)} commits, {show_bytes(outcome.size_bytes)} written,"
+        f" {show_count(outcome.clean_up.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
+        f"{', more to do' if outcome.behind else ''}"
+    )

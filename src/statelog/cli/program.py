@@ -1,0 +1,147 @@
+"""`statelog`: the program itself. Knows the commands by name, loads one when it is asked for, turns errors into exits.
+
+Invariants:
+- Every error leaves through one place, as text for people or as JSON, with the exit code of `exit_codes`.
+- `statelog version` and `--help` load neither Kafka's client nor Arrow.
+"""
+
+import errno
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import click
+
+from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout
+
+if TYPE_CHECKING:
+    from statelog.errors import StatelogError
+
+__all__ = ["COMMANDS", "Program", "program"]
+
+COMMANDS: Mapping[str, str] = {
+    "init": "Make a log: its topics and its directory.",
+    "append": "Append the changes of a file or a pipe to a log, exactly once.",
+    "evolve": "Give a log its next value schema.",
+    "materialize": "Roll a log up into snapshots, as a daemon or once.",
+    "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
+    "describe": "Show what a log is and how it stands.",
+    "accept-loss": "Give up what a log has lost, by name, so that it can go on.",
+    "delete": "Delete a log for good.",
+    "dev": "Start, stop or look at the development broker.",
+    "version": "Print the versions of statelog and of what it rests on.",
+}
+"""Name to what the overview says about it."""
+
+
+class Program(click.Group):
+    """The group of commands, each in a module of its own name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The commands in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Load a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        return cast("click.Command", import_module(f"statelog.cli.commands.{cmd_name.replace('-', '_')}").command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        """The overview, without loading any command."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: ARG002 - click's signature; this program always exits itself
+        **extra: Any,
+    ) -> NoReturn:
+        """Run and exit."""
+        given = list(sys.argv[1:] if args is None else args)
+        interrupt = Interrupt()
+        fit_streams(as_json="--json" in given)
+        try:
+            code = super().main(given, prog_name or "statelog", complete_var, False, **extra)
+        except Exception as error:  # noqa: BLE001 - what is not ours is raised again
+            code = _failed(error, as_json="--json" in given, interrupted=interrupt.seen)
+        finally:
+            interrupt.close()
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
+    """Tell what went wrong; returns the exit code. What is a defect of ours goes on as it is."""
+    # Imported here, because a run that goes well without Kafka and Arrow shall not wait for them.
+    from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OTHER, exit_code
+    from statelog.cli.screen.output import print_error
+    from statelog.errors import Misuse, StatelogError
+
+    match error:
+        case click.UsageError() if not as_json:
+            error.show()
+            return MISUSE
+        case click.UsageError():
+            print_error(Misuse(error.format_message()), as_json=True)
+            return MISUSE
+        case click.Abort():
+            return INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else MISUSE
+        case StatelogError():
+            print_error(error, as_json=as_json)
+            return exit_code(error)
+        case BrokenPipeError():
+            give_up_stdout()  # Whoever read our output has gone; nobody is left to tell.
+            return OTHER
+        case _ if interrupted:
+            return INTERRUPTED  # A library made this of it, one that was being imported, for example.
+        case OSError():
+            refused = _refused(error)
+            print_error(refused, as_json=as_json)
+            return exit_code(refused)
+        case _:
+            raise error
+
+
+def _refused(error: OSError) -> "StatelogError":
+    """What the operating system refuses to the command itself: its output, its directory."""
+    from statelog.errors import ConfigError, StorageFull, StoreUnavailable
+
+    problem, path = error.strerror or str(error), str(error.filename or "standard output")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:
+            give_up_stdout()
+        return StorageFull("the output cannot be written", file=path, problem=problem)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ConfigError(
+            "the file cannot be used", file=path, problem=problem, hint="Check its permissions, and HOME"
+        )
+    return StoreUnavailable("the operating system refuses", file=path, problem=problem)
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"statelog {version('statelog')}")
+        context.exit()
+
+
+program = Program(
+    name="statelog",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print statelog's version; `statelog version` has all others, too.",
+        )
+    ],
+    help="A durable, event-sourced state log on Kafka. Exit codes: 0 done, 2 misuse, 3 not found or taken, "
+    "4 unavailable, 5 fenced, 6 data loss or damage, 130 interrupted, 1 anything else.",
+)

@@ -1,0 +1,172 @@
+"""What `statelog recover` makes of its options and of the state: which part of it, and rows as JSON. Pure, but for
+the one function that writes a file.
+"""
+
+import base64
+import datetime
+import decimal
+import errno
+import json
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO, cast
+
+import pyarrow as pa
+
+from statelog.cli.inputs.fields import BytesText
+from statelog.errors import ConfigError, InvalidChange, StorageFull, StoreUnavailable
+from statelog.recovery import At, AtCheckpoint, AtPosition
+from statelog.schemas.values.schema import columns_of
+
+__all__ = ["json_lines", "parse_at", "parse_key_groups", "shown_rows", "whole_file"]
+
+_BATCH_ROWS = 10_000
+Shown = Callable[[object], object]
+
+
+def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
+    """Numbers and ranges: "0-63,70" are 0 to 63 and 70; "0:64" are 0 to 63, half-open. None means all.
+
+    Raises ConfigError.
+    """
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in (one.strip() for one in text.split(",")):
+        first, mark, last = part.partition("-") if "-" in part else part.partition(":")
+        if not first.isdecimal() or (mark and not last.isdecimal()):
+            raise ConfigError(f"{text!r} names no key groups", hint="Write numbers and ranges, such as 0-63,70")
+        end = int(last) + (mark == "-") if mark else int(first) + 1
+        if end <= int(first):
+            raise ConfigError(f"the range {part!r} is empty", hint="Write the smaller number first")
+        found.update(range(int(first), end))
+    return tuple(sorted(found))
+
+
+def parse_at(position: int | None, writer: str | None, checkpoint: int | None) -> At | None:
+    """Which state. Raises ConfigError for options that contradict each other, Misuse, InvalidName."""
+    if (writer is None) != (checkpoint is None):
+        raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both, or none")
+    if position is not None and writer is not None:
+        raise ConfigError("--at-position and --at-writer exclude each other", hint="Give one of them")
+    if writer is not None and checkpoint is not None:
+        return AtCheckpoint(writer, checkpoint)
+    return None if position is None else AtPosition(position)
+
+
+def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> Iterator[str]:
+    """One line for every row of a state: key, and value or the fields of a typed value. `append` reads such lines.
+
+    A typed value that has a field `key` goes into a field `value` as a whole. Raises InvalidChange for bytes that are
+    not UTF-8.
+    """
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        columns = _columns(batch, bytes_text, with_groups=with_groups)
+        names = list(columns)
+        for row in zip(*columns.values(), strict=True):
+            yield json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+
+
+def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
+    """The first rows as key group, key and value, for people: bytes that are no text are shown as Python does."""
+    batch = table.slice(0, rows).combine_chunks().to_batches()
+    if not batch:
+        return []
+    groups = batch[0].column("key_group").to_pylist()
+    keys = [_for_people(key) for key in batch[0].column("key").to_pylist()]
+    values = [_for_people(value) for value in batch[0].column("value").to_pylist()]
+    return list(zip(groups, keys, values, strict=True))
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[TextIO]:
+    """A text file that appears under its name whole or not at all. Raises StorageFull, StoreUnavailable."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
+        hint = "Name a file in a directory that is there, with room for it"
+        raise kind("the file cannot be written", hint=hint, file=str(path), problem=str(error.strerror)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool) -> Mapping[str, list[object]]:
+    columns: dict[str, list[object]] = {}
+    if with_groups:
+        columns["key_group"] = batch.column("key_group").to_pylist()
+    columns["key"] = _json_column(batch.column("key"), bytes_text)
+    value = batch.column("value")
+    if not pa.types.is_struct(value.type) or {"key", "key_group"} & set(cast("pa.StructType", value.type).names):
+        columns["value"] = _json_column(value, bytes_text)
+        return columns
+    fields = columns_of(value)
+    for name, column in zip(fields.schema.names, fields.columns, strict=True):
+        columns[name] = _json_column(column, bytes_text)
+    return columns
+
+
+def _json_column(column: pa.Array, bytes_text: BytesText) -> list[object]:
+    shown = _shower(column.type, bytes_text)
+    values = column.to_pylist()
+    return values if shown is None else [None if one is None else shown(one) for one in values]
+
+
+def _shower(kind: pa.DataType, bytes_text: BytesText) -> Shown | None:
+    """How a value of a type is made into what JSON has; None if JSON has it already."""
+    if pa.types.is_struct(kind):
+        inner = {one.name: _shower(one.type, bytes_text) for one in cast("pa.StructType", kind)}
+        return lambda value: _each(cast("Mapping[str, object]", value), inner)
+    if pa.types.is_map(kind):
+        item = _shower(cast("pa.MapType", kind).item_type, bytes_text)
+        return lambda value: {name: _one(inner, item) for name, inner in cast("list[tuple[str, object]]", value)}
+    if pa.types.is_list(kind):
+        entry = _shower(cast("pa.ListType", kind).value_type, bytes_text)
+        return lambda value: [_one(inner, entry) for inner in cast("list[object]", value)]
+    if str(kind) == "binary" or pa.types.is_fixed_size_binary(kind):
+        return _base64 if bytes_text is BytesText.BASE64 else _utf8
+    if str(kind).startswith(("date", "time", "decimal")):
+        return _scalar
+    return None
+
+
+def _each(value: Mapping[str, object], inner: Mapping[str, Shown | None]) -> dict[str, object]:
+    return {name: _one(one, inner[name]) for name, one in value.items()}
+
+
+def _one(value: object, shown: Shown | None) -> object:
+    return value if value is None or shown is None else shown(value)
+
+
+def _utf8(value: object) -> str:
+    try:
+        return cast("bytes", value).decode()
+    except UnicodeDecodeError:
+        raise InvalidChange("bytes that are not UTF-8 do not go into JSON", hint="Use --bytes base64") from None
+
+
+def _base64(value: object) -> str:
+    return base64.b64encode(cast("bytes", value)).decode()
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(cast("decimal.Decimal", value))
+
+
+def _for_people(value: object) -> object:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value)

@@ -1,0 +1,3 @@
+"""What a person sees: reports, progress, questions."""
+
+__all__: list[str] = []

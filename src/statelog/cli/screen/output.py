@@ -1,0 +1,200 @@
+"""What commands print: one report value, shown as tables on a terminal, as plain lines elsewhere, as JSON for programs.
+
+Results go to standard output, errors, warnings and progress to standard error. Text that comes from logs and inputs
+is shown with its control characters escaped, so that no log can play with a terminal.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import click
+
+from statelog.cli.screen.shown import show_bytes, show_count, show_duration
+
+if TYPE_CHECKING:
+    from statelog.errors import StatelogError
+
+__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "clean", "print_error"]
+
+
+_PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
+
+
+class Unit(Enum):
+    """What a number counts, for people; JSON has the bare number."""
+
+    TEXT = "text"
+    COUNT = "count"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    PER_S = "per second"
+    BYTES_PER_S = "bytes per second"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A named value. Programs see the name as it is, people with spaces."""
+
+    name: str
+    value: object
+    unit: Unit = Unit.TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A table: its columns (name and unit) and its rows."""
+
+    name: str
+    columns: tuple[tuple[str, Unit], ...]
+    rows: tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a command."""
+
+    title: str
+    facts: tuple[Fact, ...]
+    listings: tuple[Listing, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """For programs: facts by name, listings as lists of objects."""
+        listed = {
+            one.name: [dict(zip((name for name, _ in one.columns), row, strict=True)) for row in one.rows]
+            for one in self.listings
+        }
+        return {**{fact.name: fact.value for fact in self.facts}, **listed}
+
+
+class Output:
+    """Prints reports, lines and warnings in the form that the caller wants."""
+
+    def __init__(self, *, as_json: bool, to_stderr: bool = False) -> None:
+        self.as_json = as_json
+        self.on_terminal = not as_json and _is_terminal()
+        self._to_stderr = to_stderr
+
+    def report(self, report: Report) -> None:
+        """Print a result."""
+        if self.as_json:
+            self.line(as_json(report.to_json()))
+        elif self.on_terminal:
+            _show_rich(report, to_stderr=self._to_stderr)
+        else:
+            self.line("\n".join(_plain_lines(report)))
+
+    def event(self, text: str, fields: Mapping[str, object]) -> None:
+        """Print one event of a daemon: `text` for people, `fields` for programs."""
+        self.line(as_json(fields) if self.as_json else clean(text))
+
+    def line(self, text: str) -> None:
+        """Print a line as it is."""
+        click.echo(text, err=self._to_stderr)
+
+    def notice(self, text: str) -> None:
+        """Tell people something beside the result. Programs are spared."""
+        if not self.as_json:
+            click.echo(clean(text), err=True)
+
+    def warning(self, text: str) -> None:
+        """Something that a person should look at."""
+        click.echo(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}", err=True)
+
+
+def print_error(error: "StatelogError", *, as_json: bool) -> None:
+    """What went wrong, where, and what to do, on standard error."""
+    click.echo(_error_json(error) if as_json else "\n".join(_error_lines(error)), err=True)
+
+
+def as_json(value: object) -> str:
+    """One line of JSON; what JSON lacks becomes text."""
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def clean(text: str) -> str:
+    """`text` with control characters escaped, but for line ends and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
+def _error_json(error: "StatelogError") -> str:
+    return as_json(
+        {"error": type(error).__name__, "message": error.message, "facts": dict(error.facts), "hint": error.hint}
+    )
+
+
+def _error_lines(error: "StatelogError") -> list[str]:
+    facts = [f"  {name}: {clean(str(value))}" for name, value in error.facts.items()]
+    hint = [f"hint: {clean(error.hint)}"] if error.hint else []
+    return [f"error: {clean(error.message)} [{type(error).__name__}]", *facts, *hint]
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _shown(value: object, unit: Unit) -> str:
+    if value is None:
+        return "-"
+    if unit is Unit.TEXT or not isinstance(value, int | float):
+        return clean(_text(value))
+    match unit:
+        case Unit.BYTES:
+            return show_bytes(value)
+        case Unit.SECONDS:
+            return show_duration(value)
+        case Unit.PER_S:
+            return f"{show_count(value)}/s"
+        case Unit.BYTES_PER_S:
+            return f"{show_bytes(value)}/s"
+        case Unit.COUNT:
+            return show_count(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else as_json(value)
+
+
+def _words(name: str) -> str:
+    if name in _PHRASES:
+        return _PHRASES[name]
+    return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")
+
+
+def _plain_lines(report: Report) -> list[str]:
+    lines = [f"{_words(fact.name)}: {_shown(fact.value, fact.unit)}" for fact in report.facts]
+    for one in report.listings:
+        lines += ["", f"{_words(one.name)}:", "\t".join(name for name, _ in one.columns)]
+        lines += ["\t".join(_cells(one, row)) for row in one.rows]
+    return lines
+
+
+def _cells(one: Listing, row: tuple[object, ...]) -> list[str]:
+    return [_shown(value, unit) for value, (_, unit) in zip(row, one.columns, strict=True)]
+
+
+def _show_rich(report: Report, *, to_stderr: bool) -> None:
+    # Loaded only for a terminal: it costs more than most short commands.
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(stderr=to_stderr, highlight=False, markup=False)
+    facts = RichTable(title=Text(clean(report.title)), show_header=False, title_justify="left")
+    facts.add_column(style="bold", overflow="fold")
+    facts.add_column(overflow="fold")
+    for fact in report.facts:
+        facts.add_row(_words(fact.name), Text(_shown(fact.value, fact.unit)))
+    console.print(facts)
+    for one in report.listings:
+        table = RichTable(title=_words(one.name), title_justify="left")
+        for name, unit in one.columns:
+            table.add_column(_words(name), justify="left" if unit is Unit.TEXT else "right", overflow="fold")
+        for row in one.rows:
+            table.add_row(*[Text(cell) for cell in _cells(one, row)])
+        console.print(table)

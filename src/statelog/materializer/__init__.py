@@ -1,0 +1,60 @@
+"""The materializer: rounds that roll the committed tail into snapshots and truncate below them. Serves no state."""
+
+from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.daemon import Materializer
+from statelog.materializer.daemon.events import (
+    CleanUpHeldBack,
+    Event,
+    LogAgeAlarm,
+    OffsetUnpublished,
+    RestoreBudgetOutOfReach,
+    RoundCompleted,
+    RoundEndedLate,
+    RoundFailed,
+    RoundLost,
+    RoundSkipped,
+    RoundStarted,
+    Started,
+    Stopped,
+)
+from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate
+from statelog.materializer.daemon.schedule import Cause
+from statelog.materializer.daemon.signals import install_signal_handlers
+from statelog.materializer.daemon.statistics import MaterializerStatistics
+from statelog.materializer.daemon.tail import Tail, tail_now
+from statelog.materializer.round.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.materializer.settings import MaterializerSettings
+
+__all__ = [
+    "CRASH_POINTS",
+    "Cause",
+    "CleanUp",
+    "CleanUpHeldBack",
+    "Completed",
+    "Control",
+    "Event",
+    "LogAgeAlarm",
+    "Lost",
+    "Materializer",
+    "MaterializerSettings",
+    "MaterializerStatistics",
+    "OffsetUnpublished",
+    "Rates",
+    "RestoreBudgetOutOfReach",
+    "RestoreEstimate",
+    "RoundCompleted",
+    "RoundEndedLate",
+    "RoundFailed",
+    "RoundLost",
+    "RoundOutcome",
+    "RoundSkipped",
+    "RoundStarted",
+    "Skipped",
+    "Started",
+    "Stopped",
+    "Tail",
+    "install_signal_handlers",
+    "run_round",
+    "tail_now",
+]

@@ -1,0 +1,380 @@
+"""The materializer as a daemon: one round after the other, until told to stop or beyond help.
+
+When a round begins is decided in `schedule`. Rounds, and looks at the tail beside them, run on threads of their own;
+this one only waits, for at most as long as a round may take.
+
+    failure       tolerated while the world is in the way, up to a number in a row, and for some minutes whatever their
+                  number; anything else ends the daemon
+    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends by itself at its
+                  next step; only if it was at its put already it is finished, late, and counts after all
+    stop          between rounds: a round in flight is finished, or given up once its grace period is over or somebody
+                  insists; it ends at its next step before the put, and is left alone if it does not
+
+Invariants:
+- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated.
+- All that is known is one frozen value, replaced whole, by one thread.
+- Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
+- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from statelog.errors import (
+    Damaged,
+    IdentityChanged,
+    NotFound,
+    RoundGivenUp,
+    StatelogError,
+    StoreRefused,
+    Unavailable,
+)
+from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.events import (
+    CleanUpHeldBack,
+    Event,
+    OffsetUnpublished,
+    RestoreBudgetOutOfReach,
+    RoundCompleted,
+    RoundEndedLate,
+    RoundFailed,
+    RoundLost,
+    RoundSkipped,
+    RoundStarted,
+    Started,
+    Stopped,
+)
+from statelog.materializer.daemon.flight import Flight, Start, start_thread
+from statelog.materializer.daemon.looks import Looks
+from statelog.materializer.daemon.restore_time import Rates
+from statelog.materializer.daemon.schedule import Cause, Situation, cause_of_round, delay_after
+from statelog.materializer.daemon.starting import ask_first_delay_s
+from statelog.materializer.daemon.statistics import (
+    MaterializerStatistics,
+    with_failure,
+    with_outcome,
+    with_start,
+    with_tail,
+)
+from statelog.materializer.daemon.watchdog import Watchdog
+from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.round import new_random_nonce, run_round
+from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.settings import MaterializerSettings
+from statelog.storage.log.log import Log
+
+__all__ = ["Materializer"]
+
+_LAST_STEP_S = 10.0  # for a round that was told to end to reach its next step
+_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
+
+
+def _ignore(_event: Event) -> None:
+    """For callers that want no events."""
+
+
+class Materializer:
+    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
+
+    `control` carries wishes from elsewhere, such as signal handlers. `clock` is monotonic and paces the daemon;
+    `wall_clock` gives seconds since 1970 for manifests and ages. `wait` waits so many seconds, or shorter once the
+    control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise. `rates` are
+    believed until better ones were measured.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        settings: MaterializerSettings,
+        *,
+        control: Control | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        new_nonce: Callable[[], bytes] = new_random_nonce,
+        on_event: Callable[[Event], None] = _ignore,
+        wait: Callable[[float], object] | None = None,
+        start: Start = start_thread,
+        rates: Rates | None = None,
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._control = control or Control()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._new_nonce = new_nonce
+        self._on_event = on_event
+        self._wait = wait or self._control.wait
+        self._start = start
+        self._verified = VerifiedRuns()
+        self._statistics = MaterializerStatistics(since_s=clock(), rates=rates or Rates())
+        self._ended: deque[Flight[RoundOutcome]] = deque()
+        self._round: Flight[RoundOutcome] | None = None
+        self._looks = Looks(log, settings, clock=clock, wall_clock=wall_clock, start=start, ring=self._control.ring)
+        self._due_s = clock()
+        self._ended_s: float | None = None
+        self._stopped_s: float | None = None
+        self._told_s: float | None = None
+        self._failing_since_s = 0.0
+
+    # ---- from any thread
+
+    def statistics(self) -> MaterializerStatistics:
+        """What is known at this moment."""
+        known = self._statistics
+        return replace(known, age_s=self._clock() - known.since_s)
+
+    def trigger(self) -> None:
+        """Wish for a round now; if one is in flight, for another one after it."""
+        self._control.trigger()
+
+    def stop(self) -> None:
+        """Wish for the end, once the round in flight is over."""
+        self._control.stop()
+
+    # ---- one round
+
+    def run_once(self) -> RoundOutcome:
+        """Run one round now, on this thread, counted and reported as any other. Raises whatever it fails with."""
+        started_s = self._begin(Cause.TRIGGER)
+        try:
+            outcome = self._run_round(started_s)
+        except StatelogError as error:
+            self._failed(error)
+            raise
+        self._ended_well(outcome, started_s)
+        return outcome
+
+    def _begin(self, cause: Cause) -> float:
+        self._control.take_trigger()
+        self._statistics = with_start(self._statistics)
+        started_s = self._clock()
+        self._on_event(RoundStarted(log=self._log.name, at_s=started_s, cause=cause))
+        return started_s
+
+    def _run_round(self, started_s: float) -> RoundOutcome:
+        over_s = started_s + self._settings.round_timeout_s
+        return run_round(
+            self._log,
+            self._settings,
+            clock=self._wall_clock,
+            new_nonce=self._new_nonce,
+            verified=self._verified,
+            is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
+        )
+
+    def _is_grace_over(self) -> bool:
+        """Whether a stop waits for the round in flight no longer."""
+        if not self._control.is_stopped:
+            return False
+        if self._stopped_s is None:
+            self._stopped_s = self._clock()
+        return self._control.is_abandoned or self._clock() >= self._stopped_s + self._settings.stop_grace_s
+
+    # ---- round after round
+
+    def run(self) -> None:
+        """Run rounds until the stop.
+
+        Raises the last error when more rounds in a row failed than are tolerated, and at once for any error that
+        trying again cannot mend: Damaged, Unsafe, Misuse.
+        """
+        delay_s = ask_first_delay_s(self._log, self._settings)
+        self._due_s = self._clock() + delay_s
+        first_s = 0.0 if self._control.is_triggered else delay_s
+        self._on_event(Started(log=self._log.name, at_s=self._clock(), first_round_s=first_s))
+        dog = Watchdog(
+            self._log.name,
+            self._settings.alarm_age_s,
+            age_s=lambda: self.statistics().age_s,
+            clock=self._clock,
+            on_alarm=self._on_event,
+        )
+        try:
+            with dog:
+                while not (self._control.is_stopped and self._round is None):
+                    self._turn()
+        except Damaged as error:
+            found = self._after_all(error)
+            if found is error:
+                raise
+            raise found from error
+        finally:
+            self._looks.drop()
+            self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
+
+    def _after_all(self, error: StatelogError) -> StatelogError:
+        """What damage turns out to be: a log that is being deleted loses its descriptor last, and is NotFound then."""
+        for _ in range(_DELETE_LOOKS):
+            try:
+                self._log.verify()
+            except NotFound as gone:
+                return gone
+            except IdentityChanged:
+                self._wait(_DELETE_LOOK_S)
+            except StatelogError:
+                break
+            else:
+                break
+        return error
+
+    def _turn(self) -> None:
+        """Take in what ended, begin what is due, and wait for the next of either."""
+        self._take_in()
+        if self._round is not None and self._clock() >= self._over_s(self._round):
+            self._give_up(self._round)
+        elif not self._control.is_stopped:
+            self._begin_what_is_due()
+        if not (self._ended or self._looks.is_any_over or (self._round is None and self._control.is_stopped)):
+            self._wait(max(0.0, self._wake_s() - self._clock()))
+
+    def _begin_what_is_due(self) -> None:
+        if self._clock() >= self._looks.due_s:
+            self._looks.begin()
+            self._take_in()
+        cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
+        if cause is not None:
+            self._begin_round(cause)
+
+    def _begin_round(self, cause: Cause) -> None:
+        started_s = self._begin(cause)
+        self._round = Flight(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
+        self._start(self._round.fly)
+
+    def _situation(self) -> Situation:
+        return Situation(
+            now_s=self._clock(),
+            due_s=self._due_s,
+            is_triggered=self._control.is_triggered,
+            outlook=self._looks.outlook,
+            ended_s=self._ended_s,
+            lasted_s=self._statistics.last_duration_s or 0.0,
+            has_failed=self._statistics.failures_in_a_row > 0,
+        )
+
+    def _over_s(self, flight: Flight[RoundOutcome]) -> float:
+        """When a round is waited for no longer: at a stop, a moment after it was told to end."""
+        over_s = flight.started_s + self._settings.round_timeout_s
+        self._is_grace_over()  # It notes when a stop was wished for.
+        if self._stopped_s is None:
+            return over_s
+        if self._control.is_abandoned and self._told_s is None:
+            self._told_s = self._clock()
+        grace_s = self._stopped_s + self._settings.stop_grace_s
+        return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
+
+    def _wake_s(self) -> float:
+        """When there is something to do even if nothing rings."""
+        next_round_s = self._due_s if self._round is None else self._over_s(self._round)
+        return next_round_s if self._control.is_stopped else min(next_round_s, self._looks.due_s)
+
+    # ---- what came back; the first runs on another thread
+
+    def _round_over(self, flight: Flight[RoundOutcome]) -> None:
+        self._ended.append(flight)
+        self._control.ring()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            flight = self._ended.popleft()
+            if flight.is_given_up:
+                self._take_late(flight)
+            else:
+                self._take_round(flight)
+        for tail, looked_s in self._looks.take_in():
+            self._statistics = with_tail(self._statistics, tail, looked_s=looked_s)
+            self._judge_budget()
+
+    def _take_round(self, flight: Flight[RoundOutcome]) -> None:
+        """The round in flight is over."""
+        outcome: RoundOutcome | None = None
+        try:
+            outcome = flight.result()
+        except StatelogError as error:
+            self._failed(error)
+            if not self._tolerates(error):
+                raise
+        else:
+            self._ended_well(outcome, flight.started_s)
+        self._moves_on(outcome)
+
+    def _take_late(self, flight: Flight[RoundOutcome]) -> None:
+        """A round that was given up ended after all. It counts if it ended well; damage that it found is damage."""
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
+        outcome: RoundOutcome | None = None
+        with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
+            outcome = flight.result()
+        self._on_event(RoundEndedLate(log=self._log.name, at_s=self._clock(), outcome=outcome))
+        if outcome is not None:
+            self._statistics = replace(self._statistics, late=self._statistics.late + 1)
+            self._ended_well(outcome, flight.started_s)
+            self._looks.begin_anew()
+
+    def _judge_budget(self) -> None:
+        found, budget_s = self._statistics.restore, self._settings.restore_budget_s
+        if found is not None and budget_s is not None and self._looks.judge(found, budget_s):
+            self._on_event(
+                RestoreBudgetOutOfReach(
+                    log=self._log.name, at_s=self._clock(), snapshot_s=found.snapshot_s, budget_s=budget_s
+                )
+            )
+
+    # ---- how rounds end
+
+    def _give_up(self, flight: Flight[RoundOutcome]) -> None:
+        """The round in flight has outlived its time: it counts as failed, and the schedule moves on without it."""
+        flight.is_given_up = True
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
+        error = RoundGivenUp("a round outlived its time", round_timeout_s=self._settings.round_timeout_s)
+        self._failed(error)
+        if not self._tolerates(error):
+            raise error
+        self._moves_on(None)
+
+    def _moves_on(self, outcome: RoundOutcome | None) -> None:
+        """No round is in flight any more: the next one is due after the delay, and the tail is another one."""
+        self._round = None
+        self._ended_s = self._clock()
+        self._due_s = self._ended_s + delay_after(outcome, self._settings)
+        self._looks.begin_anew()
+
+    def _tolerates(self, error: StatelogError) -> bool:
+        tolerated = self._settings.failures_tolerated
+        lasted_s = self._clock() - self._failing_since_s
+        is_short = tolerated > 0 and lasted_s < self._settings.failures_tolerated_s
+        few = self._statistics.failures_in_a_row <= tolerated or is_short
+        if isinstance(error, RoundGivenUp) and self._control.is_stopped:
+            return True
+        # Rights can be away for a moment, too: credentials run out, and are renewed.
+        return isinstance(error, Unavailable | StoreRefused) and few and self._statistics.hanging <= tolerated
+
+    def _failed(self, error: StatelogError) -> None:
+        if self._statistics.failures_in_a_row == 0:
+            self._failing_since_s = self._clock()
+        self._statistics = with_failure(self._statistics)
+        self._on_event(
+            RoundFailed(
+                log=self._log.name,
+                at_s=self._clock(),
+                error=error,
+                failures_in_a_row=self._statistics.failures_in_a_row,
+                tolerated=self._tolerates(error),
+            )
+        )
+
+    def _ended_well(self, outcome: RoundOutcome, started_s: float) -> None:
+        name, at_s = self._log.name, self._clock()
+        self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
+        match outcome:
+            case Completed():
+                self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
+                if outcome.clean_up.held_back:
+                    self._on_event(CleanUpHeldBack(log=name, at_s=at_s, reason=outcome.clean_up.held_back))
+                if outcome.unpublished:
+                    self._on_event(OffsetUnpublished(log=name, at_s=at_s, reason=outcome.unpublished))
+            case Skipped():
+                self._on_event(RoundSkipped(log=name, at_s=at_s, outcome=outcome))
+            case Lost():
+                self._on_event(RoundLost(log=name, at_s=at_s, outcome=outcome))

@@ -1,0 +1,160 @@
+"""What a materializer tells whoever runs it. Values only: the room prints nothing and logs nothing.
+
+Every event has `log` (the log's name) and `at_s` (seconds on the daemon's clock). `on_event` is called on the
+daemon's thread, except for `LogAgeAlarm`, which comes from the watchdog's; it must be quick and must not raise.
+"""
+
+from dataclasses import dataclass
+
+from statelog.errors import StatelogError
+from statelog.materializer.daemon.schedule import Cause
+from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+
+__all__ = [
+    "CleanUpHeldBack",
+    "Event",
+    "LogAgeAlarm",
+    "OffsetUnpublished",
+    "RestoreBudgetOutOfReach",
+    "RoundCompleted",
+    "RoundEndedLate",
+    "RoundFailed",
+    "RoundLost",
+    "RoundSkipped",
+    "RoundStarted",
+    "Started",
+    "Stopped",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The daemon runs; its first round begins in `first_round_s` seconds, unless something asks for one before."""
+
+    log: str
+    at_s: float
+    first_round_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted:
+    """A round begins, and why."""
+
+    log: str
+    at_s: float
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCompleted:
+    """A manifest of ours stands."""
+
+    log: str
+    at_s: float
+    outcome: Completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSkipped:
+    """There was nothing new."""
+
+    log: str
+    at_s: float
+    outcome: Skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLost:
+    """Another materializer was faster. Often: two are running where one would do."""
+
+    log: str
+    at_s: float
+    outcome: Lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFailed:
+    """A round failed; it is the `failures_in_a_row`-th. `tolerated`: the daemon goes on."""
+
+    log: str
+    at_s: float
+    error: StatelogError
+    failures_in_a_row: int
+    tolerated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEndedLate:
+    """A round that was given up ended after all: well, and then it is told and counted once more, or (None) not."""
+
+    log: str
+    at_s: float
+    outcome: RoundOutcome | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanUpHeldBack:
+    """A round completed, but removed nothing, and says why. The log grows until that is mended."""
+
+    log: str
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetUnpublished:
+    """A round completed, but its position could not be published: lag tools show an earlier one, and nothing else."""
+
+    log: str
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAgeAlarm:
+    """Changes committed `age_s` seconds ago are in no snapshot, or for so long nothing was heard of the log.
+
+    Told again each time that another `alarm_age_s` has passed.
+    """
+
+    log: str
+    at_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreBudgetOutOfReach:
+    """The newest snapshot alone takes longer to restore than the budget, so more rounds do not help.
+
+    What does: a larger budget, a faster store, less state, or several workers that restore a part each. Told once, and
+    again after it was within reach in between.
+    """
+
+    log: str
+    at_s: float
+    snapshot_s: float
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The daemon ends. No round is in flight, except those that were given up and hang."""
+
+    log: str
+    at_s: float
+
+
+Event = (
+    Started
+    | RoundStarted
+    | RoundCompleted
+    | RoundSkipped
+    | RoundLost
+    | RoundFailed
+    | RoundEndedLate
+    | CleanUpHeldBack
+    | OffsetUnpublished
+    | LogAgeAlarm
+    | RestoreBudgetOutOfReach
+    | Stopped
+)

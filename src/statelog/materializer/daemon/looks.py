@@ -1,0 +1,114 @@
+"""Looks at the tail beside the rounds: how old what stands in no snapshot is, and how long a restore would take.
+
+Each look runs on a thread of its own, one at a time. It serves alarms and the restore budget: rounds need none.
+
+Invariants:
+- No more looks hang than failures are tolerated; then there is none until one comes back, and the age of the log grows.
+- What a look brings counts only if no round ended meanwhile: else its gauge started from an older manifest.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from statelog.errors import OffsetGone, StoreRefused, Unavailable
+from statelog.materializer.daemon.flight import Flight, Start
+from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOutlook, outlook
+from statelog.materializer.daemon.schedule import look_every_s
+from statelog.materializer.daemon.tail import Tail, TailGauge
+from statelog.materializer.settings import MaterializerSettings
+from statelog.storage.log.log import Log
+
+__all__ = ["Looks"]
+
+
+class Looks:
+    """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
+
+    def __init__(
+        self,
+        log: Log,
+        settings: MaterializerSettings,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        start: Start,
+        ring: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._start = start
+        self._ring = ring
+        self._over: deque[Flight[Tail]] = deque()
+        self._under_way: Flight[Tail] | None = None
+        self._out = 0
+        self._gauge: TailGauge | None = None
+        self._due_s = clock()
+        self._outlook = RestoreOutlook.IN_TIME
+
+    @property
+    def outlook(self) -> RestoreOutlook:
+        """What the last look says of the restore budget."""
+        return self._outlook
+
+    @property
+    def is_any_over(self) -> bool:
+        """Whether a look came back that was not taken in."""
+        return bool(self._over)
+
+    @property
+    def due_s(self) -> float:
+        """When the next look is due; never while one is under way, or too many hang."""
+        has_room = self._under_way is None and self._out <= self._settings.failures_tolerated
+        return self._due_s if has_room else math.inf
+
+    def begin(self) -> None:
+        """Begin a look."""
+        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
+        self._under_way = Flight(gauge.look, started_s=self._clock(), on_end=self._came_back)
+        self._out += 1
+        self._start(self._under_way.fly)
+
+    def take_in(self) -> Iterator[tuple[Tail, float]]:
+        """What looks have brought since, each with the time at which it began. Raises Damaged."""
+        while self._over:
+            look = self._over.popleft()
+            self._out -= 1
+            if look is self._under_way:
+                tail = self._result(look)
+                if tail is not None:
+                    yield tail, look.started_s
+
+    def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
+        """Compare an estimate with the budget; whether it is newly beyond what a round could mend."""
+        before, self._outlook = self._outlook, outlook(found, budget_s)
+        return self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
+
+    def begin_anew(self) -> None:
+        """A round ended: the next look is due now, and starts from whatever manifest is newest then."""
+        self.drop()
+        self._due_s = self._clock()
+
+    def drop(self) -> None:
+        """Release the gauge. A look under way is not waited for, and not taken in."""
+        if self._gauge is not None:
+            self._gauge.close()
+        self._gauge = self._under_way = None
+        if self._outlook is RestoreOutlook.ROUND_DUE:
+            self._outlook = RestoreOutlook.IN_TIME
+
+    def _came_back(self, look: Flight[Tail]) -> None:
+        self._over.append(look)
+        self._ring()
+
+    def _result(self, look: Flight[Tail]) -> Tail | None:
+        self._under_way = None
+        self._due_s = self._clock() + look_every_s(self._settings)
+        try:
+            return look.result()
+        except (Unavailable, StoreRefused, OffsetGone):
+            # The next round tells whether this is more than a moment's trouble, and the watchdog if none does.
+            self.drop()
+            return None

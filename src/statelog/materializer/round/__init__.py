@@ -1,0 +1,3 @@
+"""One round: fold, upload, publish, truncate, clean up."""
+
+__all__: list[str] = []

@@ -1,0 +1,179 @@
+"""Clean-up after a round that won: drop manifests, truncate the topics, delete files. Executes, never decides.
+
+The decisions are `schemas.retention`'s, over what stands in the store. Everything here may be cut off anywhere and
+is taken up by the next winner.
+
+Invariants:
+- Files and manifests to delete come from the listing taken before the put, never from a later one.
+- Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
+  built on the older one; with fewer manifests than the policy keeps, nothing is
+  truncated.
+- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases of that moment;
+  and only while the directory is still the log's.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from statelog.errors import CorruptManifest, CorruptRun, NotFound
+from statelog.materializer.round.kept import KeptManifest, KeptManifests
+from statelog.materializer.round.outcome import CleanUp
+from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.names import manifest_number, manifest_path
+from statelog.schemas.snapshot.lease import Lease, expired
+from statelog.schemas.snapshot.manifest import Manifest, check_chain
+from statelog.schemas.snapshot.retention import (
+    Floor,
+    condemned,
+    dropped_numbers,
+    kept_numbers,
+    superseded_times,
+    truncation_floor,
+)
+from statelog.storage.leases import list_leases
+from statelog.storage.log.log import Log
+from statelog.storage.store import FileInfo
+
+__all__ = ["Disposal", "clean_up", "decide"]
+
+
+_OUTRUN = "a newer round won and cleaned up meanwhile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disposal:
+    """What the winner of a slot will keep, and what it may remove. Decided before its put."""
+
+    kept: frozenset[int]
+    dropped: tuple[int, ...]
+    condemned: tuple[str, ...]
+
+
+# ---- before the put
+
+
+def decide(
+    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, known: KeptManifests
+) -> Disposal:
+    """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
+    files = list(listing)
+    listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
+    put_s = {number: info.modified_s for number, info in listed.items()}
+    now_s = log.store.now_s()
+    live, over = _leases(log, now_s, settings.lease_cap_s)
+    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
+    beside = known.read(log.manifests, listed, kept - {own.number})
+    return Disposal(
+        kept=kept,
+        dropped=dropped_numbers(put_s, kept, own.number),
+        condemned=condemned([info.path for info in files], own, [one.manifest for one in beside], over),
+    )
+
+
+def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lease]]:
+    """The leases that still hold something back, and those that are over."""
+    live: list[Lease] = []
+    over: list[Lease] = []
+    for lease, modified_s, _ in list_leases(log.store):
+        (over if expired(lease, modified_s, now_s, cap_s) else live).append(lease)
+    return live, over
+
+
+# ---- after the put
+
+
+def clean_up(
+    log: Log,
+    own: Manifest,
+    disposal: Disposal,
+    settings: MaterializerSettings,
+    verified: VerifiedRuns,
+    crash: Callable[[str], None],
+) -> CleanUp:
+    """Remove what `disposal` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    links = verified.manifests.read(log.manifests, log.manifests.listed(), disposal.kept)
+    kept = [link.manifest for link in links]
+    held_back = _check_oldest(log, own, kept, verified) or _check_links(links)
+    crash("after-check")
+    if held_back:
+        return CleanUp(held_back=held_back)
+    for number in disposal.dropped:
+        log.store.delete(manifest_path(number))
+    crash("after-drop")
+    truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
+    now_s = log.store.now_s()
+    if len(kept) >= settings.retention.keep:
+        live, _ = _leases(log, now_s, settings.lease_cap_s)
+        floor = truncation_floor(kept, live)
+        log.manifests.check_place()
+        truncated = _truncate(log, floor, crash)
+    for path in disposal.condemned:
+        log.store.delete(path)
+    log.store.sweep(now_s)
+    crash("after-delete")
+    verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
+    verified.manifests.forget_all_but(disposal.kept)
+    there = log.data_offsets()
+    return CleanUp(
+        manifests_dropped=len(disposal.dropped),
+        files_deleted=len(disposal.condemned),
+        records_truncated=truncated,
+        records_left=sum(end - start for start, end in there.values()),
+        records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
+        held_by=floor.ledger_held_by,
+    )
+
+
+def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
+    """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
+
+    A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
+    that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
+    """
+    if not kept or kept[-1].nonce != own.nonce:
+        return _OUTRUN
+    try:
+        verified.check(log.store, kept[0].runs)
+    except (NotFound, CorruptRun) as error:
+        if log.manifests.numbers()[-1:] != [own.number]:
+            return _OUTRUN
+        path = str(error.facts.get("path"))
+        if path in {run.path for run in own.runs}:
+            raise CorruptRun(f"a run of the newest snapshot is damaged: {error}", path=path) from error
+        return f"manifest {kept[0].number} does not verify: {error}"
+    return ""
+
+
+def _check_links(links: Iterable[KeptManifest]) -> str:
+    """Why two kept neighbours are not of one chain, or an empty string if all are.
+
+    One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
+    time, and until then nobody can say which of them tells what may be removed.
+    """
+    for older, newer in pairwise(links):
+        if newer.manifest.number == older.manifest.number + 1:
+            try:
+                check_chain(older.manifest, older.sha256, newer.manifest)
+            except CorruptManifest as error:
+                return f"manifests {older.manifest.number} and {newer.manifest.number} are of no one chain: {error}"
+    return ""
+
+
+def _truncate(log: Log, floor: Floor, crash: Callable[[str], None]) -> int:
+    """Truncate both topics to the floor; how many offsets went."""
+    truncated = _truncate_topic(log, log.data_topic, floor.data)
+    crash("after-truncate-data")
+    truncated += _truncate_topic(log, log.ledger_topic, {0: floor.ledger})
+    crash("after-truncate-ledger")
+    return truncated
+
+
+def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
+    there = log.kafka.offsets(topic, sorted(floor))
+    # A floor lies above the log end only where a person accepted the loss of the end.
+    before = {p: min(offset, there[p].end) for p, offset in floor.items()}
+    before = {p: offset for p, offset in before.items() if offset > there[p].start}
+    starts = log.kafka.delete_records(topic, before) if before else {}
+    return sum(start - there[p].start for p, start in starts.items())

@@ -1,0 +1,97 @@
+"""The target of a round: up to which ledger position it rolls up, and the commits below it.
+
+A manifest's state must be the fold exactly at its position. So the fold goes on in steps, each from a frozen state;
+where the budget ends inside a step, that step is folded once more, up to the last commit within the budget.
+
+Invariants:
+- The end of the ledger is asked for once. The target is at most that, and at least the first commit's next offset.
+- The state is the fold of every ledger record below the target, and of none at or above it.
+"""
+
+from dataclasses import dataclass
+
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.ledger.records import CommitBody
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.log.log import Log
+
+__all__ = ["Target", "choose_target"]
+
+_STEP_RECORDS = 4096
+_STEP_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The folded ledger at the round's position, and the valid commits since the manifest before it.
+
+    `end_position` was the ledger's end when the target was taken; `behind` says whether commits are left below it.
+    """
+
+    state: LedgerState
+    commits: tuple[CommitBody, ...]
+    end_position: int
+    behind: bool
+
+    @property
+    def position(self) -> int:
+        """The position that the round's manifest will stand for."""
+        return self.state.position
+
+
+def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings) -> Target:
+    """Fold the ledger from the newest manifest on, up to its end now or to where the budget ends.
+
+    Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
+    """
+    client = log.ledger(newest)
+    try:
+        return _fold(log, client, client.end_position(), _Budget(settings))
+    finally:
+        client.close()
+
+
+class _Budget:
+    """What is left of a round's budget."""
+
+    def __init__(self, settings: MaterializerSettings) -> None:
+        self._bytes = settings.budget_bytes
+        self._commits = settings.budget_commits
+        self.taken: list[CommitBody] = []
+
+    def take(self, commits: list[ValidCommit]) -> int | None:
+        """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
+        for offset, commit, _ in commits:
+            body = commit.read_body()
+            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+            size_bytes = len(commit.body) + sum(handle.size_bytes for handle in body.handles)
+            if self.taken and (size_bytes > self._bytes or not self._commits):
+                return offset
+            self._bytes -= size_bytes
+            self._commits -= 1
+            self.taken.append(body)
+        return None
+
+
+def _fold(log: Log, client: LedgerClient, end_position: int, budget: _Budget) -> Target:
+    while client.fold.position < end_position:
+        before = client.fold.freeze()
+        step = min(before.position + _STEP_RECORDS, end_position)
+        refused = budget.take(client.read_to(step, most_bytes=_STEP_BYTES))
+        if refused is not None:
+            state = _fold_again(log, before, refused)
+            return Target(state=state, commits=tuple(budget.taken), end_position=end_position, behind=True)
+    state = client.fold.freeze()
+    return Target(state=state, commits=tuple(budget.taken), end_position=end_position, behind=False)
+
+
+def _fold_again(log: Log, before: LedgerState, position: int) -> LedgerState:
+    """The state at `position`, folded from a state below it."""
+    client = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, before)
+    try:
+        client.read_to(position)
+        return client.fold.freeze()
+    finally:
+        client.close()

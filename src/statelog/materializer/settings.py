@@ -1,0 +1,78 @@
+"""A materializer's settings: small, frozen, checked once."""
+
+import math
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statelog.errors import ConfigError
+from statelog.schemas.snapshot.retention import RetentionPolicy
+
+__all__ = ["MaterializerSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializerSettings:
+    """How often rounds run, how large they get, and what they keep. Raises ConfigError.
+
+    `interval_s`: from the end of a round to the start of the next. `jitter`: the share of the interval, 0 to 1, over
+    which the first rounds of different logs are spread.
+    `budget_bytes`: a round ends at the last commit within it, metadata included, and takes one commit at least.
+    `budget_commits`: the same by number, because commits cost memory of their own.
+    `failures_tolerated`: so many rounds in a row may fail because the world is in the way; one more ends the daemon.
+    `failures_tolerated_s`: and if any are, as many as fall into this time, so that a short interval does not end a
+    daemon whose store or broker is away for some minutes.
+    `stop_grace_s`: once it is told to stop, the round in flight has so long to end; then it is given up before its put.
+    `retention`: which manifests are kept. `fanout`: so many runs of one size are merged.
+    `scratch`: where runs are written before they are uploaded; room for two copies of the state, and not a RAM disk.
+    `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: alarm once a committed change is that old and
+    in no snapshot.
+    `round_timeout_s`: a round that takes longer is given up and counts as failed; above what the largest merge takes,
+    because the next round begins that merge anew.
+    `restore_budget_s`: a round is started early when the estimate for a restore (download the snapshot, replay the
+    tail) nears this; None: the interval alone decides. `restore_spacing_s`: but not sooner than this after the last
+    round, nor sooner than that round took, nor after one that failed.
+    """
+
+    interval_s: float = 600.0
+    jitter: float = 1.0
+    budget_bytes: int = 512 << 20
+    budget_commits: int = 50_000
+    failures_tolerated: int = 3
+    failures_tolerated_s: float = 900.0
+    stop_grace_s: float = 60.0
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    fanout: int = 4
+    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    lease_cap_s: float = 86_400.0
+    alarm_age_s: float = 3600.0
+    round_timeout_s: float = 6 * 3600.0
+    restore_budget_s: float | None = None
+    restore_spacing_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("interval_s", "lease_cap_s", "alarm_age_s", "round_timeout_s", "restore_spacing_s"):
+            _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
+        if self.restore_budget_s is not None:
+            _require(
+                0 < self.restore_budget_s < math.inf, "restore_budget_s", self.restore_budget_s, "positive and finite"
+            )
+        _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
+        for name in ("budget_bytes", "budget_commits"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
+        _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
+        for name in ("failures_tolerated_s", "stop_grace_s"):
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
+        _require(self.fanout >= 2, "fanout", self.fanout, "2 or more")
+        if self.alarm_age_s <= self.interval_s:
+            raise ConfigError(
+                "alarm_age_s does not exceed interval_s, so that a healthy materializer would alarm",
+                alarm_age_s=self.alarm_age_s,
+                interval_s=self.interval_s,
+                hint="Set alarm_age_s to several intervals",
+            )
+
+
+def _require(truth: bool, name: str, value: float, must: str) -> None:
+    if not truth:
+        raise ConfigError(f"{name} is {value} and must be {must}", setting=name)

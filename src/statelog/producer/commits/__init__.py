@@ -1,0 +1,3 @@
+"""From an Open to a commit whose outcome is known."""
+
+__all__: list[str] = []

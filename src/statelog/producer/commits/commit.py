@@ -1,0 +1,195 @@
+"""Committing: make handles part of history, and learn whether they are.
+
+Executed by the one process that holds the grant. The verdict is the ledger's, never a timeout's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from statelog.errors import (
+    CheckpointMismatch,
+    CommitRefused,
+    Fenced,
+    IdentityChanged,
+    InvalidChange,
+    KeyGroupMismatch,
+    Misuse,
+    OverlappingTasks,
+    StatelogError,
+    ValueTooLarge,
+)
+from statelog.producer.commits.grant import Grant
+from statelog.schemas.keys.key_groups import bitmaps_overlap, merge_bitmaps
+from statelog.schemas.ledger.fold import Reason, Void
+from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.records import Commit
+
+__all__ = [
+    "check_checkpoint_id",
+    "check_handle",
+    "check_meta",
+    "check_metadata",
+    "make_commit",
+    "meta_size",
+    "refuse_overlaps",
+    "refused",
+]
+
+MAX_META_BYTES = 8 << 20  # Leaves as much for the handles and the metadata of the commit.
+_MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
+
+
+def make_commit(
+    grant: Grant,
+    last: Checkpoint,
+    handles: Sequence[Handle],
+    checkpoint_id: int,
+    metadata: Mapping[str, str],
+    *,
+    final: bool = False,
+) -> Commit:
+    """The commit that continues `last` with these handles. No handles: progress without changes.
+
+    Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged, OverlappingTasks if a handle cannot be committed under
+    this grant; Misuse, ValueTooLarge if no ledger record could hold it.
+    """
+    check_checkpoint_id(checkpoint_id)
+    check_metadata(metadata)
+    if checkpoint_id <= last.id:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint_id} is not later than the last one",
+            writer=grant.writer,
+            last_checkpoint=last.id,
+            hint="Checkpoint ids of a writer grow",
+        )
+    for handle in handles:
+        check_handle(grant, handle, checkpoint_id)
+    going_on = [handle.continuing(last) for handle in handles]
+    nonces = {handle.nonce for handle in going_on}
+    if len(nonces) > 1:
+        raise CheckpointMismatch("the handles of one commit come from different lives of the writer")
+    _refuse_repeats(going_on)
+    commit = Commit.of(
+        epoch=grant.epoch,
+        nonce=grant.nonce,
+        base=last,
+        checkpoint=Checkpoint(checkpoint_id, nonces.pop() if nonces else grant.nonce),
+        metadata=metadata,
+        handles=going_on,
+        final=final,
+    )
+    if len(commit.body) > _MAX_BYTES:
+        raise ValueTooLarge(
+            "a commit is larger than a ledger record may be",
+            hint="Confirm more often, and keep metadata and meta records small; what is too large already is written"
+            " again after the writer was opened again",
+            size_bytes=len(commit.body),
+            max_bytes=_MAX_BYTES,
+        )
+    return commit
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise Misuse unless all keys and values are text that has bytes in UTF-8."""
+    texts: Iterable[object] = chain.from_iterable(metadata.items())
+    for text in texts:
+        if not isinstance(text, str) or _has_no_bytes(text):
+            raise Misuse(f"commit metadata is text, and {text!r} is not", hint="Write numbers and other things as text")
+
+
+def check_meta(key: object, value: object, held_bytes: int) -> int:
+    """The bytes of a meta record. Raises InvalidChange unless it is text, and bytes or None.
+
+    ValueTooLarge if no commit could hold it beside `held_bytes` of others that are not committed yet.
+    """
+    if type(key) is not str or not (value is None or type(value) is bytes) or _has_no_bytes(key):
+        raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
+    size = meta_size(key, value)
+    if held_bytes + size > MAX_META_BYTES:
+        raise ValueTooLarge(
+            "meta records are larger than a commit may hold",
+            hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room",
+            size_bytes=size,
+            held_bytes=held_bytes,
+            max_bytes=MAX_META_BYTES,
+        )
+    return size
+
+
+def meta_size(key: str, value: bytes | None) -> int:
+    """The bytes that a meta record, or the removal of one, takes in a commit."""
+    return len(key.encode()) + len(value or b"")
+
+
+def check_checkpoint_id(checkpoint_id: object) -> None:
+    """Raise CheckpointMismatch for an id that no checkpoint can have."""
+    if not isinstance(checkpoint_id, int) or isinstance(checkpoint_id, bool) or not 0 < checkpoint_id < 1 << 63:
+        raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
+
+
+def _has_no_bytes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def refuse_overlaps(handles: Sequence[Handle]) -> None:
+    """Raise OverlappingTasks if two handles hold the same key group: the order between them is arbitrary."""
+    seen: dict[int, bytes] = {}
+    for handle in handles:
+        for entry in handle.entries:
+            before = seen.get(entry.partition, b"")
+            if bitmaps_overlap(before, entry.key_groups):
+                raise OverlappingTasks("two tasks of one commit wrote the same key group", partition=entry.partition)
+            seen[entry.partition] = merge_bitmaps(before, entry.key_groups)
+
+
+def _refuse_repeats(handles: Sequence[Handle]) -> None:
+    """Raise OverlappingTasks if two change sets of a partition have one number: no reader could tell them apart."""
+    seen: set[tuple[int, int]] = set()
+    for handle in handles:
+        for entry in handle.entries:
+            if (entry.partition, entry.sqn) in seen:
+                raise OverlappingTasks(
+                    "two change sets of one commit have the same number",
+                    hint="Pass every handle once, and give every attempt of every task a slot of its own",
+                    partition=entry.partition,
+                    sqn=entry.sqn,
+                )
+            seen.add((entry.partition, entry.sqn))
+
+
+def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:
+    """The error that tells a committer why its commit is void."""
+    error: type[StatelogError] = Fenced if void.reason in (Reason.FENCED, Reason.UNKNOWN_EPOCH) else CommitRefused
+    return error(
+        f"the commit is void: {void.reason.value}",
+        writer=grant.writer,
+        epoch=grant.epoch,
+        checkpoint=checkpoint_id,
+        detail=void.detail,
+    )
+
+
+def check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:
+    """Raise IdentityChanged, CheckpointMismatch or KeyGroupMismatch if the handle cannot be of this commit at all.
+
+    Whether it continues the log is another question; see `Handle.continuing`.
+    """
+    if handle.identity != grant.descriptor.identity:
+        raise IdentityChanged("the handle was written to another log", writer=handle.writer)
+    if handle.writer != grant.writer or handle.checkpoint.id != checkpoint_id:
+        raise CheckpointMismatch(
+            "the handle is another writer's or another checkpoint's",
+            writer=grant.writer,
+            handle_writer=handle.writer,
+            checkpoint=checkpoint_id,
+            handle_checkpoint=handle.checkpoint.id,
+        )
+    strange = {entry.partition for entry in handle.entries} - set(grant.partitions)
+    if strange:
+        raise KeyGroupMismatch(
+            "the handle holds partitions that this writer did not open", partitions=str(sorted(strange))
+        )

@@ -1,0 +1,221 @@
+"""The committer: writes commits under a grant and settles the ones whose outcome is unknown.
+
+Used by a writer, by a coordinator whose tasks run elsewhere, and by Spark's commit process.
+
+Invariants:
+- The ledger decides whether a commit is valid; a timeout decides nothing.
+- A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit
+  lies before that Open and is valid, or it never will be. Only then are the same handles committed again.
+- A re-open never takes the epoch back from somebody else.
+- After a commit that did not end well nothing more is committed: what became of it is for a new life to read.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
+from statelog.producer.commits.commit import make_commit, refused
+from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.opening import Opened, open_epoch, random_nonce
+from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.records import Commit
+from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.ledger_client import append_record
+from statelog.storage.log.log import Log
+
+__all__ = ["Committer", "nowhere"]
+
+_SETTLE_ATTEMPTS = 3
+_AGAIN = "Open it again and resume from last_commit"
+_TAKEN_OVER = "another writer took over"
+
+
+def nowhere(_: str) -> None:
+    """The crash point that does nothing."""
+
+
+class Committer:
+    """Commits handles for one writer. Owns the clients in `opened`, which a settled outcome replaces."""
+
+    def __init__(
+        self,
+        log: Log,
+        opened: Opened,
+        *,
+        new_nonce: Callable[[], bytes] = random_nonce,
+        clock: Callable[[], float] = time.monotonic,
+        crash: Callable[[str], None] = nowhere,
+    ) -> None:
+        self.opened = opened
+        self.last = opened.ledger.fold.last_commit(opened.grant.writer)
+        self.attempts = 0
+        """How many Commits were sent for the newest checkpoint: 1, and 1 more for each that was found lost."""
+        self._over = ""
+        self._log = log
+        self._new_nonce = new_nonce
+        self._clock = clock
+        self._crash = crash
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that commits are written under now."""
+        return self.opened.grant
+
+    @property
+    def position(self) -> int:
+        """The ledger position that is folded: what was acknowledged lies below it."""
+        return self.opened.ledger.fold.position
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be committed: the last commit was final, did not end well, or was overtaken."""
+        return bool(self._over)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the last commit counts, and another writer has taken over behind it."""
+        return self._over == _TAKEN_OVER
+
+    @property
+    def base(self) -> Checkpoint:
+        """The checkpoint that the next commit continues."""
+        return self.last.checkpoint if self.last else self.grant.base
+
+    def commit(
+        self,
+        handles: Sequence[Handle],
+        checkpoint_id: int,
+        metadata: Mapping[str, str],
+        *,
+        final: bool = False,
+        settle: bool = True,
+    ) -> LastCommit:
+        """Commit and return once the ledger shows it valid. With `settle` an unknown outcome is settled first.
+
+        Raises CheckpointMismatch and other misuse before anything is sent. After any other error the committer is over:
+        Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be and
+        that could not be settled (or must not be); Damaged.
+        """
+        if self.is_overtaken:
+            raise Fenced("another writer took over behind the last commit", writer=self.grant.writer, hint=_AGAIN)
+        if self._over:
+            raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
+        commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
+        self.attempts = 0
+        self._crash("commit-made")
+        self._over = "an earlier commit did not end well"
+        taken_over = ""
+        try:
+            offset = self._append(commit)
+        except OutcomeUnknown as error:
+            if not settle:
+                raise
+            offset, taken_over = self._settle(commit, handles, metadata, error)
+        self._log.saw(offset + 1)
+        self._crash("committed")
+        self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
+        self._over = "the last commit was final" if final else taken_over
+        return self.last
+
+    def refresh(self) -> None:
+        """Read what other processes of the same job committed under the grant since.
+
+        Raises Fenced if the grant is over, Damaged, Unavailable.
+        """
+        ledger, grant = self.opened.ledger, self.grant
+        ledger.fold_end()
+        live = ledger.fold.live_epoch(grant.epoch)
+        if live is None or live.nonce != grant.nonce:
+            raise Fenced("the grant is over: another writer took over", writer=grant.writer)
+        self.last = ledger.fold.last_commit(grant.writer)
+
+    def close(self) -> None:
+        """Release the clients. Idempotent."""
+        self.opened.close()
+
+    def _append(self, commit: Commit) -> int:
+        self.attempts += 1
+        offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._clock)
+        try:
+            void = self.opened.ledger.verdict(offset, commit)
+        except Unavailable as error:
+            raise OutcomeUnknown(
+                "the commit is in the ledger, and whether it is valid could not be read",
+                topic=self._log.ledger_topic,
+                offset=offset,
+                hint=_AGAIN,
+            ) from error
+        if void is not None:
+            raise refused(void, self.grant, commit.checkpoint.id)
+        return offset
+
+    def _settle(
+        self, commit: Commit, handles: Sequence[Handle], metadata: Mapping[str, str], error: OutcomeUnknown
+    ) -> tuple[int, str]:
+        """The offset of the commit, which is valid now, and why no other can follow, if so."""
+        for _ in range(_SETTLE_ATTEMPTS):
+            old = self.opened
+            try:
+                taken_over, end_position = self._reopen()
+                offset = self._valid_offset(old, commit, end_position)
+            except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
+                raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
+            if offset is not None:
+                return offset, taken_over
+            if taken_over:
+                raise Fenced(
+                    "another writer took over before the commit",
+                    writer=self.grant.writer,
+                    checkpoint=commit.checkpoint.id,
+                )
+            again = make_commit(self.grant, self.base, handles, commit.checkpoint.id, metadata, final=commit.final)
+            # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
+            commit = replace(again, checkpoint=commit.checkpoint)
+            try:
+                return self._append(commit), ""
+            except OutcomeUnknown as newer:
+                error = newer
+        raise error
+
+    def _reopen(self) -> tuple[str, int]:
+        """Take the epoch anew. Either way an Open settles what was sent before.
+
+        Returns why it is not ours, if so, and a position above that Open. No new question is asked for the ledger's
+        end: an old answer to it could hide a commit that is there.
+        """
+        old = self.opened
+        old.producer.close()
+        try:
+            opened = open_epoch(
+                self._log,
+                old.grant.writer,
+                partitions=old.grant.partitions,
+                ours=[old.grant.nonce],
+                new_nonce=self._new_nonce,
+                clock=self._clock,
+            )
+        except Fenced as fenced:
+            position = fenced.facts.get("position")
+            if not isinstance(position, int):
+                raise OutcomeUnknown("others keep opening in between", writer=old.grant.writer, hint=_AGAIN) from fenced
+            return _TAKEN_OVER, position
+        # Changes that wait for the next change set have the shape of the old grant's value schema.
+        opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)
+        self.opened = opened
+        return "", opened.grant.epoch + 1
+
+    def _valid_offset(self, old: Opened, commit: Commit, end_position: int) -> int | None:
+        """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood right before it.
+
+        The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
+        """
+        try:
+            for valid in old.ledger.read_to(end_position):
+                if valid.commit == commit:
+                    return valid.offset
+            last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here.
+            return last.offset if last is not None and last.checkpoint == commit.checkpoint else None
+        finally:
+            if old is not self.opened:
+                old.close()

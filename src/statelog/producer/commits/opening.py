@@ -1,0 +1,235 @@
+"""Opening a writer: read the ledger, check what the caller expects, write an Open, learn whether it is valid.
+
+A valid Open fences every earlier epoch that shares a partition or the name, and settles all their unknown
+outcomes: whatever they sent lies before it and is final, or will never be valid.
+
+Invariants:
+- Every Open goes out through a new producer, so nothing an earlier one has in flight can follow it.
+- An Open whose outcome is unknown is not waited for: the next one settles it.
+- What a person gave up is filled with void records before the first chunk: chunks lie where commits may list them.
+- After success the fold stands right behind our Open; the state that it shows for our partitions only we can change.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
+from statelog.producer.commits.grant import Grant
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
+from statelog.schemas.names import check_name
+from statelog.schemas.topics.rights import WRITING
+from statelog.storage.kafka import OffsetRange, Producer
+from statelog.storage.ledger_client import LedgerClient, append_record
+from statelog.storage.log.anchors import check_data_records
+from statelog.storage.log.bulk import append_all
+from statelog.storage.log.log import Log
+
+__all__ = ["Opened", "open_epoch", "random_nonce"]
+
+_ATTEMPTS = 8
+
+
+def random_nonce() -> bytes:
+    """16 random bytes: what tells one life of a writer from every other."""
+    return os.urandom(16)
+
+
+@dataclass(slots=True)
+class Opened:
+    """A grant with the clients that it was opened through. The owner closes them."""
+
+    grant: Grant
+    ledger: LedgerClient
+    producer: Producer
+
+    def close(self) -> None:
+        """Release both clients, the second one whatever becomes of the first. Idempotent."""
+        try:
+            self.producer.close()
+        finally:
+            self.ledger.close()
+
+
+def open_epoch(
+    log: Log,
+    writer: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    expect: int | Checkpoint | None = None,
+    ours: Collection[bytes] | None = None,
+    new_nonce: Callable[[], bytes] = random_nonce,
+    clock: Callable[[], float] = time.monotonic,
+) -> Opened:
+    """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
+    and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
+    the name must still belong to one of them, so that a re-open never takes them back from somebody else: Fenced names
+    the ledger position below which that was found.
+
+    Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """
+    check_name("writer", writer)
+    taken = _partitions(log, partitions)
+    issued = None if ours is None else set(ours)
+    failure: StatelogError = Fenced("other writers keep opening in between", writer=writer, log=log.name)
+    log.verify(WRITING)
+    stored = log.manifests.newest()
+    newest = stored.manifest if stored else None
+    ledger = log.ledger(newest, rebase=log.newest_state, clock=clock)
+    try:
+        for _ in range(_ATTEMPTS):
+            ledger.fold_end()
+            there = _check_data(log, ledger.fold, taken)
+            anchors = newest.anchors if newest else ()
+            check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position, there)
+            _check_expected(ledger.fold, writer, expect)
+            _check_still_ours(ledger.fold, writer, taken, issued)
+            nonce = new_nonce()
+            if issued is not None:
+                issued.add(nonce)
+            try:
+                opened = _try_open(log, ledger, writer, taken, nonce, clock)
+            except OutcomeUnknown as error:
+                failure = error  # The next Open settles it.
+                continue
+            if opened is not None:
+                return opened
+        raise failure  # noqa: TRY301  # the clean-up below is the same for every way out
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _try_open(
+    log: Log,
+    ledger: LedgerClient,
+    writer: str,
+    partitions: tuple[int, ...],
+    nonce: bytes,
+    clock: Callable[[], float],
+) -> Opened | None:
+    """One Open; None if it is void because another record came in between."""
+    fold = ledger.fold
+    record = Open(
+        writer=writer,
+        partitions=partitions,
+        nonce=nonce,
+        prior=fold.prior(writer, partitions),
+        last=fold.last_checkpoint(writer),
+        identity=log.descriptor.identity,
+        witness=fold.position,
+    )
+    producer = log.kafka.producer()
+    try:
+        epoch = append_record(producer, ledger.topic, record, clock=clock)
+        void = ledger.verdict(epoch, record, verify=log.verify)
+        fold = ledger.fold
+        last = fold.last_commit(writer)
+        live = fold.live_epoch(epoch)
+        if void is None and live is not None and live.nonce == nonce:
+            _fill_given_up(log, fold, producer, partitions)
+            grant = Grant(
+                descriptor=log.descriptor,
+                value_schema=log.value_schemas.newest(),
+                writer=writer,
+                epoch=epoch,
+                nonce=nonce,
+                partitions=partitions,
+                base=fold.last_checkpoint(writer),
+                metadata=last.metadata if last else {},
+                witness=fold.position,
+            )
+            log.saw(fold.position)
+            return Opened(grant, ledger, producer)
+    except BaseException:
+        producer.close()
+        raise
+    producer.close()
+    return None
+
+
+def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
+    count = log.descriptor.partitions
+    taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+    if not taken or taken[0] < 0 or taken[-1] >= count:
+        raise ConfigError(
+            "a writer needs partitions of its log",
+            hint="A log has at most as many writers at once as partitions; one whose share is empty has nothing to do",
+            partitions=str(partitions),
+            log_partitions=count,
+        )
+    return taken
+
+
+def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+    """Log start and log end of the partitions. Raises BeyondEnd if one ends below its committed position, and nobody
+    has given up what is missing.
+
+    What is written then would lie below the committed position, so no commit could be valid.
+    """
+    committed = {p: fold.committed_position(p) for p in partitions}
+    there = log.kafka.offsets(log.data_topic, partitions, at_least=not_given_up(fold.accepted, committed))
+    for partition, (_, end) in there.items():
+        lost = LossRange(partition, end, committed[partition])
+        if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
+            raise BeyondEnd(
+                "the log ends below an offset that was committed",
+                topic=log.data_topic,
+                partition=partition,
+                log_end=end,
+                committed_position=committed[partition],
+                hint="The brokers lost acknowledged changes: restore them, or accept the loss by name",
+            )
+    return there
+
+
+def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: Sequence[int]) -> None:
+    """Fill a partition that ends below its committed position, which somebody gave up, with void records up to it.
+
+    All others reach theirs, or there would be no Open. A chunk below that position could never be committed. Others
+    that do the same at the same time only use up offsets. Raises OutcomeUnknown: the next Open fills what is missing.
+    """
+    lossy = {lost.partition for lost in fold.accepted}
+    committed = {p: fold.committed_position(p) for p in partitions if p in lossy}
+    if not committed:
+        return
+    for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
+        if end < committed[partition]:
+            append_all(producer, log.data_topic, partition, VOID_VALUE, committed[partition] - end)
+
+
+def _given_up(lost: LossRange, accepted: Sequence[LossRange]) -> bool:
+    return any(
+        one.partition == lost.partition and one.start_offset <= lost.start_offset and lost.end_offset <= one.end_offset
+        for one in accepted
+    )
+
+
+def _check_still_ours(
+    fold: LedgerFold, writer: str, partitions: tuple[int, ...], ours: Collection[bytes] | None
+) -> None:
+    newest = fold.live_epoch(fold.prior(writer, partitions))
+    if ours is not None and (newest is None or newest.nonce not in ours):
+        raise Fenced(
+            "another writer took over",
+            writer=writer,
+            by_writer=newest.writer if newest else None,
+            position=fold.position,
+        )
+
+
+def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:
+    last = fold.last_checkpoint(writer)
+    found = last.id if isinstance(expect, int) else last
+    if expect is not None and found != expect:
+        wanted = expect if isinstance(expect, int) else expect.id
+        raise CheckpointMismatch(
+            f"the caller resumes from checkpoint {wanted}, but the log is at {last.id}",
+            writer=writer,
+            expected=wanted,
+            found=last.id,
+            hint="Resume from last_commit; history is never rewound, going back is a commit of the difference",
+        )

@@ -1,0 +1,225 @@
+"""The append buffer: changes that no chunk holds yet, in the order in which they were appended.
+
+Single changes go into two plain lists, which cost a fifth of any work done per change, and become Arrow
+when enough have come. Batches are Arrow from the start. No I/O, no durability.
+
+Invariants:
+- Order of appends is kept, whichever way a change came in.
+- What was refused was not buffered; what was buffered is a valid change.
+- What is taken at once is about the threshold, however much came in at once.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import cast
+
+import pyarrow as pa
+
+from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
+from statelog.producer.settings import WriterSettings
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
+from statelog.schemas.values.schema import ValueSchema
+
+__all__ = ["ChangeBuffer", "Key", "Value"]
+
+_KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
+_FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_LARGE = 1 << 20  # From here on a change is made and measured at once, before it counts as buffered.
+
+
+class ChangeBuffer:
+    """Collects changes for one writer until they are taken as one Arrow batch."""
+
+    def __init__(
+        self, descriptor: Descriptor, value_schema: ValueSchema, owned: Collection[int], settings: WriterSettings
+    ) -> None:
+        self._descriptor = descriptor
+        self._settings = settings
+        self._maker = ChangeMaker(descriptor, value_schema, owned)
+        self._owns_all = self._maker.owns_all
+        self._by_caller = descriptor.hash_rule is HashRule.CALLER
+        self._opaque = value_schema.id == 0
+        self._key_class = _KEY_CLASS[descriptor.key_type]
+        self._keys: list[Key] = []
+        self._values: list[Value | None] = []
+        self._groups: list[int] = []
+        self._list_bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_bytes = 0
+
+    @property
+    def changes(self) -> int:
+        """How many changes wait."""
+        return len(self._keys) + sum(batch.num_rows for batch in self._batches)
+
+    @property
+    def full(self) -> bool:
+        """Whether enough has come to be split and sent."""
+        return self._batch_bytes >= self._settings.roll_bytes
+
+    def put(self, key: Key, value: Value) -> bool:
+        """Buffer a put. True if the buffer is full. Raises InvalidChange."""
+        if not self._opaque:
+            if not isinstance(value, Mapping):
+                raise InvalidChange(f"a value of this log is a mapping of its fields, not {type(value).__name__}")
+            return self._push(key, value, _typed_bytes(value.values()))
+        if not isinstance(value, bytes):
+            raise InvalidChange(
+                f"a value of this log is bytes, not {type(value).__name__}", hint="To remove a key, delete it"
+            )
+        return self._push(key, value, len(value))
+
+    def delete(self, key: Key) -> bool:
+        """Buffer a delete. True if the buffer is full. Raises InvalidChange."""
+        return self._push(key, None, 0)
+
+    def append(self, key_group: int, key: Key, value: Value | None) -> bool:
+        """Buffer a change whose key group the caller names; a value of None is a delete.
+
+        Raises KeyGroupMismatch if the log hashes its keys and this is not the key's group.
+        """
+        if not 0 <= key_group < self._descriptor.key_groups:
+            raise KeyGroupMismatch(
+                "the log lacks this key group", key_group=key_group, key_groups=self._descriptor.key_groups
+            )
+        if self._by_caller:
+            self._maker.check_owned(key_group)
+            self._groups.append(key_group)
+            try:
+                return self.delete(key) if value is None else self.put(key, value)
+            except BaseException:
+                del self._groups[len(self._keys) :]  # A refused change leaves no key group behind for the next one.
+                raise
+        own = self.group_of(key)
+        if own != key_group:
+            raise KeyGroupMismatch("the named key group is not the key's own", key_group=key_group, own_key_group=own)
+        return self.delete(key) if value is None else self.put(key, value)
+
+    def group_of(self, key: Key) -> int:
+        """The key group of a key, by the log's hash. Raises InvalidChange."""
+        return key_group_of(key, self._descriptor.key_type, self._descriptor.key_groups)
+
+    def extend(self, table: object) -> Iterator[bool]:
+        """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the buffer is
+        full, so that the caller takes them as they come.
+
+        Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
+        value: one column `value`, or for typed values the fields themselves.
+
+        Raises InvalidChange, KeyGroupMismatch, ValueTooLarge at once, before any of it is buffered.
+        """
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise InvalidChange(f"changes in bulk are an Arrow table or batch, not {type(table).__name__}")
+        self._roll_lists()
+        ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
+        return self._keep_all(ready)
+
+    def _keep_all(self, ready: deque[pa.RecordBatch]) -> Iterator[bool]:
+        while ready:
+            self._keep(ready.popleft())
+            yield self.full
+
+    def take(self) -> pa.RecordBatch | None:
+        """All that waits, in order, and the buffer is empty; None if nothing waits."""
+        self._roll_lists()
+        batches, self._batches, self._batch_bytes = self._batches, [], 0
+        if not batches:
+            return None
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    # ---- lists to Arrow
+
+    def _push(self, key: Key, value: Value | None, value_bytes: int) -> bool:
+        if type(key) is not self._key_class:
+            raise InvalidChange(
+                f"a key of this log is {self._descriptor.key_type.value}, not {type(key).__name__}",
+                hint="The key type is fixed when a log is made",
+            )
+        if type(key) is bytes or (type(key) is str and key.isascii()):
+            size = value_bytes + len(key)
+        elif type(key) is int and _LONG_MIN <= key <= _LONG_MAX:
+            size = value_bytes + 8
+        else:  # Raises for a long that is too long, and for text that has no bytes.
+            size = value_bytes + len(key_bytes(key, self._descriptor.key_type))
+        if self._by_caller:
+            self._check_named()
+        elif not self._owns_all:
+            self._maker.check_owned(self.group_of(key))
+        if size >= _LARGE:
+            return self._push_large(key, value)
+        self._list_bytes += size
+        self._keys.append(key)
+        self._values.append(value)
+        if len(self._keys) >= self._settings.roll_rows or self._list_bytes >= self._settings.list_bytes:
+            self._roll_with_last(size)
+        return self.full
+
+    def _check_named(self) -> None:
+        if len(self._groups) != len(self._keys) + 1:
+            raise KeyGroupMismatch("this log's caller names the key groups", hint="Use append(key_group, key, value)")
+
+    def _push_large(self, key: Key, value: Value | None) -> bool:
+        """Buffer a change that may be larger than a chunk: it is measured first."""
+        changes = self._maker.of_rows([key], [value], self._groups[len(self._keys) :])
+        del self._groups[len(self._keys) :]
+        self._roll_lists()
+        self._keep(changes)
+        return self.full
+
+    def _roll_with_last(self, size: int) -> None:
+        """Turn the lists into Arrow. If that is refused, the newest change was not buffered."""
+        try:
+            self._roll_lists()
+        except InvalidChange:
+            self._list_bytes -= size
+            del self._keys[-1], self._values[-1]
+            raise
+
+    def _roll_lists(self) -> None:
+        """Turn the lists into Arrow. If a typed value does not fit, they stay as they are and the error, which names
+        its key, comes back with every further call: dropping the rest of them would be a silent loss.
+        """
+        if not self._keys:
+            return
+        try:
+            changes = self._maker.of_rows(self._keys, self._values, self._groups)
+        except InvalidChange as error:
+            raise self._located(error) from error
+        self._keys, self._values, self._groups, self._list_bytes = [], [], [], 0
+        self._keep(changes)
+
+    def _located(self, error: InvalidChange) -> InvalidChange:
+        """The error with the key of the first change that does not fit."""
+        for i, key in enumerate(self._keys):
+            try:
+                self._maker.of_rows([key], [self._values[i]], self._groups[i : i + 1])
+            except InvalidChange as found:
+                return InvalidChange(found.message, hint=found.hint, **{**found.facts, "key": ascii(key)[:200]})
+        return error
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._batch_bytes += batch.nbytes
+
+
+def _typed_bytes(fields: Iterable[object]) -> int:
+    """About how many bytes the fields of a typed value take, nested ones included; rather too many than too few."""
+    size = 0
+    for field in fields:
+        size += _FIELD_BYTES
+        match field:
+            case str():
+                size += len(field) if field.isascii() else 4 * len(field)
+            case bytes():
+                size += len(field)
+            case list() | tuple():
+                size += _typed_bytes(cast("Iterable[object]", field))
+            case dict():
+                size += _typed_bytes(chain.from_iterable(cast("dict[object, object]", field).items()))
+            case _:
+                pass
+    return size

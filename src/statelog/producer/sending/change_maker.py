@@ -1,0 +1,244 @@
+"""The changes of a writer as Arrow batches: from columns that somebody made, or from lists of single changes.
+
+The one place that says what a change of this log may be: names and types of columns, key groups, partitions, sizes.
+Pure; holds nothing.
+
+Invariants:
+- What comes out is valid: every key has its own key group, in a partition of the writer; a put has a value and a delete
+  none; each change fits in a chunk.
+- What cannot be made so is refused as a whole, and says why.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schema, changes_batch, chunk_slices
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_groups_of, key_groups_of_partition, partition_of
+from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
+
+__all__ = ["ChangeMaker", "Key", "Value", "cut"]
+
+Key = bytes | str | int
+Value = bytes | Mapping[str, object]
+
+_TEXT_OR_BYTES = ("string", "large_string", "binary", "large_binary", "fixed_size_binary", "null")
+_KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
+    KeyType.BYTES: _TEXT_OR_BYTES,
+    KeyType.STRING: _TEXT_OR_BYTES,
+    KeyType.LONG: ("int", "uint", "null"),
+}
+"""How the names of the Arrow types begin that a column of keys may have; a null key is refused by itself."""
+_OURS = ("key", "op", "key_group")
+_OP_NAMES = pa.array(["put", "delete"])
+_MOST_PIECE_BYTES = 64 << 20
+
+
+class ChangeMaker:
+    """Makes changes for one writer, which owns the partitions `owned`."""
+
+    def __init__(self, descriptor: Descriptor, value_schema: ValueSchema, owned: Collection[int]) -> None:
+        self._descriptor = descriptor
+        self._value_schema = value_schema
+        self._schema = change_schema(descriptor.key_type, value_schema.arrow_type)
+        self._foreign = _foreign_groups(descriptor, owned)
+        self._by_caller = descriptor.hash_rule is HashRule.CALLER
+        self._opaque = value_schema.id == 0
+
+    @property
+    def owns_all(self) -> bool:
+        """Whether every key group is the writer's."""
+        return self._foreign is None
+
+    def check_owned(self, key_group: int) -> None:
+        """Raise KeyGroupMismatch if the partition of this key group is not the writer's."""
+        if self._foreign is not None and self._foreign[key_group]:
+            descriptor = self._descriptor
+            raise KeyGroupMismatch(
+                "a change belongs to a partition that this writer does not own",
+                key_group=key_group,
+                partition=partition_of(key_group, descriptor.partitions, descriptor.key_groups),
+            )
+
+    def of_rows(self, keys: Sequence[Key], values: Sequence[Value | None], named: Sequence[int]) -> pa.RecordBatch:
+        """Single changes, a value of None deletes; `named` are their key groups where the caller names them.
+
+        Raises InvalidChange for a key or a typed value that does not fit, ValueTooLarge, KeyGroupMismatch.
+        """
+        key_column = self._key_column(keys)
+        if self._opaque:
+            column = pa.array(values, pa.binary())
+        else:
+            column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
+        ops = column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+        groups = np.array(named, np.uint16) if self._by_caller else self._own_groups(key_column)
+        return self._made(groups, ops, key_column, column)
+
+    def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes of a batch in the columns of `Writer.append_batch`. Raises as `of_rows`."""
+        self._check_names(batch.schema.names)
+        keys = self._cast_keys(batch.column("key"))
+        ops = _ops_of(batch)
+        values = self._values_of(batch, ops)
+        if ops is None:
+            ops = values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+        return self._made(self._batch_groups(batch, keys), ops, keys, values)
+
+    def _made(
+        self, groups: NDArray[np.uint16], ops: NDArray[np.uint8], keys: pa.Array, values: pa.Array
+    ) -> pa.RecordBatch:
+        if self._foreign is not None:
+            foreign = groups[self._foreign[groups]]
+            if len(foreign):
+                self.check_owned(int(foreign[0]))
+        changes = changes_batch(self._schema, groups, ops, keys, values)
+        chunk_slices(changes, MAX_CHANGE_BYTES)  # Raises for a change that no chunk could hold.
+        return changes
+
+    def _key_column(self, keys: Sequence[Key]) -> pa.Array:
+        try:
+            return pa.array(keys, self._descriptor.key_type.arrow_type)
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
+            raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
+
+    def _own_groups(self, keys: pa.Array) -> NDArray[np.uint16]:
+        return key_groups_of(keys, self._descriptor.key_groups)
+
+    # ---- the columns of a batch
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Refuse columns that would be ignored: a misspelt `op` would turn every delete into a put."""
+        if len(set(names)) != len(names):
+            raise InvalidChange("a batch has two columns of one name", columns=", ".join(names))
+        if "key" not in names:
+            raise InvalidChange("a batch needs a column `key`", columns=", ".join(names))
+        if self._opaque and "value" not in names:
+            raise InvalidChange("a batch for this log needs a column `value`", columns=", ".join(names))
+        unknown = [name for name in names if name not in (*_OURS, "value")]
+        if self._opaque and unknown:
+            raise InvalidChange(
+                "a batch has columns that this log does not know",
+                unknown=", ".join(unknown),
+                hint="Use key, value, and op or key_group where needed; leave others out",
+            )
+
+    def _cast_keys(self, column: pa.Array) -> pa.Array:
+        wanted = self._descriptor.key_type.arrow_type
+        if column.type == wanted:
+            return column
+        kind = str(column.type).removeprefix("dictionary<values=")
+        if not kind.startswith(_KEY_KINDS[self._descriptor.key_type]):
+            # Arrow would make a key of a number, a time or a truth, which `put` refuses, and nobody finds it again.
+            raise InvalidChange(
+                f"column `key` is {column.type}, the log's keys are {wanted}", hint="Cast it as your readers expect it"
+            )
+        try:
+            return column.cast(wanted)
+        except pa.ArrowException as error:
+            raise InvalidChange(f"column `key` is {column.type}, the log's keys are {wanted}: {error}") from error
+
+    def _values_of(self, batch: pa.RecordBatch, ops: NDArray[np.uint8] | None) -> pa.Array:
+        names = batch.schema.names
+        if self._opaque:
+            values = self._cast_values(batch.column("value"))
+            return values if ops is None else _nulled(values, ops)
+        deletes = None if ops is None else pa.array(ops == DELETE)
+        fields = [name for name in names if name not in _OURS]
+        if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
+            if len(fields) > 1:
+                raise InvalidChange("a batch has columns beside its struct column `value`", columns=", ".join(names))
+            column = batch.column("value")
+            deletes = column.is_null() if deletes is None else deletes
+            return struct_from_columns(columns_of(column), self._value_schema, deletes)
+        return struct_from_columns(batch.select(fields), self._value_schema, deletes)
+
+    def _cast_values(self, column: pa.Array) -> pa.Array:
+        try:
+            return column if column.type == pa.binary() else column.cast(pa.binary())
+        except pa.ArrowException as error:
+            raise InvalidChange(f"column `value` is {column.type}, this log's values are bytes: {error}") from error
+
+    def _batch_groups(self, batch: pa.RecordBatch, keys: pa.Array) -> NDArray[np.uint16]:
+        named = batch.column("key_group") if "key_group" in batch.schema.names else None
+        if self._by_caller:
+            if named is None:
+                raise KeyGroupMismatch("this log's caller names the key groups", hint="Add a column key_group")
+            return _small_ints(named, self._descriptor.key_groups)
+        own = self._own_groups(keys)
+        if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
+            raise KeyGroupMismatch("column key_group differs from the keys' own groups", hint="Leave it out")
+        return own
+
+
+def cut(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The rows in order, in pieces of about `piece_bytes`, without copying and without empty ones.
+
+    Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
+    """
+    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+        pieces = max(1, batch.nbytes // piece_bytes)
+        rows = -(-batch.num_rows // pieces)
+        for start in range(0, batch.num_rows, max(1, rows)):
+            yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
+
+
+def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    shared = any(
+        isinstance(kind, pa.DictionaryType) for kind in batch.schema.types
+    )  # A slice counts its whole dictionary.
+    if shared or batch.num_rows < 2 or batch.nbytes <= most_bytes:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _halved(batch.slice(0, half), most_bytes)
+    yield from _halved(batch.slice(half), most_bytes)
+
+
+def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
+    if "op" not in batch.schema.names:
+        return None
+    column = batch.column("op")
+    if isinstance(column.type, pa.DictionaryType):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        raise InvalidChange("an op is null", hint="Use put or delete")
+    if str(column.type) in ("string", "large_string", "string_view"):
+        found = pc.index_in(column.cast(pa.string()), _OP_NAMES)
+        if found.null_count:
+            raise InvalidChange("an op is neither put nor delete")
+        return found.to_numpy().astype(np.uint8)
+    return _small_ints(column, DELETE + 1).astype(np.uint8)
+
+
+def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:
+    try:
+        numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise InvalidChange(f"a column of small integers is {column.type}: {error}") from error
+    if len(numbers) and not (numbers.min() >= PUT and numbers.max() < end):
+        raise InvalidChange(f"a number is not from 0 to {end - 1}", least=int(numbers.min()), most=int(numbers.max()))
+    return numbers.astype(np.uint16)
+
+
+def _nulled(values: pa.Array, ops: NDArray[np.uint8]) -> pa.Array:
+    """The values with null in the place of deletes, whatever stood there."""
+    if not ops.any():
+        return values
+    return pc.if_else(pa.array(ops == DELETE), pa.scalar(None, values.type), values)
+
+
+def _foreign_groups(descriptor: Descriptor, owned: Collection[int]) -> NDArray[np.bool_] | None:
+    """By key group, whether its partition is not the writer's; None if it owns all."""
+    if len(set(owned)) == descriptor.partitions:
+        return None
+    foreign = np.ones(descriptor.key_groups, np.bool_)
+    for partition in owned:
+        groups = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups)
+        foreign[groups.start : groups.stop] = False
+    return foreign

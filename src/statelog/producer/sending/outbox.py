@@ -1,0 +1,154 @@
+"""What is on its way to Kafka under one grant: records, their bytes, the limit on them, and the first failure.
+
+Invariants:
+- Bytes in flight count from a record's send to its report, good or bad, and never pass the limit, unless one record
+  alone is larger than it. Who would pass it waits here, and goes on polling meanwhile.
+- Records that flow are not failed by a timer: the limit is the time without any report, not the time of all of them.
+- A callback records and never raises. Callbacks run inside `poll`, in the thread of the owner.
+- Nothing is sent twice, and after a failure nothing more is sent.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from statelog.errors import PersistFailed
+from statelog.producer.commits.grant import Grant
+from statelog.producer.settings import WriterSettings
+from statelog.producer.statistics import Meter
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
+
+__all__ = ["Failure", "Outbox"]
+
+_GRACE_S = 5.0  # Where the client gives up before we do, its own reason is waited for.
+_POLL_S = 0.1
+_AGAIN = "Open the writer again and resume the source from last_commit"
+
+
+class Failure(NamedTuple):
+    """Why the change set `sqn`, and every later one, cannot become durable."""
+
+    sqn: int
+    reason: str
+    hint: str = _AGAIN
+
+
+class Outbox:
+    """Sends records to `topic` through a producer that belongs to the same thread."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        grant: Grant,
+        settings: WriterSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
+        witness: Callable[[], int] | None = None,
+    ) -> None:
+        self.grant = grant
+        self.witness = witness or (lambda: grant.witness)
+        """The ledger position that every chunk names."""
+        self.owned = frozenset(grant.partitions)
+        self.chunk_bytes = settings.chunk_bytes
+        self.meter = meter or Meter()
+        self.failure: Failure | None = None
+        self.in_flight_bytes = 0
+        self.in_flight_chunks = 0
+        self._producer = producer
+        self._topic = topic
+        self._limit = settings.in_flight_bytes_max
+        self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
+        self._reports = 0
+        self._clock = clock
+
+    @property
+    def available(self) -> bool:
+        """Whether a whole chunk could be sent now without waiting."""
+        return self._has_room(self.chunk_bytes) and self.failure is None
+
+    def send(self, sqn: int, partition: int, value: bytes, landed: Callable[[int], None]) -> None:
+        """Send a record of the change set `sqn`; `landed` gets its offset. Blocks while too much is in flight.
+
+        Raises PersistFailed, also for an earlier record; ValueTooLarge, Unavailable.
+        """
+        self.check()
+        size = len(value)
+        report = self._report(sqn, size, landed)
+        if not self._has_room(size):
+            self._block(sqn, lambda: self._has_room(size))
+        if not self._producer.send(self._topic, partition, value, report):
+            self._block(sqn, lambda: self._producer.send(self._topic, partition, value, report))
+        self.in_flight_chunks += 1
+        self.in_flight_bytes += size
+        self.meter.chunk_bytes.add(size)
+
+    def poll(self) -> None:
+        """Take the delivery reports that are due, without waiting."""
+        self._producer.poll(0)
+
+    def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Poll until `done` or until `timeout_s` are over; says whether it is done.
+
+        Longer than `stall_timeout_s` without any report nobody waits: then the change set `sqn` has failed.
+        """
+        if done():
+            return True
+        now_s = started_s = heard_s = self._clock()
+        while True:
+            stalled_s, reports = heard_s + self._stall_s, self._reports
+            until_s = stalled_s if timeout_s is None else min(stalled_s, started_s + timeout_s)
+            self._producer.poll(min(_POLL_S, max(0.0, until_s - now_s)))
+            if done():
+                return True
+            now_s = self._clock()
+            if self._reports != reports:
+                heard_s = now_s
+            elif now_s >= stalled_s:
+                self.fail(sqn, f"no delivery report within {self._stall_s:g} s")
+                return done()
+            if timeout_s is not None and now_s >= started_s + timeout_s:
+                return False
+
+    def fail(self, sqn: int, reason: str, hint: str = _AGAIN) -> None:
+        """Note that the change set `sqn` is not surely in the log. The earliest one stays."""
+        if self.failure is None or sqn < self.failure.sqn:
+            self.failure = Failure(sqn, reason, hint)
+
+    def check(self) -> None:
+        """Raise PersistFailed once anything has failed."""
+        if self.failure is not None:
+            raise PersistFailed(
+                "a chunk did not become durable, so its change set and every later one never count",
+                topic=self._topic,
+                writer=self.grant.writer,
+                sqn=self.failure.sqn,
+                reason=self.failure.reason,
+                hint=self.failure.hint,
+            )
+
+    def _has_room(self, size: int) -> bool:
+        return self.in_flight_bytes + size <= self._limit or self.in_flight_chunks == 0
+
+    def _block(self, sqn: int, done: Callable[[], bool]) -> None:
+        """Wait for room. A failure ends it: what has failed makes no room that anybody could use."""
+        started_s = self._clock()
+        self.wait(sqn, lambda: self.failure is not None or done())
+        self.meter.blocked_s.add(self._clock() - started_s)
+        self.check()
+
+    def _report(self, sqn: int, size: int, landed: Callable[[int], None]) -> Callable[[Delivery], None]:
+        def report(delivery: Delivery) -> None:
+            self.in_flight_chunks -= 1
+            self.in_flight_bytes -= size
+            self._reports += 1
+            if delivery.status is DeliveryStatus.OK:
+                self.meter.chunk_s.add(delivery.latency_s)
+                landed(delivery.offset)
+            else:
+                self.meter.failed_chunks += 1
+                reason = f"{delivery.status.value}: {delivery.reason}"
+                self.fail(sqn, reason, with_remedy(delivery, _AGAIN))
+
+        return report

@@ -1,0 +1,417 @@
+"""`Writer`: append changes, persist them, commit them. One writer belongs to one thread of one process.
+
+    with Writer(log, "job-1") as writer:
+        resume_from = writer.last_commit
+        writer.put(b"key", b"value")
+        writer.commit(1, {"offset": "42"})
+
+- append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. Nothing is promised.
+- persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Nothing is visible.
+- confirm writes the commit and returns once the ledger shows it valid. From then on every reader sees all of it.
+
+Invariants:
+- What was not confirmed is never seen, unless a later checkpoint or a later life of this writer commits it.
+- A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
+- An unknown outcome is settled by a new Open before anything else is sent, or, if chunks beyond the commit are out
+  already, left to the next life. Nothing is ever sent twice.
+- All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import get_ident
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
+from statelog.producer.commits.commit import check_checkpoint_id, check_handle, check_meta, check_metadata, meta_size
+from statelog.producer.commits.committer import Committer, nowhere
+from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.opening import open_epoch, random_nonce
+from statelog.producer.lifecycle import Guard, Life
+from statelog.producer.persist import Persist
+from statelog.producer.sending.buffer import ChangeBuffer, Key, Value
+from statelog.producer.sending.outbox import Outbox
+from statelog.producer.sending.pipeline import PendingStep, Pipeline
+from statelog.producer.sending.sequence import INITIAL
+from statelog.producer.settings import WriterSettings
+from statelog.producer.statistics import Meter, WriterStatistics
+from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.log import Log
+from statelog.storage.replay import verify_handle
+
+__all__ = ["Writer"]
+
+_APART = "Open one in each, on disjoint partitions and under its own name"
+
+
+class Writer:
+    """Appends keyed changes to a log under its own name, exactly once.
+
+    `partitions` limits it to some partitions, so that several writers can share a log; `expect` is the checkpoint id
+    to resume from (0: none yet), and opening refuses if the log is elsewhere. Opening fences every earlier writer of
+    this name or on these partitions. `crash` is called with the name of every step, for fault tests.
+
+    Raises CheckpointMismatch, Fenced, Damaged, Unavailable.
+    """
+
+    CRASH_POINTS = ("opened", "sent", "persisted", "commit-made", "committed")
+
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        expect: int | None = None,
+        settings: WriterSettings | None = None,
+        new_nonce: Callable[[], bytes] = random_nonce,
+        clock: Callable[[], float] = time.monotonic,
+        crash: Callable[[str], None] = nowhere,
+    ) -> None:
+        self._log = log
+        self._settings = settings or WriterSettings()
+        self._clock = clock
+        self._crash = crash
+        self._meter = Meter()
+        self._meta: dict[str, bytes | None] = {}
+        self._meta_bytes = 0
+        self._guard = Guard("writer", name, again="Open it again", apart=_APART)
+        opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
+        try:
+            self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
+            self._pipeline = Pipeline(self._new_outbox(), self._settings)
+            grant = opened.grant
+            self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
+            self._crash("opened")
+        except BaseException:
+            opened.close()
+            raise
+
+    # ---- what it is
+
+    @property
+    def name(self) -> str:
+        """The writer's name."""
+        return self.grant.writer
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that this writer writes under."""
+        return self._committer.grant
+
+    @property
+    def life(self) -> Life:
+        """Whether it is open, failed or closed."""
+        return self._guard.life
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """This writer's last valid commit (checkpoint, offset, metadata), where its source resumes; None: none."""
+        return self._committer.last
+
+    @property
+    def position(self) -> int:
+        """The ledger position that includes all that this writer was told: for `recover(at_least=)` elsewhere."""
+        return self._committer.position
+
+    @property
+    def initial_sequence_number(self) -> int:
+        """The number of this life's first change set. Numbers of different lives cannot be compared."""
+        return INITIAL
+
+    @property
+    def available(self) -> bool:
+        """Whether appending would send a whole chunk without waiting for room in flight."""
+        outbox = self._pipeline.outbox
+        if not outbox.available and get_ident() == self._guard.user:
+            with self._guard:
+                outbox.poll()
+        return self.life is Life.OPEN and outbox.available
+
+    def statistics(self) -> WriterStatistics:
+        """Counts, sizes and times of this life so far. From any thread, also after close."""
+        outbox = self._pipeline.outbox
+        return WriterStatistics.of(
+            self._meter,
+            buffered_changes=self._buffer.changes + self._pipeline.unsent_changes,
+            in_flight_bytes=outbox.in_flight_bytes,
+            in_flight_chunks=outbox.in_flight_chunks,
+            available=self.life is Life.OPEN and outbox.available,
+        )
+
+    def __repr__(self) -> str:
+        return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self.life.value})"
+
+    # ---- append
+
+    def put(self, key: Key, value: Value) -> None:
+        """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        try:
+            if self._buffer.put(key, value):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def delete(self, key: Key) -> None:
+        """Remove `key`; one that is not there is fine. Raises as `put`."""
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        try:
+            if self._buffer.delete(key):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def append(self, key_group: int, key: Key, value: Value | None) -> None:
+        """A change whose key group the caller names; None deletes. Raises as `put`."""
+        self._guard.check()
+        try:
+            if self._buffer.append(key_group, key, value):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
+        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
+        null value deletes), and `value`, or for typed values the fields themselves. All of it is checked before any of
+        it is buffered; then it is sent piece by piece, however large it is. Raises as `put`.
+        """
+        self._guard.check()
+        try:
+            for is_full in self._buffer.extend(table):
+                if is_full:
+                    self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def append_meta(self, key: str, value: bytes | None) -> None:
+        """A meta record of this writer, committed with the changes; the last one of a key wins, and None removes it.
+
+        Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
+        """
+        self._guard.check()
+        replaced = meta_size(key, self._meta[key]) if key in self._meta else 0
+        held_bytes = self._meta_bytes - replaced
+        self._meta_bytes = held_bytes + check_meta(key, value, held_bytes + self._pipeline.meta_bytes)
+        self._meta[key] = value
+
+    # ---- persist, confirm, commit
+
+    def next_sequence_number(self) -> int:
+        """The number that the next change will have: the end, exclusive, of everything appended so far.
+
+        Ends the active change set if it has a change; asking again without a change in between gives the same number.
+        Raises InvalidChange, PersistFailed, ClosedError.
+        """
+        self._guard.check()
+        with self._guard:
+            self._pipeline.roll_over(self._buffer.take())
+        return self._pipeline.sequence.next
+
+    def persist(self, checkpoint_id: int, *, from_sqn: int | None = None) -> Persist:
+        """Send what is not sent yet, and promise a handle of everything since the last confirmed checkpoint.
+
+        What is durable or in flight is not sent again. `from_sqn` names the change set from which on the caller needs
+        everything; what no commit confirmed below it is included all the same. Several checkpoints may be under way.
+
+        Raises CheckpointMismatch if the id does not grow, SequenceTruncated and SequenceAhead for a wrong `from_sqn`;
+        PersistFailed if a change set has failed: the writer is over, open it again.
+        """
+        self._check_start(from_sqn)
+        self._guard.check()
+        self._check_later(checkpoint_id)
+        started_s = self._clock()
+        with self._guard:
+            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
+            self._meta, self._meta_bytes = {}, 0
+            self._crash("sent")
+        return self._promise(step, started_s)
+
+    def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
+        """Commit a handle that this life persisted; returns the commit's ledger offset.
+
+        `final` ends the writer's row in the ledger, and this writer with it.
+
+        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled either, Damaged, Unavailable: the writer
+        is over. Raises CheckpointMismatch and other misuse before anything is sent: it goes on.
+        """
+        self._guard.check()
+        if handle.nonce != self.grant.nonce:
+            raise CheckpointMismatch(
+                "the handle was not persisted by this life of the writer",
+                writer=self.name,
+                checkpoint=handle.checkpoint.id,
+                hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
+            )
+        return self._commit([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
+
+    def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
+        """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
+        check_metadata(metadata or {})
+        return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
+
+    def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
+        """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
+
+        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
+        this life has appended already, Damaged.
+        """
+        self._guard.check()
+        if self._buffer.changes or not self._pipeline.is_untouched:
+            raise Misuse("a handle is adopted before anything is appended", writer=self.name)
+        check_handle(self.grant, handle, handle.checkpoint.id)
+        verify_handle(self._log, handle.continuing(self._committer.base))
+        return self._commit([handle], handle.checkpoint, metadata or {}, final=False)
+
+    def reset(self, checkpoint_id: int) -> None:
+        """A checkpoint was aborted. The next one includes the same changes again, and nothing is sent twice.
+
+        Only local copies go, and only if it is the last checkpoint: a later one needs those of the earlier ones.
+        """
+        self._guard.check()
+        self._pipeline.reset(checkpoint_id)
+
+    def truncate(self, to_sqn: int) -> None:
+        """Let no later persist start below `to_sqn`, and drop the local copies of what is history below it.
+
+        What a checkpoint has yet to confirm stays. Raises SequenceAhead; Misuse if no checkpoint holds what would go.
+        """
+        self._guard.check()
+        self._pipeline.truncate(to_sqn)
+
+    # ---- end
+
+    def close(self) -> None:
+        """End this life. What was not confirmed is not part of history. Idempotent; never waits for Kafka."""
+        self._end(bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched))
+
+    def truncate_and_close(self, from_sqn: int) -> None:
+        """Drop what was appended from `from_sqn` on, and end this life.
+
+        Checkpoints under way that end at or below it are waited for: their results stay good. Raises SequenceAhead.
+        """
+        self._guard.check()
+        self._pipeline.sequence.check_end(from_sqn)
+        with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
+            self._pipeline.wait_for_checkpoints(from_sqn)
+        self._end(self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
+
+    def _end(self, is_loss: bool) -> None:
+        if self.life is Life.CLOSED:
+            return
+        self._guard.check_end()
+        was_open = self.life is Life.OPEN
+        self._guard.become(Life.CLOSED)
+        if self._guard.is_inherited:
+            return  # The clients belong to the parent; touching them here would hang.
+        self._pipeline.close()
+        self._committer.close()
+        if was_open and is_loss:
+            warnings.warn(f"writer {self.name} was closed with uncommitted changes; they are discarded", stacklevel=3)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._guard.fail()
+        self.close()
+
+    # ---- inside
+
+    def _new_outbox(self) -> Outbox:
+        committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
+        return Outbox(
+            committer.opened.producer,
+            self._log.data_topic,
+            committer.grant,
+            self._settings,
+            clock=self._clock,
+            meter=self._meter,
+            witness=lambda: committer.position,
+        )
+
+    def _send(self) -> None:
+        """Hand everything buffered to the producer, before a checkpoint asks for it."""
+        with self._guard:
+            self._pipeline.send_ahead(self._buffer.take())
+
+    def _promise(self, step: PendingStep, started_s: float) -> Persist:
+        """The future of a handle that holds `step` and every unconfirmed one before it."""
+        grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
+
+        def make() -> Handle:
+            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
+            self._meter.persisted(self._clock() - started_s, handle)
+            self._crash("persisted")
+            return handle
+
+        return Persist(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
+
+    def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
+        """Whether everything below `end_sqn` is durable, after waiting. A writer that is over may be asked, too."""
+        self._guard.check_owner()
+        if self._pipeline.sequence.durable >= end_sqn:
+            return True
+        if self.life is Life.CLOSED:
+            raise PersistFailed("the writer was closed before its checkpoint was durable", writer=self.name)
+        with self._guard:
+            return self._pipeline.wait(end_sqn, timeout_s)
+
+    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
+        epoch, started_s = self.grant.epoch, self._clock()
+        # Chunks of a later change set, out under this epoch, could not be committed under a new one.
+        settle = not self._pipeline.is_beyond(checkpoint.id)
+        try:
+            last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
+            self._pipeline.confirm(last.checkpoint.id)
+            if self.grant.epoch != epoch:
+                self._pipeline.reconnect(self._new_outbox())
+                self._meter.settled_commits += 1
+        except BaseException as error:
+            self._meter.confirm_failures += 1
+            if self._committer.is_over or not isinstance(error, Misuse):
+                self._guard.fail()
+            raise
+        self._meter.confirm_s.add(self._clock() - started_s)
+        self._meter.commit_attempts.add(self._committer.attempts)
+        if final:
+            self.close()
+        elif self._committer.is_overtaken:
+            self._guard.overtake()
+        return last.offset
+
+    def _check_start(self, from_sqn: int | None) -> None:
+        """Refuse a persist that cannot be. After a failure it says so every time, not only that the writer is over."""
+        self._guard.check_owner()
+        if self.life is not Life.CLOSED:
+            self._pipeline.take_reports()
+            try:
+                self._pipeline.sequence.check_start(from_sqn)
+            except PersistFailed:
+                self._guard.fail()
+                raise
+
+    def _check_later(self, checkpoint_id: int) -> None:
+        check_checkpoint_id(checkpoint_id)
+        steps = self._pipeline.steps
+        last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
+        if checkpoint_id <= last_id:
+            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)

@@ -1,0 +1,3 @@
+"""How runs are opened: through the store, or as local copies that recoveries share."""
+
+__all__: list[str] = []

@@ -1,0 +1,121 @@
+"""The files of one attempt's cache: whole and verified downloads, in an own directory (`storage.own_directory`).
+
+    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run
+    <base>/attempt-<uuid>/<uuid>.partial  a download on its way, never read
+
+An attempt is one cache in one process; what dead attempts left is swept when the next one begins. Never decides which
+files to keep.
+
+Invariants:
+- A file is readable under its name if and only if its length and its sha256 are those of its manifest.
+- In a fork nothing is written or deleted.
+"""
+
+import hashlib
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO
+
+from statelog.errors import CorruptRun
+from statelog.recovery.host import Host
+from statelog.schemas.snapshot.runs import RunFile
+from statelog.storage.local.own_directory import OwnDirectory, make_own
+from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.store import Store
+from statelog.storage.store.errors import guarded
+
+__all__ = ["CacheDirectory", "CacheWarning"]
+
+
+class CacheWarning(UserWarning):
+    """The cache could not do its part; the recovery went on without it."""
+
+
+class CacheDirectory:
+    """The directory of this attempt. Made by `create`; belongs to the process that made it."""
+
+    def __init__(self, own: OwnDirectory, host: Host | None = None) -> None:
+        self._own = own
+        self._host = host or Host()
+        self._owner = OwnProcess("the cache")
+
+    @classmethod
+    def create(cls, base: Path, host: Host | None = None) -> "CacheDirectory":
+        """Sweep what dead attempts left in `base`, and make a new directory there.
+
+        Raises StoreUnavailable, StorageFull; warns of what cannot be swept.
+        """
+        with _local("make a cache in", base):
+            host = host or Host()
+            host.disk("make", base)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return cls(make_own(base, "attempt-", new_id=host.new_id), host)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._own.path
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that owns the directory."""
+        return self._own.is_foreign
+
+    def check_owner(self) -> None:
+        """Raise ClosedError in a fork of the process that made the directory."""
+        self._owner.check()
+
+    def new_file(self) -> Path:
+        """A name that no file has or had."""
+        return self.path / f"{self._host.new_id()}.run"
+
+    def fetch(self, store: Store, run: RunFile, file: Path) -> None:
+        """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
+
+        Raises NotFound, CorruptRun, StoreUnavailable, StorageFull.
+        """
+        partial = file.with_suffix(".partial")
+        try:
+            with _local("download a run to", partial):
+                self._host.disk("download", partial)
+                store.download(run.path, partial)
+                self._host.disk("verify", partial)
+                _verify(partial, run)
+                self._host.disk("rename", partial)
+                partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def open(self, file: Path) -> BinaryIO:
+        """A reader of a file that was fetched. Raises StoreUnavailable."""
+        with _local("open", file):
+            self._host.disk("open", file)
+            return file.open("rb")
+
+    def delete(self, file: Path) -> None:
+        """Delete a file that was fetched; open readers keep on reading. Warns if it stays."""
+        try:
+            self._host.disk("delete", file)
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            warnings.warn(f"a cached run stays until the cache is closed: {error}", CacheWarning, stacklevel=2)
+
+    def remove(self) -> None:
+        """Delete everything. Idempotent; warns of what stays for the next start to sweep."""
+        self._own.remove()
+
+
+def _verify(file: Path, run: RunFile) -> None:
+    size_bytes = file.stat().st_size
+    if size_bytes != run.size_bytes:
+        raise CorruptRun("a download's length differs", path=run.path, got=size_bytes, expected=run.size_bytes)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != run.sha256:
+        raise CorruptRun("a download's sha256 differs", path=run.path, got=digest, expected=run.sha256)
+
+
+def _local(action: str, path: Path) -> AbstractContextManager[None]:
+    """Failures of the local disk in our own terms."""
+    return guarded(action=action, url=f"file://{path.parent}", path=path.name, reading=False)

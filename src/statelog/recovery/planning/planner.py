@@ -1,0 +1,264 @@
+"""Making a plan: list the manifests, take the target once, fold the ledger to it, and see that the log reaches back.
+
+Owns the choice of the snapshot and what is known to be wrong with the others. Never reads a run or a chunk.
+
+Invariants:
+- Manifests are listed before the target is taken, so no snapshot that was listed can lie above it.
+- A plan is never older than what this process was told or has read through this log, nor than what the caller knows of.
+- The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
+- A snapshot that failed is never used again, nobody passes over it in silence, and if the log does not reach back to
+  an older one, its error is what the caller gets.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+
+from statelog.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    CorruptManifest,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
+from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
+from statelog.recovery.planning.checkpoint_search import CheckpointSearch
+from statelog.recovery.planning.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.recovery.trouble import RecoveryWarning
+from statelog.schemas.ledger.records import not_given_up
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.topics.rights import READING
+from statelog.storage.ledger_client import LastRecord, ValidCommit
+from statelog.storage.log.log import Log
+
+__all__ = ["Planner", "log_offsets"]
+
+
+def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:
+    """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable.
+
+    What the plan knows to have been there is asked for again before it is taken for lost.
+    """
+    ledger = log.kafka.offsets(log.ledger_topic, [0], at_least={0: plan.position})[0]
+    data = log.data_offsets(at_least=not_given_up(plan.state.accepted, plan.state.committed_positions))
+    return LogOffsets({p: (start, end) for p, (start, end) in data.items()}, (ledger.start, ledger.end))
+
+
+class Planner:
+    """Makes plans for one request until one of them can be carried out."""
+
+    def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, at_least: int = 0) -> None:
+        self.log = log
+        self.at = at
+        self._at_least = at_least
+        self.key_groups = wanted_key_groups(key_groups, log.descriptor)
+        self._target: int | None = None
+        self._failed: dict[int, StatelogError] = {}
+        self.warnings: list[str] = []
+
+    def plan(self) -> RecoveryPlan:
+        """The best plan as things are now.
+
+        Raises NotFound if the log does not hold the state asked for (and says what it holds), OffsetGone if truncation
+        was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
+        BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
+        """
+        log = self.log
+        log.verify(READING)
+        manifests = self.manifests()
+        newest = next(iter(manifests), None)
+        end = self._end(max(self._at_least, log.position), newest.position if newest else 0)
+        target = self._take_target(manifests, end)
+        base = next((manifest for manifest in manifests if manifest.position <= target), None)
+        try:
+            plan = self._plan_from(base, target)
+            check_reach(plan, log_offsets(log, plan), log.name)
+        except OffsetGone as error:
+            raise self._out_of_reach(error, base, manifests, end) from error
+        log.saw(plan.position)
+        return plan
+
+    def manifests(self) -> "_Manifests":
+        """Those that there are now, newest first."""
+        return _Manifests(self, self.log.manifests.numbers())
+
+    @property
+    def failure(self) -> StatelogError | None:
+        """What is wrong with the newest snapshot that was passed over."""
+        return self._failed[max(self._failed)] if self._failed else None
+
+    def _end(self, at_least: int, snapshot: int) -> int:
+        """The ledger's end. An answer below what is known to be there is asked again, and never believed.
+
+        One that stays below a snapshot is a loss, which is for the plan to tell.
+        """
+        end = self.log.ledger_end(at_least=max(at_least, snapshot))
+        if snapshot <= end < at_least:
+            raise BrokerUnavailable(
+                "Kafka shows an older end of the ledger than this process knows of",
+                topic=self.log.ledger_topic,
+                log_end=end,
+                position=at_least,
+                hint="An old leader may have answered: try again. If it stays so, the ledger lost its tail",
+            )
+        return end
+
+    def pin(self) -> None:
+        """From now on the target stays where it is, also if the newest state was asked for."""
+        if self._target is not None:
+            self.at = AtPosition(self._target)
+
+    def read_manifest(self, number: int, *, is_newest: bool) -> Manifest | None:
+        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
+
+        Raises IdentityChanged if the newest one is of others, UnknownFormat.
+        """
+        if number in self._failed:
+            return None
+        try:
+            manifest = self.log.manifests.read(number).manifest
+        except NotFound:
+            return None  # Superseded and cleaned up since it was listed.
+        except CorruptManifest as error:
+            hint = error.hint or "Restore the file from a copy of the store"
+            self.pass_over(number, CorruptManifest(error.message, hint=hint, **error.facts))
+            return None
+        if manifest.identity != self.log.descriptor.identity:
+            if not is_newest and self.log.descriptor.made_with is not None:
+                return None  # A person accepted that those are lost: no state of theirs is held any more.
+            raise IdentityChanged(
+                "a manifest was made for another log",
+                log=self.log.name,
+                manifest=number,
+                url=self.log.store.url,
+                hint="Somebody copied files between directories: restore this log's own",
+            )
+        return manifest
+
+    def pass_over(self, number: int, error: StatelogError) -> None:
+        """Never use this snapshot again, and say so."""
+        self._failed[number] = error
+        text = f"{self.log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
+        self.warnings.append(text)
+        warnings.warn(text, RecoveryWarning, stacklevel=4)
+
+    # ---- target
+
+    def _take_target(self, manifests: "_Manifests", end: int) -> int:
+        newest = next(iter(manifests), None)
+        if newest is not None and newest.position > end:
+            raise BeyondEnd(
+                "the ledger ends below the newest snapshot",
+                topic=self.log.ledger_topic,
+                end_offset=end,
+                manifest=newest.number,
+                position=newest.position,
+                hint="The ledger lost records that were committed: restore the topic",
+            )
+        passed = self.at is None and newest is not None and newest.position > (self._target or 0)
+        if self._target is None or passed:
+            self._target = self._resolve(manifests, end)
+        return self._target
+
+    def _resolve(self, manifests: "_Manifests", end: int) -> int:
+        match self.at:
+            case None:
+                return end
+            case AtPosition(position):
+                if position > end:
+                    raise self._not_held(manifests, end)
+                return position
+            case AtCheckpoint() as at:
+                found = self._find(at, manifests, end)
+                if found is None:
+                    raise self._not_held(manifests, end)
+                return found
+
+    def _find(self, at: AtCheckpoint, manifests: "_Manifests", end: int) -> int | None:
+        """The position right after a checkpoint's commit, searched backwards from the ledger's end."""
+        upper = end
+        for manifest in manifests:
+            position = self._find_between(at, manifest, upper)
+            if position is not None:
+                return position
+            last = manifest.state.last_commit(at.writer)
+            if last is not None and last.checkpoint.id == at.checkpoint_id:
+                return last.offset + 1
+            upper = manifest.position
+        return self._find_between(at, None, upper)
+
+    def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
+        try:
+            ledger = self.log.ledger(base)
+        except OffsetGone:
+            return None  # The ledger does not reach back this far, so no state there can be recovered either.
+        search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
+        ledger.fold = search
+        try:
+            ledger.read_to(end)
+        except OffsetGone:
+            return None
+        finally:
+            ledger.close()
+        return search.found_position
+
+    # ---- plan
+
+    def _plan_from(self, base: Manifest | None, target: int) -> RecoveryPlan:
+        state, commits, last = self._read_ledger(base, target)
+        bodies = (valid.commit.read_body() for valid in commits)
+        return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
+
+    def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
+        ledger = self.log.ledger(base)
+        try:
+            commits = ledger.read_to(end)
+            return ledger.fold.freeze(), commits, ledger.last
+        finally:
+            ledger.close()
+
+    # ---- what cannot be
+
+    def _out_of_reach(
+        self, error: OffsetGone, base: Manifest | None, manifests: "_Manifests", end: int
+    ) -> StatelogError:
+        """Why there is no plan: a failed snapshot that nothing replaces, a state that is not kept, or truncation."""
+        if self.failure:
+            return self.failure
+        if base is None and self.at is not None and next(iter(manifests), None) is not None:
+            return self._not_held(manifests, end)
+        return error
+
+    def _not_held(self, manifests: "_Manifests", end: int) -> NotFound:
+        positions = [manifest.position for manifest in manifests]
+        start = self.log.kafka.offsets(self.log.ledger_topic, [0])[0].start
+        reaches_back = start == 0 and self.log.descriptor.made_with is None
+        oldest = 0 if reaches_back else min(positions, default=end)
+        return NotFound(
+            f"the log {self.log.name} does not hold the state at {self.at}",
+            log=self.log.name,
+            oldest_position=oldest,
+            newest_position=end,
+            snapshots=len(positions),
+            hint="Ask for a position from the oldest to the newest, or for a checkpoint committed in between",
+        )
+
+
+class _Manifests:
+    """The readable manifests out of those listed, newest first, each read when it is first looked at."""
+
+    def __init__(self, planner: Planner, numbers: Sequence[int]) -> None:
+        self._planner = planner
+        self._numbers = numbers
+        self._read: dict[int, Manifest | None] = {}
+
+    def __iter__(self) -> Iterator[Manifest]:
+        for number in reversed(self._numbers):
+            if number not in self._read:
+                is_newest = number == self._numbers[-1]
+                self._read[number] = self._planner.read_manifest(number, is_newest=is_newest)
+            manifest = self._read[number]
+            if manifest is not None:
+                yield manifest

@@ -1,0 +1,3 @@
+"""Carrying a plan out: runs and the tail, folded."""
+
+__all__: list[str] = []

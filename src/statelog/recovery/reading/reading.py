@@ -1,0 +1,241 @@
+"""Carrying out a plan: runs and the tail at the same time, on other threads, then the fold, slice by slice.
+
+A slice is a partition: its key groups are adjacent, so runs are cut into slices without a copy.
+
+Invariants:
+- Nothing comes out before the tail has ended and all its checks have passed.
+- Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
+  thread, stops the others and is raised.
+- A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded.
+- Whoever stops waits for the other threads only shortly: one that waits for a broker or a store ends by itself later.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from threading import Event
+from typing import TypeVar
+
+import pyarrow as pa
+
+from statelog.recovery.cache.opener import DirectOpener, RunOpener
+from statelog.recovery.host import GRACE_S, Host, begin
+from statelog.recovery.planning.plan import RecoveryPlan, RunPart
+from statelog.recovery.reading.ahead import Ahead, Allowance, Piece
+from statelog.recovery.reading.fold import TailFold, cut, newest
+from statelog.recovery.reading.progress import Phase
+from statelog.recovery.reading.run_handles import RunHandles
+from statelog.recovery.reading.sources import Converter, Counter, run_pieces, run_tables, tail_changes
+from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.trouble import SnapshotFailed
+from statelog.schemas.keys.key_groups import partition_starts
+from statelog.schemas.snapshot.runs import key_groups_of
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.log.log import Log
+from statelog.storage.runs.merge import merge_streams
+
+__all__ = ["Beat", "Reading"]
+
+_WAIT_S = 0.05
+_AHEAD = 6
+_AHEAD_BYTES = 64 << 20
+_SORTED_FRAME_BYTES = 256 * 1024
+T = TypeVar("T")
+Fold = TypeVar("Fold", TailFold, SpilledTail)
+
+Beat = Callable[[Phase], None]
+"""Called between two steps: reports progress and renews the lease."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One pass over a plan. `beat` is called often. `converter` None means that of the settings.
+
+    `opener` is held by the caller as long as it reads; None means the one on the log's store. `loaded` is the share of
+    the wanted key groups that have come out.
+    """
+
+    log: Log
+    plan: RecoveryPlan
+    settings: RecoverySettings
+    beat: Beat
+    converter: Converter | None = None
+    opener: RunOpener | None = None
+    host: Host = field(default_factory=Host)
+    runs_read: Counter = field(default_factory=Counter)
+    tail_read: Counter = field(default_factory=Counter)
+    loaded: float = 0.0
+    _stop: Event = field(default_factory=Event)
+    _allowance: Allowance = field(default_factory=lambda: Allowance(_AHEAD, _AHEAD_BYTES))
+    _grace_s: float = GRACE_S
+    _converter: Converter = field(init=False)
+    _opener: RunOpener = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._converter = self.converter or Converter(self.log, self.settings)
+        self._opener = self.opener or DirectOpener(self.log.store)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the changes that come out: key_group, op, key, value."""
+        return self._converter.schema
+
+    @property
+    def value_schema(self) -> ValueSchema:
+        """The value schema of the changes that come out."""
+        return self._converter.target
+
+    def share_through(self, key_group: int) -> float:
+        """The share of the wanted key groups up to and including this one."""
+        wanted = self.plan.key_groups
+        if wanted is None:
+            return (key_group + 1) / self.log.descriptor.key_groups
+        return sum(group <= key_group for group in wanted) / max(1, len(wanted))
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The live rows of the state, one table for each slice, in no order within it; all held in memory."""
+        partitions = self.plan.partitions
+        tail = TailFold(partitions=len(partitions), fold_bytes=self.settings.fold_bytes)
+        runs = self._read_both(tail)
+        pieces = [
+            Piece(0, partial(newest, [*runs.pop(partition, []), *tail.tables(partition)], keep_deletes=False))
+            for partition in partitions
+        ]
+        allowance = Allowance(self.settings.threads - 1, 0)
+        folded = Ahead(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
+        del pieces, tail  # Each slice is let go of once it was folded.
+        for number, kept in enumerate(folded, 1):
+            yield pa.concat_tables(kept) if kept else self.schema.empty_table()
+            self.loaded = number / len(partitions)
+            self.beat(Phase.LOAD)
+
+    def sorted_tables(self) -> Iterator[pa.Table]:
+        """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
+        tail = self.open_tail()
+        try:
+            yield from self.merged(tail, drop_deletes=True)
+        finally:
+            tail.close()
+
+    def merged(self, tail: SpilledTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
+        """The newest changes by (key group, key), in many tables.
+
+        Holds what `tail` does and some row groups: one of every run, and those that are read ahead. Raises StorageFull
+        if the tail does not fit on the disk. The caller closes the tail.
+        """
+        self.fill(tail)
+        yield from self.merge(tail, drop_deletes=drop_deletes)
+
+    def open_tail(self) -> SpilledTail:
+        """A tail to fill, within the bounds of the settings."""
+        numbers = count()
+        return SpilledTail(
+            fold_bytes=self.settings.fold_bytes,
+            frame_bytes=_SORTED_FRAME_BYTES,
+            open_queue=lambda: self.settings.disk_queue(self.host.open_spill_file, next(numbers)),
+        )
+
+    def fill(self, tail: SpilledTail) -> None:
+        """Read the tail whole, and verify it. Raises as `merged`."""
+        self._await(self._begin_tail(tail), Phase.READ)
+
+    def merge(self, tail: SpilledTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
+        """Runs and a tail that was filled, as `merged`."""
+        with ExitStack() as closing:
+            runs = [self._one_run(number, closing) for number in range(len(self.plan.runs))]
+            for table in merge_streams([*runs, *tail.streams()], drop_deletes=drop_deletes):
+                yield table
+                self.loaded = self.share_through(int(key_groups_of(table)[-1]))
+                self.beat(Phase.READ)
+
+    # ---- runs and tail
+
+    def _read_both(self, fold: TailFold) -> dict[int, list[pa.Table]]:
+        tail = self._begin_tail(fold)
+        try:
+            runs = self._read_runs(tail)
+        except BaseException:
+            self._stop_and_wait(tail)
+            raise
+        self._await(tail, Phase.READ)
+        return runs
+
+    def _read_runs(self, tail: "Future[None]") -> dict[int, list[pa.Table]]:
+        descriptor = self.log.descriptor
+        starts = partition_starts(descriptor.partitions, descriptor.key_groups).tolist()
+        tables: dict[int, list[pa.Table]] = {}
+        with ExitStack() as closing:
+            for run in [self._one_run(number, closing) for number in range(len(self.plan.runs))]:
+                for table in run:
+                    for partition, piece in cut(table, starts):
+                        tables.setdefault(partition, []).append(piece)
+                    self.beat(Phase.READ)
+                    if tail.done():
+                        tail.result()  # Raises at once what the other thread met.
+        return tables
+
+    def _one_run(self, number: int, closing: ExitStack) -> Iterator[pa.Table]:
+        """The tables of a run, whose first row groups are read from now on, as far as that is allowed."""
+        part = self.plan.runs[number]
+        handles = RunHandles(part.run.file, self._opener.open)
+        closing.callback(handles.close)
+        pieces = run_pieces(self.plan, part, handles)
+        ahead = Ahead(pieces, self.host.start, self._allowance, lambda result: self._await(result, Phase.READ))
+        closing.callback(lambda: self._wait_shortly(ahead.close()))
+        return self._tables_of(part, handles, ahead)
+
+    def _tables_of(self, part: RunPart, handles: RunHandles, pieces: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
+        try:
+            yield from run_tables(self.log, self.plan, part, pieces, self._converter, self.runs_read)
+        except SnapshotFailed as failed:
+            failed.is_copy = self._opener.distrust(part.run.file)
+            raise
+        finally:
+            handles.close()
+
+    def _begin_tail(self, fold: Fold) -> "Future[None]":
+        return begin(self.host.start, lambda: self._read_tail(fold))
+
+    def _read_tail(self, fold: TailFold | SpilledTail) -> None:
+        changes = tail_changes(
+            self.log,
+            self.plan,
+            self._converter,
+            self.tail_read,
+            self.settings,
+            pause=self._stop.wait,
+            clock=self.host.clock,
+        )
+        for partition, batch in changes:
+            if self._stop.is_set():
+                changes.close()
+                break
+            fold.add(partition, batch)
+
+    # ---- waiting
+
+    def _await(self, future: "Future[T]", phase: Phase) -> T:
+        """The result, with beats while it takes."""
+        try:
+            while not future.done():
+                wait([future], _WAIT_S)
+                self.beat(phase)
+        except BaseException:
+            self._stop_and_wait(future)
+            raise
+        return future.result()
+
+    def _stop_and_wait(self, future: "Future[T]") -> None:
+        self._stop.set()
+        self._wait_shortly([future])
+
+    def _wait_shortly(self, futures: "Sequence[Future[T]]") -> None:
+        """Wait for what nobody needs any more; all such waits of a reading share one short time."""
+        started_s = time.monotonic()
+        wait(futures, self._grace_s)
+        self._grace_s = max(0.0, self._grace_s - (time.monotonic() - started_s))

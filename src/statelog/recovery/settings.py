@@ -1,0 +1,107 @@
+"""Settings of a recovery, with defaults for one process that holds the state in memory."""
+
+import math
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from tempfile import gettempdir
+
+from statelog.errors import ConfigError
+from statelog.recovery.cache.opener import NoCache, OpenerSettings
+from statelog.recovery.spill.file import OpenSpillFile, open_spill_file
+from statelog.recovery.spill.queue import SpillQueue
+from statelog.storage.local.copy import check_directory
+
+__all__ = ["RecoverySettings"]
+
+_NO_CACHE = NoCache()
+
+_FRAME_BYTES = 4 * 1024 * 1024
+_STREAM_SEGMENT_BYTES = 1 << 30
+_LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySettings:
+    """How a recovery goes about it; what it recovers never depends on them, except for `value_schema_id`.
+
+    stall_timeout_s      give up when Kafka makes no progress for this long
+    lease_ttl_s          how long truncation waits for this reader after its last sign of life
+    lease                whether truncation waits for this reader. Without one it writes nothing to the store, and plans
+                         again, or fails with OffsetGone, if truncation overtakes it
+    holder               the reader's name in its lease, for people
+    attempts             how often to plan when the log is truncated, or a snapshot fails, under our hands
+    fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream and
+                         the sorted targets sort and spill what that leaves, and hold about three times as much then
+    memory_bytes         of a stream: what was fetched and not applied yet, held in memory; the rest is spilled
+    segment_bytes        of a stream: the size at which a spill segment is sealed and the next one begins
+    spill_directories    of streams and sorted targets: existing directories for what they spill, used in turn
+    waits_for_room       of a stream: when the disk is full of what its reader has not taken yet, wait for the reader,
+                         with the lease held, and do not end with StorageFull
+    threads              how many slices are folded at the same time
+    progress_interval_s  the least time between two progress reports
+    value_schema_id      the value schema to convert to; None for the newest
+    local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
+                         read there if every change set of it is there, else from Kafka, with a warning
+    cache                how runs are opened: CacheSettings for local copies, NoCache for ranges of the store's files
+
+    Raises ConfigError.
+    """
+
+    stall_timeout_s: float = 30.0
+    lease_ttl_s: float = 120.0
+    lease: bool = True
+    holder: str = "recovery"
+    attempts: int = 5
+    fold_bytes: int = 128 * 1024 * 1024
+    memory_bytes: int = 64 * 1024 * 1024
+    segment_bytes: int = 64 * 1024 * 1024
+    spill_directories: tuple[str | PathLike[str], ...] = field(default_factory=lambda: (gettempdir(),))
+    waits_for_room: bool = False
+    threads: int = 2
+    progress_interval_s: float = 0.2
+    value_schema_id: int | None = None
+    local_copies: Path | None = None
+    cache: OpenerSettings = _NO_CACHE
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value: int = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} is {value} and must be at least {least}")
+        check_directory(self.local_copies)
+        for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ConfigError(f"{name} is {seconds} and must be above 0")
+
+    @property
+    def frame_bytes(self) -> int:
+        """About how many bytes a stream hands out at once: a budget holds several."""
+        return min(self.memory_bytes // 8, _FRAME_BYTES)
+
+    def queue(self, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:
+        """A queue within these bounds. Raises ConfigError for directories that cannot be used."""
+        return SpillQueue(
+            memory_bytes=self.memory_bytes,
+            segment_bytes=self.segment_bytes,
+            directories=self._directories(0),
+            open_file=open_file,
+        )
+
+    def disk_queue(self, open_file: OpenSpillFile = open_spill_file, number: int = 0) -> SpillQueue:
+        """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `queue`.
+
+        There may be many, so each has few files.
+        """
+        return SpillQueue(
+            memory_bytes=0,
+            segment_bytes=max(self.segment_bytes, _STREAM_SEGMENT_BYTES),
+            directories=self._directories(number),
+            open_file=open_file,
+        )
+
+    def _directories(self, first: int) -> tuple[Path, ...]:
+        """All of them, beginning with this one, so that they are used in turn."""
+        paths = tuple(Path(directory) for directory in self.spill_directories)
+        first %= max(1, len(paths))
+        return paths[first:] + paths[:first]

@@ -1,0 +1,227 @@
+"""`Fetch`: reads a state, and then the commits behind it, into a queue, in a thread of its own.
+
+The thread runs ahead of whoever takes from the queue: the state goes to memory or to disk, and the lease is removed as
+soon as the last of it was read, however slow the taker is. Live changes wait for room in memory instead, because they
+have no end; so a slow follower holds the log back as any other late reader does, up to the cap on leases.
+
+Invariants:
+- The tail was read whole, and verified, before the first row of the state is put; each part of a run before its rows.
+- Live changes are put after the whole state, commit by commit, in ledger order; a commit only after all that it lists
+  was read and verified.
+- If a snapshot fails on the way, the next plan is for the same position, and goes on where the last one ended.
+- Whatever ends the thread leaves no lease, no file and no client behind.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextlib import closing
+from threading import Event
+
+import pyarrow as pa
+
+from statelog.errors import ClosedError, StorageFull, Unavailable
+from statelog.recovery.host import GRACE_S, Host, begin
+from statelog.recovery.planning.held_plan import HeldPlan
+from statelog.recovery.planning.plan import RecoveryPlan
+from statelog.recovery.reading.patience import Patience
+from statelog.recovery.reading.progress import Phase
+from statelog.recovery.reading.reading import Reading
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
+from statelog.recovery.spill.queue import SpillQueue
+from statelog.recovery.streaming.applied import rest_of
+from statelog.recovery.streaming.live import Live
+from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.log.log import Log
+
+__all__ = ["Fetch"]
+
+_OFFER_S = 1.0
+
+
+class Fetch:
+    """Reads what a plan says into `queue`, from `place` on (None: from its start), once it is started.
+
+    With `follow`, which makes the live part out of the plan, it goes on until it is told to stop, and asks for commits
+    every `poll_s`. The plan belongs to the thread until that has ended.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        held: HeldPlan,
+        settings: RecoverySettings,
+        queue: SpillQueue,
+        *,
+        place: Place | None,
+        follow: Callable[[RecoveryPlan], Live] | None,
+        poll_s: float,
+        host: Host,
+    ) -> None:
+        self._log = log
+        self._held = held
+        self._settings = settings
+        self._place = place
+        self._follow = follow
+        self._poll_s = poll_s
+        self._host = host
+        self._stop = Event()
+        self._fetched = Event()
+        self._running: Future[None] | None = None
+        self._frame_bytes = settings.frame_bytes
+        self._owner = OwnProcess("the stream")
+        self.queue = queue
+        self.reading: Reading | None = None
+
+    # ---- for the taker's thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running = begin(self._host.start, self._run)
+
+    def check_owner(self) -> None:
+        """Raise ClosedError in a fork of the process that made this."""
+        self._owner.check()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is at work, and the plan not to be touched."""
+        return self._running is not None and not self._running.done() and not self._owner.is_foreign
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the whole state was read and its lease removed; or will never be."""
+        return self._fetched.is_set()
+
+    def wait_fetched(self, timeout_s: float | None) -> bool:
+        """Wait until the state was fetched; whether it was."""
+        return self._fetched.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Fetch the rest of the state, and of the commit that is read, and then no more."""
+        self._stop.set()
+
+    def abandon(self) -> None:
+        """Let go of what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
+        if self._owner.is_foreign:
+            return  # The thread is not here, and may have held the queue's lock when it was left behind.
+        self._stop.set()
+        self.queue.close()
+
+    def close(self) -> None:
+        """As `abandon`, and wait for the thread, but not for a broker or a store that does not answer it.
+
+        Then it ends by itself, once it is answered or gives up, and removes the lease. Idempotent; void in a fork.
+        """
+        self.abandon()
+        if self._running is not None and not self._owner.is_foreign:
+            wait([self._running], GRACE_S)
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        """Raises nothing: the queue hands on what went wrong."""
+        try:
+            self._held.use(self._read_state)
+            if self._follow is None:
+                self._state_is_fetched()
+            else:
+                self._follow_on(self._follow)
+            self.queue.end()
+        except BaseException as error:  # noqa: BLE001 - the taker raises it
+            self.queue.fail(error)
+        finally:
+            self._state_is_fetched()
+
+    def _state_is_fetched(self) -> None:
+        self._held.release()
+        self._fetched.set()
+
+    def _read_state(self, plan: RecoveryPlan) -> None:
+        if self._place is None or self._place.position != plan.position:
+            self._place = Place(plan.position)
+        self.reading = Reading(self._log, plan, self._settings, self._beat, opener=self._held.opener, host=self._host)
+        with closing(self.reading.open_tail()) as tail:
+            rows = rest_of(self.reading.merged(tail, drop_deletes=True), self._place)
+            for batch in cut_to_frames(rows, self._frame_bytes):
+                self._put(batch)
+        if not self._place.has_state or self._place.is_complete:
+            self._place = Place.complete(plan.position)
+            self.queue.put(encode_frame(_empty(self.reading.schema), self._place))
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        assert self._place is not None, "reading the state begins with a place"
+        place = self._place.after(batch)
+        self._queue(encode_frame(batch, place))
+        self._place = place
+        self._held.pin()
+
+    def _queue(self, data: memoryview) -> None:
+        """Put a frame; if the disk is full, and that is wished, wait until the taker has drained it."""
+        try:
+            self.queue.put(data)
+        except StorageFull:
+            if not self._settings.waits_for_room:
+                raise
+            while not self.queue.offer(data, _OFFER_S):
+                self._held.renew()
+
+    def _beat(self, _: Phase) -> None:
+        if self.queue.is_closed:
+            raise ClosedError("the stream was closed")
+        self._held.renew()
+
+    def _follow_on(self, follow: Callable[[RecoveryPlan], Live]) -> None:
+        """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
+
+        def pause(timeout_s: float) -> bool:
+            self._held.renew()
+            return self._stop.wait(timeout_s)
+
+        patience = Patience(self._settings.lease_ttl_s, self._host.clock)
+        try:
+            live = patience.call(lambda: follow(self._held.plan), pause)
+        except Unavailable:
+            if self._stop.is_set():
+                return
+            raise
+        with closing(live):
+            self._state_is_fetched()
+            self._read_live(live)
+
+    def _read_live(self, live: Live) -> None:
+        place = Place.complete(self._held.plan.position)
+        while not self._stop.is_set():
+            commits = live.commits()
+            for commit in commits:
+                after = Place.complete(commit.end_position)
+                with closing(live.changes(commit, self._check_open)) as tables:
+                    self._offer_all(live, tables, place, after)
+                place = after
+                live.passed(commit)
+                if self._stop.is_set():
+                    return
+            if not commits:
+                self._stop.wait(self._poll_s)
+
+    def _offer_all(self, live: Live, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
+        """Only the last frame moves the position on: until then the commit is not applied whole."""
+        held = _empty(live.schema)
+        for batch in cut_to_frames(tables, self._frame_bytes):
+            if held.num_rows:
+                before = before.inside_commit(held.num_rows)
+                self._offer(live, encode_frame(held, before))
+            held = batch
+        self._offer(live, encode_frame(held, after))
+
+    def _offer(self, live: Live, data: memoryview) -> None:
+        while not self.queue.offer(data, _OFFER_S):
+            live.renew()
+
+    def _check_open(self) -> None:
+        if self.queue.is_closed:
+            raise ClosedError("the stream was closed")
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -1,0 +1,192 @@
+"""`Live`: the commits behind a state, in ledger order, each as its newest changes by (key group, key).
+
+The one replay path again, one commit at a time: a commit is a small tail on top of no snapshot, so it is read,
+verified, folded and sorted as the tail of a state is.
+
+Invariants:
+- A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
+- A lease is capped by its age, so that a stuck reader cannot hold the log for ever; one that moves on makes a new one.
+- A broker that is away for less than `stall_timeout_s` ends no follower, nor does a store that is away while the lease
+  still stands. A commit that was folded is returned, and read, all the same.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
+from statelog.recovery.host import Host
+from statelog.recovery.planning.plan import RecoveryPlan, partitions_of
+from statelog.recovery.reading.patience import Patience
+from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.sources import Converter
+from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.storage.leases import LeaseHolder
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.log import Log
+
+__all__ = ["Live", "LiveCommit"]
+
+_LEASE_AGE_S = 3600.0
+"""When a lease that moved on is made anew: far below any sensible cap."""
+
+
+class LiveCommit(NamedTuple):
+    """A valid commit: the position right behind it, and what to read."""
+
+    end_position: int
+    replay: ReplayPlan
+
+
+class Live:
+    """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
+
+    Every method raises OffsetGone if the log was truncated past it, and as the ledger and the replay do.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        plan: RecoveryPlan,
+        key_groups: frozenset[int] | None,
+        settings: RecoverySettings,
+        host: Host | None = None,
+    ) -> None:
+        self._log = log
+        # Local copies serve a restart: they have no say over commits that were not there when it began.
+        self._settings = replace(settings, local_copies=None)
+        self._host = host or Host()
+        self._clock = self._host.clock
+        self._partitions = partitions_of(key_groups, log.descriptor)
+        self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
+        self._position = plan.position
+        self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
+        self._converter = Converter(log, settings)
+        self._patience = Patience(settings.stall_timeout_s, self._clock)
+        self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state, last=plan.last)
+        self._claimed_s = self._clock()
+        try:
+            self._lease = self._claim()
+        except BaseException:
+            self._ledger.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the changes that come out now. It moves on with the first change in a newer value schema."""
+        return self._converter.schema
+
+    def commits(self) -> list[LiveCommit]:
+        """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now."""
+        self.renew()
+        self._patience.ask()
+        try:
+            with _saying_what_to_do():
+                found = self._ledger.read_end()
+        except BrokerUnavailable:
+            if self._patience.is_over:
+                raise
+            return []
+        self._patience.heard()
+        if not found:
+            self._move_on(self._ledger.fold.position)
+        accepted = self._ledger.fold.accepted
+        return [
+            LiveCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
+            for valid in found
+        ]
+
+    def changes(self, commit: LiveCommit, check: Callable[[], None]) -> Generator[pa.Table]:
+        """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
+        with _saying_what_to_do():
+            reading, tail = self._read(commit, check)
+            with closing(tail):
+                yield from reading.merge(tail, drop_deletes=False)
+
+    def _read(self, commit: LiveCommit, check: Callable[[], None]) -> tuple[Reading, SpilledTail]:
+        """Read a commit whole; once more if it turns out to hold values of a newer schema than was known."""
+
+        def beat(_: object) -> None:
+            check()
+            self.renew()
+
+        plan = replace(self._base, replay=commit.replay)
+        while True:
+            converter = self._converter
+            reading = Reading(self._log, plan, self._settings, beat, converter=converter, host=self._host)
+            tail = reading.open_tail()
+            try:
+                reading.fill(tail)
+                if not self._has_newer(converter):
+                    return reading, tail
+            except IncompatibleSchema:
+                if not self._has_newer(converter):
+                    raise
+            except BaseException:
+                tail.close()
+                raise
+            tail.close()
+            self._converter = Converter(self._log, self._settings, converter.newest_id)
+
+    def _has_newer(self, converter: Converter) -> bool:
+        return self._settings.value_schema_id is None and converter.newest_id > converter.target.id
+
+    def passed(self, commit: LiveCommit) -> None:
+        """The commit was handed over: the log is not needed up to here any more."""
+        for partition, entries in commit.replay.listed.items():
+            self._next_offsets[partition] = max(entry.end_offset for entry in entries.values())
+        self._move_on(commit.end_position)
+
+    def renew(self) -> None:
+        """Write the lease again if it is time to."""
+        self._lease.renew(position=self._position, next_offsets=self._next_offsets)
+
+    def close(self) -> None:
+        """Remove the lease and release the ledger's reader. Idempotent."""
+        self._lease.release()
+        self._ledger.close()
+
+    def _move_on(self, position: int) -> None:
+        """Nothing below is needed any more. Whoever says so is not stuck, and may have a new lease."""
+        self._position = position
+        now_s = self._clock()
+        if now_s - self._claimed_s < _LEASE_AGE_S:
+            return
+        older = self._lease
+        try:
+            newer = self._claim()
+        except Unavailable:
+            return  # The older lease stands, and whether it can be renewed decides; the next commit tries again.
+        if older.is_held and not newer.is_held:
+            return  # As above: the store takes no new one.
+        self._lease = newer
+        self._claimed_s = now_s
+        older.release()
+
+    def _claim(self) -> LeaseHolder:
+        return LeaseHolder.claim(
+            self._log.store,
+            holder=self._settings.holder,
+            manifest_number=0,
+            position=self._position,
+            next_offsets=self._next_offsets,
+            ttl_s=self._settings.lease_ttl_s,
+            clock=self._clock,
+            new_id=self._host.new_id,
+            wanted=self._settings.lease,
+        ).__enter__()
+
+
+@contextmanager
+def _saying_what_to_do() -> Generator[None]:
+    """A log that was truncated past a follower is told as that, and what helps."""
+    try:
+        yield
+    except OffsetGone as error:
+        hint = "The reader was away or stuck for too long: recover the newest state into an empty target, and follow on"
+        raise OffsetGone(error.message, hint=hint, **error.facts) from error

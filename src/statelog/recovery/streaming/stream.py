@@ -1,0 +1,181 @@
+"""`Stream`: the state of a log in portions, and then, if it follows, every commit behind it.
+
+    with recover(log).stream() as stream:
+        for changes, applied in stream:
+            target.apply(changes)             # columns key_group, op, key, value
+            checkpoint.save(applied.to_json())
+
+A portion counts as applied once the next one is asked for. Belongs to one thread; `stop` may be called from any.
+
+Invariants:
+- Portions come in order: the state by (key group, key), an empty portion that says that it is complete, then commits.
+  A commit may take several; `applied.is_complete` says where the reader has the state of a position, and no part more.
+- Every portion is right. But the state is only whole when `applied.is_complete` says so: after an error in between, the
+  reader has a part of it, and goes on with `recover(log, resume=applied)`.
+- Closed, dropped or failed, it leaves neither a lease nor a byte on the disk.
+- A fork of the process that made it neither uses nor closes it.
+"""
+
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from statelog.recovery.reading.progress import Phase
+from statelog.recovery.spill.frame import Place, decode_frame
+from statelog.recovery.spill.queue import SpillStatistics
+from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.fetch import Fetch
+from statelog.recovery.streaming.portion import Portion
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """Made by `Recovery.stream` and `Recovery.follow`.
+
+    `on_portion`, which gets the last key group of a portion, and `on_complete`, which gets the rows of the state, are
+    called in the taker's thread.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        start: Applied,
+        *,
+        on_portion: Callable[[Phase, int], None],
+        on_complete: Callable[[int], None],
+    ) -> None:
+        self._fetch = fetch
+        self._applied = start
+        self._handed_out: Applied | None = None
+        self._on_portion = on_portion
+        self._on_complete = on_complete
+        self._rows = 0
+        self._has_ended = False
+        # A stream that is dropped half way is cleaned up as if it had been closed.
+        self._abandon = weakref.finalize(self, fetch.abandon)
+        fetch.start()
+
+    # ---- taking
+
+    def take(self, timeout_s: float | None = None) -> Portion | None:
+        """The next portion; None if there is none, or none came in time: `has_ended` tells which.
+
+        What was taken before counts as applied.
+        Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
+        """
+        self._fetch.check_owner()
+        self._put_down()
+        if self._has_ended:
+            return None
+        data = self._fetch.queue.take(timeout_s)
+        if data is None:
+            if self._fetch.queue.is_drained:
+                self._end()
+            return None
+        changes, place = decode_frame(data)
+        self._count(changes.num_rows, place)
+        self._handed_out = self._at(place)
+        return Portion(changes, self._handed_out)
+
+    def __iter__(self) -> Iterator[Portion]:
+        return self
+
+    def __next__(self) -> Portion:
+        portion = self.take()
+        if portion is None:
+            raise StopIteration
+        return portion
+
+    def apply(self, callback: Callable[[Portion], object]) -> Applied:
+        """Call `callback` with each portion, in this thread; returns what was applied at the end.
+
+        Whatever the callback raises closes the stream, and is raised.
+        """
+        with self:
+            for portion in self:
+                callback(portion)
+        return self._applied
+
+    # ---- where it is
+
+    @property
+    def applied(self) -> Applied:
+        """What counts as applied: everything before the portion that was taken last."""
+        return self._applied
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last portion was taken."""
+        return self._has_ended
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the whole state was read, and the log and the store are not needed for it any more."""
+        return self._fetch.is_fetched
+
+    def wait_fetched(self, timeout_s: float | None = None) -> bool:
+        """Wait until that is so, or fetching failed; False if it takes longer."""
+        self._fetch.check_owner()
+        return self._fetch.wait_fetched(timeout_s)
+
+    def statistics(self) -> SpillStatistics:
+        """What lies in memory and on the disk."""
+        self._fetch.check_owner()
+        return self._fetch.queue.statistics()
+
+    @contextmanager
+    def pending(self) -> Generator[Iterator[Portion]]:
+        """What was fetched and is not applied, as it is now, the portion taken last first: for an own checkpoint.
+
+        Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
+        """
+        self._fetch.check_owner()
+        view = self._fetch.queue.view()
+        try:
+            yield (Portion(changes, self._at(place)) for changes, place in map(decode_frame, view))
+        finally:
+            view.close()
+
+    # ---- life
+
+    def stop(self) -> None:
+        """End a stream that follows: what was fetched still comes out, and then nothing."""
+        self._fetch.check_owner()
+        self._fetch.stop()
+
+    def close(self) -> None:
+        """Let go of everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
+        self._abandon.detach()
+        self._fetch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put_down(self) -> None:
+        if self._handed_out is not None:
+            self._applied, self._handed_out = self._handed_out, None
+
+    def _count(self, rows: int, place: Place) -> None:
+        if self._applied.place.has_state:
+            return
+        self._rows += rows
+        if place.is_complete:
+            self._on_complete(self._rows)
+        else:
+            self._on_portion(Phase.LOAD if self._fetch.is_fetched else Phase.READ, place.next_key_group)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self.close()
+
+    def _at(self, place: Place) -> Applied:
+        start = self._applied
+        return Applied(identity=start.identity, place=place, key_groups=start.key_groups)

@@ -1,0 +1,3 @@
+"""Where state goes: a dict, an Arrow table, a Parquet file, a RocksDB database."""
+
+__all__: list[str] = []

@@ -1,0 +1,36 @@
+"""Target: a Python dict in memory."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.schemas.values.schema import columns_of
+
+__all__ = ["fill_dict"]
+
+
+def fill_dict(slices: Iterable[pa.Table], *, with_group: bool) -> dict[Any, Any]:
+    """Key to value: bytes, or a dict of the fields of the value schema.
+
+    `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
+    several of them.
+    """
+    state: dict[Any, Any] = {}
+    for table in slices:
+        for batch in table.to_batches():
+            keys = batch.column("key").to_pylist()
+            if with_group:
+                keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
+            state.update(zip(keys, _values(batch.column("value")), strict=True))
+    return state
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Structs become dicts by column, which is several times faster than asking Arrow for row after row."""
+    if not pa.types.is_struct(column.type):
+        return column.to_pylist()
+    fields = columns_of(column)
+    names = fields.schema.names
+    columns = [one.to_pylist() for one in fields.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

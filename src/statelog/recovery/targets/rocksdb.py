@@ -1,0 +1,189 @@
+"""Target: a RocksDB database on the local disk, out of SST files that RocksDB takes over as they are.
+
+Sorted rows become SST files of bounded size, which are ingested at once: nothing passes through a memtable, a
+write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`; only this module and `rocksdb` import it.
+
+Invariants:
+- The database appears under its name whole or not at all, and only after every check has passed. One that is there
+  already is never touched. What a kill leaves beside it is swept by the next one of that name.
+- It names the log and the position that it holds, in a column family of its own.
+- Memory holds a few thousand rows beyond what the tables themselves hold.
+"""
+
+import errno
+import os
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import rocksdict
+
+from statelog.errors import AlreadyExists, ConfigError
+from statelog.recovery.reading.reading import Reading
+from statelog.recovery.targets.durable import make_parents, sync
+from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
+from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.local.disk import DiskHook, local_disk_error
+from statelog.storage.local.own_directory import make_own
+
+__all__ = ["fill_rocksdb", "require_absent"]
+
+_PIECE_BYTES = 4 << 20
+_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
+
+
+def require_absent(path: Path) -> None:
+    """Raise AlreadyExists if there is anything but an empty directory."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() or path.is_symlink():
+        hint = "Name another path, or remove what is there: a database is never replaced"
+        raise AlreadyExists("something is there already", path=str(path), hint=hint)
+
+
+def fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
+    """Make the database of what a reading gives; returns the rows.
+
+    Raises AlreadyExists, ConfigError, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
+    """
+    if sst_bytes < 1:
+        raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
+    require_absent(path)
+    host = reading.host
+    with _local_disk(path, "make", host.disk):
+        make_parents(path)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
+    with partial:
+        sst, made = partial.path / "sst", partial.path / "db"
+        with _local_disk(path, "open", host.disk):
+            sst.mkdir()
+        files = _SstFiles(sst, path, reading.value_schema, sst_bytes, host.disk)
+        for table in in_raw_order(reading.sorted_tables()):
+            files.add(table)
+        with _local_disk(path, "sync", host.disk):
+            files.finish()
+            _make_database(made, files.paths, _state_of(reading, files.rows))
+            _make_durable(made)
+        with _local_disk(path, "rename", host.disk):
+            _publish(made, path)
+    return files.rows
+
+
+def _state_of(reading: Reading, rows: int) -> RocksdbState:
+    descriptor, plan, schema = reading.log.descriptor, reading.plan, reading.value_schema
+    commits = {row.name: plan.state.last_commit(row.name) for row in plan.state.writers}
+    return RocksdbState(
+        log=descriptor.name,
+        identity=descriptor.identity,
+        position=plan.position,
+        key_type=descriptor.key_type,
+        hash_rule=descriptor.hash_rule,
+        key_groups=descriptor.key_groups,
+        recovered_key_groups=None if plan.key_groups is None else tuple(sorted(plan.key_groups)),
+        value_schema_id=schema.id,
+        value_schema=schema.avsc,
+        rows=rows,
+        commits={
+            writer: ResumePoint(checkpoint_id=last.checkpoint.id, metadata=dict(last.metadata))
+            for writer, last in commits.items()
+            if last is not None
+        },
+    )
+
+
+@dataclass(slots=True)
+class _SstFiles:
+    """SST files in the making, one open at a time."""
+
+    directory: Path
+    target: Path
+    schema: ValueSchema
+    sst_bytes: int
+    disk: DiskHook
+    paths: list[str] = field(default_factory=list[str])
+    rows: int = 0
+    _open: rocksdict.SstFileWriter | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows whose raw keys follow all that came before."""
+        step = max(1, table.num_rows * _PIECE_BYTES // max(1, table.nbytes))
+        for batch in table.to_batches(max_chunksize=step):
+            keys = raw_keys(batch).to_pylist()
+            values = avro_values(batch.column("value"), self.schema).to_pylist()
+            with _local_disk(self.target, "write", self.disk):
+                self._put(keys, values)
+        self.rows += table.num_rows
+
+    def finish(self) -> None:
+        """Close the file that is open, if one is."""
+        if self._open is not None:
+            self._open.finish()
+            self._open = None
+
+    def _put(self, keys: list[bytes], values: list[bytes]) -> None:
+        if self._open is None:
+            self._open = rocksdict.SstFileWriter(_options())
+            self.paths.append(str(self.directory / f"{len(self.paths):06d}.sst"))
+            self._open.open(self.paths[-1])
+        # The writer takes one row a call; a deque of no length makes the calls without a Python loop.
+        deque(map(self._open.__setitem__, keys, values), maxlen=0)
+        if self._open.file_size() >= self.sst_bytes:
+            self.finish()
+
+
+def _options() -> rocksdict.Options:
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    return options
+
+
+def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
+    database = rocksdict.Rdict(str(path), _options(), column_families={STATE_FAMILY: _options()})
+    try:
+        if files:
+            move = rocksdict.IngestExternalFileOptions()
+            move.set_move_files(True)
+            database.ingest_external_file(files, move)
+        family = database.get_column_family(STATE_FAMILY)
+        family[STATE_KEY] = state.to_json()
+        family.flush()
+        family.close()
+    finally:
+        database.close()
+
+
+def _make_durable(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
+        sync(path)
+
+
+def _publish(made: Path, path: Path) -> None:
+    """Give the database its name; renaming onto what came in between fails, unless that is an empty directory."""
+    try:
+        made.rename(path)
+    except OSError:
+        require_absent(path)
+        raise
+    sync(path.parent)
+
+
+@contextmanager
+def _local_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
+    """As `storage.local_disk`. RocksDB's failures are plain `Exception` with a text."""
+    try:
+        disk(step, path)
+        yield
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise local_disk_error(error, path) from error
+        if type(error) is not Exception:
+            raise
+        number = next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
+        raise local_disk_error(OSError(number, str(error)), path) from error

@@ -1,0 +1,128 @@
+"""What a RocksDB database of recovered state says about itself, and where a key lies in it. Pure.
+
+The default column family holds the state and nothing else. A column family of its own holds one JSON text: whoever goes
+on writing to the database can put the next position into the same write batch as the changes.
+
+Invariants:
+- A database key is the key group, two bytes big-endian, and the key's bytes: a key group is one range of keys, which
+  can be dropped, or taken out for another worker, without looking at what is in it.
+- A long is eight bytes big-endian two's complement, as everywhere in a log; so within a key group RocksDB has negative
+  numbers after positive ones.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from statelog.errors import Corrupt, KeyGroupMismatch, UnknownFormat
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
+from statelog.schemas.ledger.identity import LogIdentity
+
+__all__ = ["STATE_FAMILY", "STATE_KEY", "ResumePoint", "RocksdbState"]
+
+STATE_FAMILY = "statelog"
+STATE_KEY = b"state"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """A writer's last commit in the state: where its source resumes."""
+
+    checkpoint_id: int
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocksdbState:
+    """Which state of which log a database held when it was made.
+
+    `recovered_key_groups` None means all. `value_schema` is the text of the Avro schema that every value was encoded
+    with (plain binary form), '' if values are opaque bytes. `rows` counts keys, `commits` is by writer.
+    """
+
+    log: str
+    identity: LogIdentity
+    position: int
+    key_type: KeyType
+    hash_rule: HashRule
+    key_groups: int
+    recovered_key_groups: tuple[int, ...] | None
+    value_schema_id: int
+    value_schema: str
+    rows: int
+    commits: Mapping[str, ResumePoint]
+
+    def key(self, key: bytes | str | int, *, key_group: int | None = None) -> bytes:
+        """The database key of a log's key. `key_group` is needed where callers name it, and checked elsewhere.
+
+        Raises InvalidChange for a key of another type, KeyGroupMismatch.
+        """
+        data = key_bytes(key, self.key_type)
+        group = key_group
+        if self.hash_rule is HashRule.CRC32:
+            group = key_group_of(key, self.key_type, self.key_groups)
+        if group is None or not 0 <= group < self.key_groups or key_group not in (None, group):
+            hint = "Name the key group that the key was written to" if group is None else "Leave key_group out"
+            raise KeyGroupMismatch("a key's key group", hint=hint, named=key_group, own=group)
+        return group.to_bytes(2, "big") + data
+
+    def to_json(self) -> bytes:
+        """As it stands in the database."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "log": self.log,
+                **self.identity.to_datum(),
+                "position": self.position,
+                "key_type": self.key_type.value,
+                "hash_rule": self.hash_rule.value,
+                "key_groups": self.key_groups,
+                "recovered_key_groups": self.recovered_key_groups,
+                "value_schema_id": self.value_schema_id,
+                "value_schema": self.value_schema,
+                "rows": self.rows,
+                "commits": {
+                    writer: {"checkpoint_id": point.checkpoint_id, "metadata": dict(point.metadata)}
+                    for writer, point in self.commits.items()
+                },
+            },
+            sort_keys=True,
+        ).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "RocksdbState":
+        """Raises UnknownFormat if a newer statelog wrote it, Corrupt if nobody did."""
+        try:
+            found = cast("dict[str, object]", json.loads(data))
+            if found["format"] != _FORMAT:
+                raise UnknownFormat("a database made by another version of statelog", format=str(found["format"]))
+            return _state_of(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Corrupt("the database does not say what state it holds", problem=repr(error)) from error
+
+
+def _state_of(found: dict[str, object]) -> RocksdbState:
+    groups = cast("list[int] | None", found["recovered_key_groups"])
+    commits = cast("dict[str, dict[str, object]]", found["commits"])
+    return RocksdbState(
+        log=str(found["log"]),
+        identity=LogIdentity.from_datum(found),
+        position=cast("int", found["position"]),
+        key_type=KeyType(str(found["key_type"])),
+        hash_rule=HashRule(str(found["hash_rule"])),
+        key_groups=cast("int", found["key_groups"]),
+        recovered_key_groups=None if groups is None else tuple(groups),
+        value_schema_id=cast("int", found["value_schema_id"]),
+        value_schema=str(found["value_schema"]),
+        rows=cast("int", found["rows"]),
+        commits={
+            writer: ResumePoint(
+                checkpoint_id=cast("int", point["checkpoint_id"]),
+                metadata=cast("dict[str, str]", point["metadata"]),
+            )
+            for writer, point in commits.items()
+        },
+    )

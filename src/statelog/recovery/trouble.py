@@ -1,0 +1,21 @@
+"""What a recovery goes around: a snapshot that cannot be read, and the warning that says so. Pure."""
+
+from statelog.errors import CorruptRun, NotFound
+
+__all__ = ["RecoveryWarning", "SnapshotFailed"]
+
+
+class RecoveryWarning(UserWarning):
+    """Something stored is damaged, and the recovery went around it without loss."""
+
+
+class SnapshotFailed(Exception):
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
+
+    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
+    """
+
+    def __init__(self, error: CorruptRun | NotFound) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.is_copy = False

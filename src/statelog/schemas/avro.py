@@ -1,0 +1,149 @@
+"""Avro, the two ways statelog uses it: one record inside a Kafka record, and one record as a file.
+
+- In Kafka: Avro's single-object encoding, `C3 01`, the schema's CRC-64-AVRO fingerprint, the datum.
+- As a file: an ordinary Avro object container with exactly one record, which any Avro tool opens. Its
+  sync marker is the xxh3-128 of the record's bytes, so that a damaged file is told from a whole one.
+
+Invariants:
+- Bytes are decoded only after a checksum over them was verified, and only with our own schema of the
+  format version that they name. The schema text inside a file is for other tools; we never interpret it.
+- A decoder consumes its input to the last byte.
+"""
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from importlib import resources
+from typing import cast
+
+import xxhash
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from statelog.errors import Corrupt, UnknownFormat
+
+__all__ = ["Datum", "FileCodec", "RecordCodec"]
+
+Datum = Mapping[str, object]
+
+_SINGLE_OBJECT = b"\xc3\x01"
+_SINGLE_OBJECT_BYTES = 10
+_CONTAINER_MAGIC = b"Obj\x01"
+_FORMAT_KEY = "statelog.format"
+_META_KEYS = {"avro.schema", "avro.codec", _FORMAT_KEY}
+_CONTAINER_HEADER = parse_schema(
+    {
+        "type": "record",
+        "name": "Header",
+        "fields": [
+            {"name": "magic", "type": {"type": "fixed", "name": "Magic", "size": 4}},
+            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
+            {"name": "sync", "type": {"type": "fixed", "name": "Sync", "size": 16}},
+        ],
+    }
+)
+_DECODING_ERRORS = (EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error)
+_LONG = parse_schema({"type": "long"})
+_BYTES = parse_schema({"type": "bytes"})
+
+
+def _load(avsc: str) -> dict[str, object]:
+    text = resources.files("statelog.schemas").joinpath("avsc").joinpath(f"{avsc}.avsc").read_text("utf-8")
+    return cast("dict[str, object]", json.loads(text))
+
+
+class RecordCodec:
+    """Encodes and decodes one kind of record, whose schema is `avsc/<name>.avsc`."""
+
+    def __init__(self, avsc: str) -> None:
+        raw = _load(avsc)
+        self.text = json.dumps(raw, separators=(",", ":"))
+        self._schema = parse_schema(raw)
+        checksum = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
+        self._prefix = _SINGLE_OBJECT + bytes.fromhex(checksum)
+
+    def encode_datum(self, record: Datum) -> bytes:
+        """The bare datum, without any header."""
+        out = io.BytesIO()
+        schemaless_writer(out, self._schema, record)
+        return out.getvalue()
+
+    def encode(self, record: Datum) -> bytes:
+        """The record in Avro's single-object encoding."""
+        return self._prefix + self.encode_datum(record)
+
+    def decode_datum(self, data: bytes) -> tuple[dict[str, object], int]:
+        """One datum from the start of `data`, and how many bytes it took. Raises Corrupt."""
+        source = io.BytesIO(data)
+        try:
+            record = schemaless_reader(source, self._schema, None)
+        except _DECODING_ERRORS as error:
+            raise Corrupt(f"an Avro datum does not decode: {error}", bytes=len(data)) from error
+        return cast("dict[str, object]", record), source.tell()
+
+    def decode(self, data: bytes) -> tuple[dict[str, object], int]:
+        """One single-object record from the start of `data`, and how many bytes it took.
+
+        Raises Corrupt if the bytes are not this kind of record; the caller checks that nothing follows.
+        """
+        if data[:_SINGLE_OBJECT_BYTES] != self._prefix:
+            raise Corrupt(
+                "an Avro record carries another schema's fingerprint", found=data[:_SINGLE_OBJECT_BYTES].hex()
+            )
+        record, size = self.decode_datum(data[_SINGLE_OBJECT_BYTES:])
+        return record, _SINGLE_OBJECT_BYTES + size
+
+
+class FileCodec:
+    """Encodes and decodes a file that holds one record: an Avro object container, format version `version`."""
+
+    def __init__(self, avsc: str, version: int, error: type[Corrupt]) -> None:
+        self._codec = RecordCodec(avsc)
+        self._version = version
+        self._error = error
+
+    def encode(self, record: Datum) -> bytes:
+        """The whole file."""
+        datum = self._codec.encode_datum(record)
+        sync = xxhash.xxh3_128_digest(datum)
+        meta = {
+            "avro.schema": self._codec.text.encode(),
+            "avro.codec": b"null",
+            _FORMAT_KEY: str(self._version).encode(),
+        }
+        out = io.BytesIO()
+        schemaless_writer(out, _CONTAINER_HEADER, {"magic": _CONTAINER_MAGIC, "meta": meta, "sync": sync})
+        schemaless_writer(out, _LONG, 1)
+        schemaless_writer(out, _BYTES, datum)
+        out.write(sync)
+        return out.getvalue()
+
+    def decode(self, data: bytes, path: str) -> dict[str, object]:
+        """The record. Raises this codec's Corrupt class, or UnknownFormat for a newer format version."""
+        try:
+            return self._decode(data)
+        except (Corrupt, *_DECODING_ERRORS) as error:
+            raise self._error(f"{path} is damaged: {error}", path=path, size_bytes=len(data)) from error
+
+    def _decode(self, data: bytes) -> dict[str, object]:
+        source = io.BytesIO(data)
+        header = cast("dict[str, object]", schemaless_reader(source, _CONTAINER_HEADER, None))
+        if header["magic"] != _CONTAINER_MAGIC:
+            raise Corrupt("it is not an Avro file")
+        meta = cast("dict[str, bytes]", header["meta"])
+        if meta.keys() != _META_KEYS:
+            raise Corrupt("its header has other keys than ours")
+        version = int(meta[_FORMAT_KEY])
+        if version > self._version:
+            raise UnknownFormat("a file has a newer format version", found=version, known=self._version)
+        if version != self._version or meta["avro.codec"] != b"null":
+            raise Corrupt(f"it has format version {version}, codec {meta['avro.codec']!r}")
+        count = schemaless_reader(source, _LONG, None)
+        datum = cast("bytes", schemaless_reader(source, _BYTES, None))
+        if count != 1 or not data[source.tell() :] == header["sync"] == xxhash.xxh3_128_digest(datum):
+            raise Corrupt("its checksum differs")
+        record, size = self._codec.decode_datum(datum)
+        if size != len(datum):
+            raise Corrupt(f"{len(datum) - size} bytes follow its record")
+        return record

@@ -1,0 +1,236 @@
+"""Changes in bulk: (key group, op, key, value) as Arrow columns, from the writer's split to a reader's fold.
+
+A put's value is the whole result, so that applying a change twice is harmless; a delete's value is null. The value
+column is binary (opaque to us) or a struct (typed). Row order is the order of the changes.
+
+Never loops over rows in Python, except to fill a dict. Never does I/O. `key_order` owns the comparison of keys.
+
+Invariants:
+- Splitting, cutting and folding keep the order of the changes of one key.
+- Where a column is too large for Arrow's 32-bit offsets (2 GiB of keys or values in one array), Arrow raises; callers
+  bound what they fold at once.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
+from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
+from statelog.schemas.keys.key_groups import KeyType, partition_starts
+
+__all__ = [
+    "DELETE",
+    "MAX_CHANGE_BYTES",
+    "OPAQUE",
+    "PUT",
+    "PartitionSlice",
+    "apply_to_dict",
+    "change_schema",
+    "changes_batch",
+    "chunk_slices",
+    "last_per_key",
+    "live",
+    "newest_sorted",
+    "row_sizes",
+    "sort_by_key",
+    "split",
+]
+
+PUT = 0
+DELETE = 1
+OPAQUE = pa.binary()
+MAX_CHANGE_BYTES = 15 << 20  # Below the 16 MiB that topics allow, with room for the head and Arrow's own metadata.
+
+
+def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Schema:
+    """The schema of changes: key_group uint16, op uint8, key in the log's key type, value in `value_type`.
+
+    All fields are nullable in Arrow's eyes, as every engine writes them; only the value of a delete may be null.
+    """
+    return pa.schema(
+        [("key_group", pa.uint16()), ("op", pa.uint8()), ("key", key_type.arrow_type), ("value", value_type)]
+    )
+
+
+def changes_batch(
+    schema: pa.Schema, key_groups: NDArray[np.uint16], ops: NDArray[np.uint8], keys: pa.Array, values: pa.Array
+) -> pa.RecordBatch:
+    """Changes from their columns, in this order. Raises InvalidChange unless a value is null in deletes and only there.
+
+    Keys are not checked against key groups; that is the writer's business, as it depends on the log's hash.
+    """
+    if keys.null_count:
+        raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
+    if len(ops) and int(ops.max()) > DELETE:
+        raise InvalidChange("an op is neither put nor delete", hint="Use 0 for put, 1 for delete", op=int(ops.max()))
+    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else np.zeros(len(ops), np.bool_)
+    if not np.array_equal(nulls, ops == DELETE):
+        raise InvalidChange(
+            "a put without a value, or a delete with one", hint="To remove a key, delete it; an empty value is b''"
+        )
+    return pa.RecordBatch.from_arrays([pa.array(key_groups), pa.array(ops), keys, values], schema=schema)
+
+
+# ---- on the way in: by partition, then by size
+
+
+class PartitionSlice(NamedTuple):
+    """The changes of one batch for one partition, sorted by key group."""
+
+    partition: int
+    batch: pa.RecordBatch
+
+
+def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[PartitionSlice]:
+    """The batch by partition, ascending, without empty ones. Raises KeyGroupMismatch for one that the log lacks.
+
+    Fastest for batches of 20,000 to 100,000 changes, whose rows stay in the cache while they are moved.
+    """
+    groups = _numpy(batch.column("key_group"))
+    if len(groups) == 0:
+        return []
+    if int(groups.max()) >= key_groups:
+        raise KeyGroupMismatch("the log lacks a key group", key_group=int(groups.max()), key_groups=key_groups)
+    if bool((groups[1:] < groups[:-1]).any()):
+        # A stable sort of small integers is a radix sort; of one byte, the fastest.
+        order = np.argsort(groups.astype(np.uint8) if key_groups <= 256 else groups, kind="stable")
+        batch = batch.take(pa.array(order))
+        groups = groups[order]
+    cuts = np.searchsorted(groups, partition_starts(partitions, key_groups)).tolist()
+    return [
+        PartitionSlice(partition, batch.slice(start, end - start))
+        for partition, (start, end) in enumerate(pairwise(cuts))
+        if end > start
+    ]
+
+
+def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int = MAX_CHANGE_BYTES) -> list[pa.RecordBatch]:
+    """The batch cut, in order, into slices of at most `chunk_bytes`; a larger change gets a slice of its own.
+
+    Raises ValueTooLarge for a change of more than `max_bytes`.
+    """
+    if batch.nbytes <= min(chunk_bytes, max_bytes):
+        return [batch] if batch.num_rows else []
+    ends = np.cumsum(_batch_row_sizes(batch))
+    largest = int(np.diff(ends, prepend=0).max())
+    if largest > max_bytes:
+        raise ValueTooLarge(
+            "a change is larger than a chunk may be",
+            hint="Store the large part elsewhere and its address here, or split the value over several keys",
+            size_bytes=largest,
+            max_bytes=max_bytes,
+        )
+    slices: list[pa.RecordBatch] = []
+    start, before = 0, 0
+    while start < batch.num_rows:
+        end = max(start + 1, int(np.searchsorted(ends, before + chunk_bytes, side="right")))
+        slices.append(batch.slice(start, end - start))
+        start, before = end, int(ends[end - 1])
+    return slices
+
+
+def _batch_row_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        total += row_sizes(column)
+    return total
+
+
+def row_sizes(column: pa.Array) -> NDArray[np.int64]:
+    """About how many bytes each row of a column takes in a chunk: its data and offsets, without validity bits."""
+    kind = column.type
+    if isinstance(kind, pa.StructType):
+        sizes = np.ones(len(column), np.int64)
+        for index in range(kind.num_fields):
+            sizes += row_sizes(cast("pa.StructArray", column).field(index))
+        return sizes
+    if isinstance(column, pa.ListArray | pa.MapArray):
+        children = [column.keys, column.items] if isinstance(column, pa.MapArray) else [column.values]
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        sizes = np.full(len(column), 4, np.int64)
+        for child in children:
+            sizes += _sums(row_sizes(child), offsets)
+        return sizes
+    if kind.equals(pa.binary()) or kind.equals(pa.string()):
+        return 4 + pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+    return np.full(len(column), _fixed_width(kind), np.int64)
+
+
+def _sums(sizes: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.diff(np.concatenate(([0], np.cumsum(sizes)))[offsets])
+
+
+def _fixed_width(kind: pa.DataType) -> int:
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError as error:
+        raise InvalidChange(
+            "a value has a type that changes cannot hold", hint="Use the Arrow types that Avro has", type=str(kind)
+        ) from error
+
+
+# ---- on the way out: the last change per key
+
+
+def last_per_key(changes: pa.Table) -> pa.Table:
+    """The last change of every (key group, key), in row order."""
+    return _take(changes, last_rows)
+
+
+def sort_by_key(changes: pa.Table) -> pa.Table:
+    """All changes by (key group, key) in the keys' native order; those of one key keep their order."""
+    return _take(changes, sorted_rows)
+
+
+def newest_sorted(changes: pa.Table) -> pa.Table:
+    """The last change of every (key group, key), sorted: `sort_by_key(last_per_key(changes))`, moving values once."""
+    return _take(changes, sorted_last_rows)
+
+
+def live(changes: pa.Table) -> pa.Table:
+    """The puts."""
+    return changes.filter(pc.equal(changes.column("op"), PUT))
+
+
+def apply_to_dict(changes: pa.Table, state: dict[Any, Any], *, with_group: bool = False) -> None:
+    """Apply changes to a dict from key to value, or from (key group, key) if `with_group`.
+
+    A log whose callers name the key groups may hold one key in several; there only `with_group` tells them apart.
+    """
+    keys = ["key_group", "key"] if with_group else ["key"]
+    newest = last_per_key(changes if with_group else _in_one_group(changes))
+    for key in _rows_of(newest.filter(pc.equal(newest.column("op"), DELETE)), keys):
+        state.pop(key, None)
+    puts = live(newest)
+    state.update(zip(_rows_of(puts, keys), puts.column("value").to_pylist(), strict=True))
+
+
+def _rows_of(changes: pa.Table, names: Sequence[str]) -> Sequence[object]:
+    columns = [changes.column(name).to_pylist() for name in names]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _in_one_group(changes: pa.Table) -> pa.Table:
+    zeros = pa.array(np.zeros(changes.num_rows, np.uint16))
+    return changes.set_column(changes.schema.get_field_index("key_group"), "key_group", zeros)
+
+
+def _take(changes: pa.Table, choose: Callable[[pa.Array, pa.Array], NDArray[np.int64]]) -> pa.Table:
+    rows = choose(_one(changes.column("key_group")), _one(changes.column("key")))
+    return changes.take(pa.array(rows))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _numpy(column: pa.Array) -> NDArray[np.uint16]:
+    return cast("NDArray[np.uint16]", column.to_numpy())

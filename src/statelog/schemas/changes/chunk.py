@@ -1,0 +1,224 @@
+"""Chunks: the Kafka records of the data topic, each a slice of one change set for one partition.
+
+    0   4  magic "SLCK"
+    4   1  version, 1
+    5   3  zero
+    8   8  xxh3-64 of all that follows, little-endian
+    16     head: Avro in single-object encoding, schema `avsc/chunk_head.avsc`
+           zero bytes up to a multiple of 8
+           the changes: an Arrow record batch as one IPC message, without its schema
+
+Avro carries the contract, Arrow the bulk. Compression is the producer's.
+
+Invariants:
+- A record without the magic is a stranger's. One with it that somebody lists must decode or stops the reader.
+- Nothing is decoded before the checksum over it is verified. So every changed byte is noticed: it makes the record a
+  stranger's (magic), an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
+- The changes are not copied on the way in: a decoded batch points into the record, and what does not lie in the record
+  (compressed buffers, offsets past the end) is refused before anything is allocated or followed.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS, is_compressed
+
+__all__ = [
+    "ChangeSetChecksum",
+    "ChunkHead",
+    "EncodedChunk",
+    "combine_checksums",
+    "decode_batch",
+    "decode_head",
+    "encode_chunk",
+]
+
+_HEADS = RecordCodec("chunk_head")
+_MAGIC = b"SLCK"
+_VERSION = 1
+_PREFIX = struct.Struct("<4sB3xQ")
+_ALIGNMENT = 8
+_HEAD_LIMIT = 10 + 16 + 8 + 3 * 10 + 5 * 5  # Avro's header, nonce, seal, three longs and five ints at their longest.
+_CHECKSUM = struct.Struct("<Q")
+_SEALED = struct.Struct("<q16sqiq")
+
+
+@dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
+class ChunkHead:
+    """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive.
+
+    `witness` is the ledger position that its writer had folded. It is believed if the `seal` is that of the log.
+    """
+
+    epoch: int
+    nonce: bytes
+    sqn: int
+    index: int
+    first_key_group: int
+    last_key_group: int
+    changes: int
+    value_schema_id: int
+    witness: int
+    seal: bytes
+    checksum: int
+
+    def is_sealed(self, key: bytes) -> bool:
+        """Whether somebody who knew the log's descriptor wrote this witness. `key` is the descriptor's."""
+        return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.witness)
+
+
+class EncodedChunk(NamedTuple):
+    """A record value, ready to be produced, and its checksum."""
+
+    value: bytes
+    checksum: int
+
+
+def encode_chunk(
+    *,
+    epoch: int,
+    nonce: bytes,
+    sqn: int,
+    index: int,
+    value_schema_id: int,
+    witness: int,
+    key: bytes,
+    batch: pa.RecordBatch,
+) -> EncodedChunk:
+    """A chunk of at least one change. `value_schema_id` 0: values are opaque bytes. `key` seals the witness."""
+    assert batch.num_rows > 0, "an empty chunk says nothing"
+    groups = _key_groups(batch)
+    head = _HEADS.encode(
+        {
+            "epoch": epoch,
+            "nonce": nonce,
+            "sqn": sqn,
+            "index": index,
+            "first_key_group": int(groups.min()),
+            "last_key_group": int(groups.max()),
+            "changes": batch.num_rows,
+            "value_schema_id": value_schema_id,
+            "witness": witness,
+            "seal": _seal(key, epoch, nonce, sqn, index, witness),
+        }
+    )
+    head += bytes(-(_PREFIX.size + len(head)) % _ALIGNMENT)
+    body = memoryview(batch.serialize())
+    hasher = xxhash.xxh3_64(head)
+    hasher.update(body)
+    checksum = hasher.intdigest()
+    return EncodedChunk(b"".join((_PREFIX.pack(_MAGIC, _VERSION, checksum), head, body)), checksum)
+
+
+def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
+    """The head of a verified chunk and where its changes begin; None for a stranger's record.
+
+    Raises UnknownFormat for a newer version, and CorruptChunk if the record is not what was written.
+    """
+    if value[: len(_MAGIC)] != _MAGIC:
+        return None
+    if len(value) < _PREFIX.size:
+        raise CorruptChunk("a chunk is cut short", size_bytes=len(value))
+    _, version, checksum = _PREFIX.unpack_from(value)
+    if version > _VERSION:
+        raise UnknownFormat("a chunk has a newer format version", found=version, known=_VERSION)
+    rest = memoryview(value)[_PREFIX.size :]
+    if version != _VERSION or any(value[5:8]) or checksum != xxhash.xxh3_64_intdigest(rest):
+        raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
+    return _decode_head(value, checksum)
+
+
+def _decode_head(value: bytes, checksum: int) -> tuple[ChunkHead, int]:
+    try:
+        record, size = _HEADS.decode(value[_PREFIX.size : _PREFIX.size + _HEAD_LIMIT])
+    except Corrupt as error:
+        raise CorruptChunk(f"a chunk's head does not decode: {error.message}", size_bytes=len(value)) from error
+    end = _PREFIX.size + size
+    head = ChunkHead(
+        *cast("tuple[int, bytes, int, int, int, int, int, int, int, bytes]", tuple(record.values())), checksum
+    )
+    return head, end + -end % _ALIGNMENT
+
+
+def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> pa.RecordBatch:
+    """The changes of a chunk that `decode_head` verified; `head` and `at` are its results.
+
+    `schema` is that of the log and of `head.value_schema_id`. Raises CorruptChunk if the record batch has another
+    schema, compressed buffers, another number of changes, or key groups other than the head says; or if a change is
+    neither a put with a value nor a delete without one.
+    """
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
+        if is_compressed(message):
+            raise _corrupt("a chunk's record batch is compressed, which is the producer's business", head)
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)  # Without `full` an offset past the end is followed, and the process dies.
+    except DECODING_ERRORS as error:
+        raise _corrupt(f"a chunk's record batch does not decode: {error}", head) from error
+    if batch.num_rows != head.changes or batch.num_rows == 0:
+        raise _corrupt("a chunk has another number of changes than its head says", head)
+    groups, ops, keys, values = batch.columns
+    if groups.null_count or ops.null_count or keys.null_count:
+        raise _corrupt("a chunk has a change without key group, op or key", head)
+    if not _values_fit(ops.to_numpy(), values):
+        raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
+    numbers = groups.to_numpy()
+    if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
+        raise _corrupt("a chunk has other key groups than its head says", head)
+    return batch
+
+
+def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
+    """Whether every change is a put (0) with a value or a delete (1) without one."""
+    if not values.null_count:
+        return not np.count_nonzero(ops)
+    return bool((ops == np.asarray(values.is_null())).all())
+
+
+def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
+    return batch.column(0).to_numpy()
+
+
+def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
+    return CorruptChunk(message, epoch=head.epoch, sqn=head.sqn, index=head.index, changes=head.changes)
+
+
+def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: int) -> bytes:
+    """Who may only write records must not be able to say that the ledger lost its tail."""
+    return hashlib.blake2b(_SEALED.pack(epoch, nonce, sqn, index, witness), digest_size=8, key=key).digest()
+
+
+# ---- the checksum of a change set
+
+
+class ChangeSetChecksum:
+    """xxh3-64 over the checksums of a change set's chunks in index order, 8 bytes little-endian each."""
+
+    __slots__ = ("_hasher",)
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_64()
+
+    def add(self, checksum: int) -> None:
+        """The next chunk's."""
+        self._hasher.update(_CHECKSUM.pack(checksum))
+
+    @property
+    def value(self) -> int:
+        """Over the chunks that were added so far."""
+        return self._hasher.intdigest()
+
+
+def combine_checksums(checksums: Sequence[int]) -> int:
+    """The checksum of a change set from those of its chunks in index order."""
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))

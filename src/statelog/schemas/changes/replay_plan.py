@@ -1,0 +1,195 @@
+"""Replay as decisions: which offsets to read, which chunks count, and whether all that was listed came.
+
+The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
+lists is there or it is data loss. `storage.replay` executes this for materializer, recovery and Spark.
+
+Invariants:
+- A record at an offset that no commit lists is void, whatever its bytes: nobody even looks at them.
+- At a listed offset lies the chunk that is listed: of this change set, with this index.
+- At the end every listed change set has exactly the chunks, changes and checksum that its commit names. Of one whose
+  offsets a person gave up in part, all the others are there.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from statelog.errors import IncompleteChangeSet
+from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
+from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.ledger.records import CommitBody, LossRange
+
+__all__ = ["ChangeSetId", "PartitionCheck", "ReplayPlan", "plan_replay"]
+
+
+class ChangeSetId(NamedTuple):
+    """What tells a listed change set from every other in its partition.
+
+    Epoch, nonce and number would do if no caller ever gave a task's number twice. The place does in any case: commits
+    never overlap in a partition.
+    """
+
+    epoch: int
+    nonce: bytes
+    sqn: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count."""
+
+    ranges: Mapping[int, tuple[tuple[int, int], ...]]
+    listed: Mapping[int, Mapping[ChangeSetId, Entry]]
+    accepted: tuple[LossRange, ...]
+
+    @property
+    def changes(self) -> int:
+        """How many changes the plan covers, for progress."""
+        return sum(entry.changes for entries in self.listed.values() for entry in entries.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of record values the plan covers, for budgets and progress."""
+        return sum(entry.size_bytes for entries in self.listed.values() for entry in entries.values())
+
+
+def plan_replay(
+    commits: Iterable[CommitBody], partitions: Iterable[int], accepted: tuple[LossRange, ...] = ()
+) -> ReplayPlan:
+    """Plan the replay of valid commits, in ledger order, restricted to `partitions`."""
+    listed: dict[int, dict[ChangeSetId, Entry]] = {partition: {} for partition in partitions}
+    for body in commits:
+        for handle in body.handles:
+            for entry in handle.entries:
+                if entry.partition in listed:
+                    key = ChangeSetId(handle.epoch, handle.nonce, entry.sqn, entry.first_offset)
+                    listed[entry.partition][key] = entry
+    listed = {partition: entries for partition, entries in listed.items() if entries}
+    ranges = {
+        partition: _without(
+            min(entry.first_offset for entry in entries.values()),
+            max(entry.end_offset for entry in entries.values()),
+            [lost for lost in accepted if lost.partition == partition],
+        )
+        for partition, entries in listed.items()
+    }
+    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
+
+
+def _without(start: int, end: int, lost: Sequence[LossRange]) -> tuple[tuple[int, int], ...]:
+    """The range [start, end) less the lost ranges."""
+    kept: list[tuple[int, int]] = []
+    for hole in sorted(lost, key=lambda hole: hole.start_offset):
+        if hole.start_offset > start:
+            kept.append((start, min(hole.start_offset, end)))
+        start = max(start, hole.end_offset)
+    if start < end:
+        kept.append((start, end))
+    return tuple((first, last) for first, last in kept if first < last)
+
+
+class _Progress:
+    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last.
+
+    There is one for each change set of a plan, often for each chunk: it holds no more than it must.
+    """
+
+    __slots__ = ("_places", "changes", "checksums", "entry", "id", "is_cut", "next")
+
+    def __init__(self, key: ChangeSetId, entry: Entry, lost: Sequence[LossRange]) -> None:
+        self.id = key
+        self.entry = entry
+        self.changes = 0
+        self.checksums: list[int] = []
+        lost = [hole for hole in lost if hole.start_offset < entry.end_offset and entry.first_offset < hole.end_offset]
+        self.is_cut = bool(lost)
+        """Whether a person accepted the loss of offsets that it covers."""
+        places = enumerate(entry.offsets)
+        self._places = places if not lost else (place for place in places if not _is_in(place[1], lost))
+        self.next = next(self._places, None)
+
+    @property
+    def chunks(self) -> int:
+        """How many of its chunks came."""
+        return len(self.checksums)
+
+    def takes(self, head: ChunkHead) -> bool:
+        """Whether this is the head of its next chunk."""
+        epoch, nonce, sqn, _ = self.id
+        return (
+            self.next is not None
+            and head.sqn == sqn
+            and head.index == self.next[0]
+            and head.epoch == epoch
+            and head.nonce == nonce
+        )
+
+    def add(self, head: ChunkHead) -> tuple[int, int] | None:
+        """Take its next chunk; returns the place of the one after it."""
+        self.changes += head.changes
+        self.checksums.append(head.checksum)
+        self.next = next(self._places, None)
+        return self.next
+
+    @property
+    def is_whole(self) -> bool:
+        if self.next is not None or self.is_cut:
+            return self.next is None
+        entry = self.entry
+        return (
+            len(self.checksums) == entry.chunks
+            and self.changes == entry.changes
+            and combine_checksums(self.checksums) == entry.checksum
+        )
+
+
+def _is_in(offset: int, lost: Iterable[LossRange]) -> bool:
+    return any(hole.start_offset <= offset < hole.end_offset for hole in lost)
+
+
+class PartitionCheck:
+    """Decides, record by record in offset order, what counts in one partition; then whether all of it came."""
+
+    def __init__(self, topic: str, partition: int, plan: ReplayPlan) -> None:
+        self._topic = topic
+        self._partition = partition
+        lost = [hole for hole in plan.accepted if hole.partition == partition]
+        self._sets = [_Progress(key, entry, lost) for key, entry in plan.listed[partition].items()]
+        self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
+
+    def lists(self, offset: int) -> bool:
+        """Whether the record at this offset counts. If not it is void."""
+        return offset in self._awaited
+
+    def add(self, offset: int, head: ChunkHead) -> None:
+        """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
+        progress = self._awaited.pop(offset)
+        if not progress.takes(head):
+            raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
+        following = progress.add(head)
+        if following is not None:
+            self._awaited[following[1]] = progress
+
+    def finish(self) -> None:
+        """Raise IncompleteChangeSet unless every listed change set came whole."""
+        for progress in self._sets:
+            if not progress.is_whole:
+                raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
+
+    def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
+        entry = progress.entry
+        return IncompleteChangeSet(
+            f"a committed change set is not whole: {what}",
+            topic=self._topic,
+            partition=self._partition,
+            offset=progress.next[1] if progress.next else entry.first_offset,
+            sqn=entry.sqn,
+            first_offset=entry.first_offset,
+            end_offset=entry.end_offset,
+            chunks_found=progress.chunks,
+            chunks_listed=entry.chunks,
+            changes_found=progress.changes,
+            changes_listed=entry.changes,
+            hint="Committed changes are gone: restore the topic, recover an older position, or accept the loss",
+        )

@@ -1,0 +1,26 @@
+"""Shares: which partitions each of N writers takes, and which key groups each of N readers restores. Pure.
+
+A share is a range of neighbours. It follows from three numbers, so every process works out its own, and whoever starts
+with another number of workers has re-assigned everything.
+
+Invariants, for any count and any number of workers:
+- The shares are disjoint, lie in the workers' order, and together are everything.
+- Their sizes differ by at most one. With more workers than things to share, some shares are empty.
+"""
+
+from statelog.errors import ConfigError
+
+__all__ = ["share"]
+
+
+def share(count: int, *, worker: int, workers: int) -> range:
+    """The part of `range(count)` (partitions, or key groups) that belongs to worker 0, 1, ... or `workers - 1`.
+
+    By the rule that also lays key groups into partitions. Raises ConfigError for a worker that does not exist.
+    """
+    if count < 0 or not 0 <= worker < workers:
+        raise ConfigError(
+            f"there is no share for worker {worker} of {workers} in {count}",
+            hint="Workers are numbered from 0, and there is at least one",
+        )
+    return range(-(-worker * count // workers), -(-(worker + 1) * count // workers))

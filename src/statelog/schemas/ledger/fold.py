@@ -1,0 +1,292 @@
+"""The ledger fold: which Opens and Commits are valid. A pure function of the ledger's records in order.
+
+Rules (DESIGN.md section 2; a property test removes each guard in turn and sees the violation that it prevents):
+- An Open is valid if its `prior` and `last` are what the fold shows at its offset. It fences, as a whole, every
+  earlier epoch that shares a partition or the writer name. A late ghost of an Open is void, so it fences nobody.
+- A Commit is valid if its epoch is live and of the same nonce, it names only partitions of that Open, it continues the
+  writer's last checkpoint with a greater id, its extents are ranges that a log can have, and nothing that it lists lies
+  below a partition's committed position.
+- A void record changes nothing but the position. A final commit ends the writer's row and its epoch.
+- A Mark folds to nothing. A Restart at or above its position ends every epoch, and no later Open may have seen an older
+  one than it. A fold that began below that position has folded what does not count, and stops.
+
+Invariants:
+- Every reader that folds the same prefix has the same state, whether it starts at 0 or from a `LedgerState`.
+- Committed positions never go back, nor does `position`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from typing import NamedTuple
+
+from statelog.errors import OffsetGone
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open, Restart
+from statelog.schemas.ledger.state import (
+    NO_EPOCH,
+    LastCommit,
+    LedgerState,
+    LiveEpoch,
+    MetaRecord,
+    PartitionState,
+    WriterState,
+)
+
+__all__ = ["MOST_OFFSETS", "LedgerFold", "Reason", "Void"]
+
+_MOST_PENDING_BYTES = 8 << 20
+MOST_OFFSETS = 1 << 56
+"""No partition gets so far: at a hundred million records a second it takes two decades."""
+
+
+class Reason(StrEnum):
+    """Why a record is void."""
+
+    OTHER_LOG = "it was written for another log"
+    STALE_OPEN = "its writer had not seen the newest Open or checkpoint"
+    UNKNOWN_EPOCH = "no valid Open has this epoch and nonce"
+    FENCED = "a newer writer owns its partitions or its name"
+    NOT_OWNED = "it names a partition that its writer does not own"
+    WRONG_BASE = "it does not continue the writer's last checkpoint"
+    NOT_LATER = "its checkpoint id is not greater than the last one"
+    IMPOSSIBLE = "it lists offsets that no log has"
+    OVERLAP = "it lists change sets below the committed position"
+
+
+class Void(NamedTuple):
+    """The verdict on a void record; `detail` names the values that differ."""
+
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A writer's row while folding. The metadata stays inside the undecoded `commit` until it is asked for."""
+
+    newest_epoch: int = NO_EPOCH
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    commit_offset: int = -1
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    commit: Commit | None = None
+
+    def settle(self) -> Mapping[str, str]:
+        if self.commit is not None:
+            self.metadata, self.commit = self.commit.read_body().metadata, None
+        return self.metadata
+
+
+class LedgerFold:
+    """Folds records one by one. Holds no clients and does no I/O; `freeze` gives the state as a value."""
+
+    def __init__(self, identity: LogIdentity, state: LedgerState | None = None) -> None:
+        state = state or LedgerState()
+        self.identity = identity
+        self.position = state.position
+        self._rows = {
+            row.name: _Row(row.newest_epoch, row.checkpoint, row.commit_offset, row.metadata) for row in state.writers
+        }
+        self._live = {epoch.epoch: epoch for epoch in state.live}
+        self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
+        self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
+        self._meta = {(record.writer, record.key): record.value for record in state.meta}
+        self._pending_meta: list[tuple[str, Commit]] = []
+        self._pending_bytes = 0
+        self._accepted = state.accepted
+        self._restarted = state.restarted
+        self._start = state.position
+
+    # ---- what the fold shows
+
+    def last_commit(self, writer: str) -> LastCommit | None:
+        """The writer's last valid commit, or None before its first."""
+        row = self._rows.get(writer)
+        if row is None or row.checkpoint == NO_CHECKPOINT:
+            return None
+        return LastCommit(row.checkpoint, row.commit_offset, row.settle())
+
+    def last_checkpoint(self, writer: str) -> Checkpoint:
+        """The checkpoint that the writer's next commit has to continue."""
+        row = self._rows.get(writer)
+        return row.checkpoint if row else NO_CHECKPOINT
+
+    def prior(self, writer: str, partitions: Iterable[int]) -> int:
+        """The newest epoch on any of the partitions or of the writer's name: what an Open has to name now."""
+        row = self._rows.get(writer)
+        mine = row.newest_epoch if row else NO_EPOCH
+        return max([self._restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
+
+    def live_epoch(self, epoch: int) -> LiveEpoch | None:
+        """The Open at that offset, if it is valid and not fenced."""
+        return self._live.get(epoch)
+
+    def committed_position(self, partition: int) -> int:
+        """The end offset of the last valid commit in a partition; 0 before the first."""
+        return self._committed.get(partition, 0)
+
+    @property
+    def committed_positions(self) -> dict[int, int]:
+        """The committed position of every partition that has one."""
+        return dict(self._committed)
+
+    @property
+    def accepted(self) -> tuple[LossRange, ...]:
+        """The ranges that a person gave up."""
+        return self._accepted
+
+    @property
+    def meta(self) -> dict[tuple[str, str], bytes]:
+        """The committed meta records by (writer, key). Raises CorruptLedger."""
+        self._settle_meta()
+        return dict(self._meta)
+
+    def freeze(self) -> LedgerState:
+        """The state as a value. Raises CorruptLedger."""
+        self._settle_meta()
+        partitions = sorted(self._newest.keys() | self._committed.keys())
+        return LedgerState(
+            position=self.position,
+            writers=tuple(
+                WriterState(name, row.newest_epoch, row.checkpoint, row.commit_offset, row.settle())
+                for name, row in sorted(self._rows.items())
+            ),
+            partitions=tuple(
+                PartitionState(p, self._newest.get(p, NO_EPOCH), self._committed.get(p, 0)) for p in partitions
+            ),
+            live=tuple(self._live[epoch] for epoch in sorted(self._live)),
+            meta=tuple(MetaRecord(*key, value) for key, value in sorted(self._meta.items())),
+            accepted=self._accepted,
+            restarted=self._restarted,
+        )
+
+    # ---- folding
+
+    def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
+        """Fold the record at `offset` (None: a stranger's). Returns None if it is valid, else why it is void.
+
+        Offsets may have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
+        """
+        assert offset >= self.position, f"ledger offset {offset} lies below position {self.position}"
+        if isinstance(record, Restart):
+            self._restart(offset, record)
+        void = self.check(record)
+        self.position = offset + 1
+        if void is None:
+            match record:
+                case Open():
+                    self._open(offset, record)
+                case Commit():
+                    self._commit(offset, record)
+                case AcceptLoss():
+                    self._accepted += record.ranges
+                case _:
+                    pass
+        return void
+
+    def advance(self, position: int) -> None:
+        """Move on to `position`: there is nothing between it and the current one."""
+        assert position >= self.position, f"ledger position {position} lies below {self.position}"
+        self.position = position
+
+    def check(self, record: LedgerRecord | None) -> Void | None:
+        """The verdict on `record` if it came next, without folding it."""
+        match record:
+            case Open():
+                return self._check_open(record)
+            case Commit():
+                return self._check_commit(record)
+            case _:
+                return None
+
+    def _check_open(self, record: Open) -> Void | None:
+        if record.identity != self.identity:
+            return Void(Reason.OTHER_LOG)
+        prior = self.prior(record.writer, record.partitions)
+        if record.prior != prior:
+            return Void(Reason.STALE_OPEN, f"it saw epoch {record.prior}, the newest is {prior}")
+        last = self.last_checkpoint(record.writer)
+        if record.last != last:
+            return Void(Reason.STALE_OPEN, f"it saw checkpoint {record.last.id}, the last is {last.id}")
+        return None
+
+    def _check_commit(self, record: Commit) -> Void | None:
+        live = self._live.get(record.epoch)
+        if live is None:
+            return self._not_live(record)
+        if live.nonce != record.nonce:
+            return Void(Reason.UNKNOWN_EPOCH, f"epoch {record.epoch} has another nonce")
+        for extent in record.extents:
+            if extent.partition not in live.partitions:
+                return Void(Reason.NOT_OWNED, f"partition {extent.partition}")
+        last = self._rows[live.writer].checkpoint
+        if record.base != last:
+            return Void(Reason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
+        if record.checkpoint.id <= last.id:
+            return Void(Reason.NOT_LATER, f"{record.checkpoint.id} after {last.id}")
+        for partition, first_offset, end_offset in record.extents:
+            if not 0 <= first_offset < end_offset <= MOST_OFFSETS:
+                return Void(Reason.IMPOSSIBLE, f"partition {partition}: from {first_offset} to {end_offset}")
+            committed = self._committed.get(partition, 0)
+            if first_offset < committed:
+                return Void(Reason.OVERLAP, f"partition {partition}: offset {first_offset} below {committed}")
+        return None
+
+    def _not_live(self, record: Commit) -> Void:
+        """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
+        newest = [self._restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
+        by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
+        if by_epoch > record.epoch:
+            return Void(Reason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
+        return Void(Reason.UNKNOWN_EPOCH, f"epoch {record.epoch}")
+
+    def _open(self, offset: int, record: Open) -> None:
+        taken = frozenset(record.partitions)
+        for epoch, live in list(self._live.items()):
+            if live.writer == record.writer or live.partitions & taken:
+                del self._live[epoch]
+        self._live[offset] = LiveEpoch(offset, record.writer, record.nonce, taken)
+        self._rows.setdefault(record.writer, _Row()).newest_epoch = offset
+        for partition in taken:
+            self._newest[partition] = offset
+
+    def _commit(self, offset: int, record: Commit) -> None:
+        writer = self._live[record.epoch].writer
+        row = self._rows[writer]
+        row.checkpoint, row.commit_offset, row.commit = record.checkpoint, offset, record
+        for partition, _, end_offset in record.extents:
+            self._committed[partition] = max(self._committed.get(partition, 0), end_offset)
+        if record.has_meta:
+            self._remember_meta(writer, record)
+        if record.final:
+            del self._rows[writer], self._live[record.epoch]
+
+    def _restart(self, offset: int, record: Restart) -> None:
+        if record.position > self._start:
+            raise OffsetGone(
+                "the ledger lost records that only a snapshot holds",
+                offset=offset,
+                position=record.position,
+                folded_from=self._start,
+                hint="A person accepted that: start from a snapshot at that position or above",
+            )
+        self._live.clear()
+        self._restarted = offset
+
+    def _remember_meta(self, writer: str, record: Commit) -> None:
+        """Keep the body undecoded: most who fold never ask for meta records. What is kept so is bounded."""
+        self._pending_meta.append((writer, record))
+        self._pending_bytes += len(record.body)
+        if self._pending_bytes > _MOST_PENDING_BYTES:
+            self._settle_meta()
+
+    def _settle_meta(self) -> None:
+        for writer, record in self._pending_meta:
+            for handle in record.read_body().handles:
+                for key, value in chain.from_iterable(step.meta.items() for step in handle.steps):
+                    self._meta.pop((writer, key), None)
+                    if value is not None:
+                        self._meta[writer, key] = value
+        self._pending_meta, self._pending_bytes = [], 0

@@ -1,0 +1,272 @@
+"""Handles: durable change sets on their way from persist to commit.
+
+A handle says everything that a commit has to list: where each change set lies, how many chunks and changes
+it has, and their checksum. It is a value: it travels between processes, is stored by a caller's own
+two-phase commit, and is adopted by a later life of the writer.
+
+Invariants:
+- All change sets of a handle were written under its one (epoch, nonce), and its steps are checkpoints in
+  ascending order, the first one continuing `base`.
+- A handle includes what earlier unconfirmed checkpoints persisted since `base`. So a checkpoint that is
+  never confirmed needs no clean-up: the next one lists the same change sets again.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice, pairwise, repeat
+from typing import NamedTuple, cast
+
+import xxhash
+
+from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
+from statelog.schemas.avro import Datum, RecordCodec
+from statelog.schemas.ledger.identity import LogIdentity
+
+__all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step", "gaps_of"]
+
+NO_NONCE = bytes(16)
+_HANDLES = RecordCodec("handle")
+_MAGIC = b"SLHD"
+_VERSION = 1
+_PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of the record that follows
+
+
+class Checkpoint(NamedTuple):
+    """A writer's checkpoint: its id, and the nonce of the epoch that persisted it.
+
+    The id alone would not do: two lives of a writer can both take the id 7.
+    """
+
+    id: int
+    nonce: bytes
+
+
+NO_CHECKPOINT = Checkpoint(0, NO_NONCE)
+
+
+class Entry(NamedTuple):
+    """One change set in one partition.
+
+    `key_groups` is a bitmap over the partition's key groups, `checksum` the xxh3-64 over its chunks' checksums in
+    index order, `size_bytes` the sum of its record values. `gaps` says how many offsets of others lie between each
+    chunk and the next one; it is empty if none do. So an entry names the offset of every chunk: the brokers told them
+    to the writer alone, and nobody who writes to the topic can slip in another chunk.
+    """
+
+    partition: int
+    sqn: int
+    chunks: int
+    changes: int
+    size_bytes: int
+    first_offset: int
+    end_offset: int
+    checksum: int
+    key_groups: bytes
+    gaps: tuple[int, ...] = ()
+
+    @property
+    def offsets(self) -> Iterator[int]:
+        """Where its chunks lie, in index order."""
+        if self.gaps:
+            return accumulate(self.gaps, lambda offset, gap: offset + 1 + gap, initial=self.first_offset)
+        return iter(range(self.first_offset, self.first_offset + self.chunks))
+
+    def check(self) -> None:
+        """Raise Corrupt unless its numbers can be those of a change set."""
+        partition, _, chunks, changes, size_bytes, first_offset, end_offset, _, _, gaps = self
+        if (
+            partition < 0
+            or first_offset < 0
+            or not 0 < chunks <= changes
+            or size_bytes < 0
+            or (gaps and (len(gaps) != chunks - 1 or min(gaps) < 0))
+            or end_offset - first_offset != (chunks + sum(gaps) if gaps else chunks)
+        ):
+            raise Corrupt("an entry has impossible numbers", partition=partition, first_offset=first_offset)
+
+
+def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
+    """The gaps of an entry whose chunks lie at these offsets."""
+    if offsets[-1] - offsets[0] == len(offsets) - 1:
+        return ()
+    return tuple(after - before - 1 for before, after in pairwise(offsets))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one checkpoint added: its change sets, and its meta records, of which None removes a key's."""
+
+    checkpoint_id: int
+    entries: tuple[Entry, ...] = ()
+    meta: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """Durable change sets since `base`, written under (epoch, nonce), not yet committed."""
+
+    identity: LogIdentity
+    writer: str
+    epoch: int
+    nonce: bytes
+    base: Checkpoint
+    steps: tuple[Step, ...]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the writer is at once this handle is committed."""
+        return Checkpoint(self.steps[-1].checkpoint_id, self.nonce)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The change sets of all steps."""
+        return tuple(entry for step in self.steps for entry in step.entries)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it holds neither changes nor meta records."""
+        return not any(step.entries or step.meta for step in self.steps)
+
+    @property
+    def changes(self) -> int:
+        """How many changes the handle holds."""
+        return sum(entry.changes for entry in self.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of record values the handle holds."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    def continuing(self, last: Checkpoint) -> "Handle":
+        """This handle without the steps that are committed when the writer is at `last`.
+
+        Raises CheckpointMismatch if the handle does not continue `last`: it was committed as a whole
+        already, or the log went on without it.
+        """
+        if last == self.base:
+            return self
+        done = [i for i, step in enumerate(self.steps[:-1]) if Checkpoint(step.checkpoint_id, self.nonce) == last]
+        if not done:
+            raise CheckpointMismatch(
+                f"the handle for checkpoint {self.checkpoint.id} does not continue the log",
+                writer=self.writer,
+                handle_base=self.base.id,
+                log_checkpoint=last.id,
+                hint="The log went on without this handle: drop it and resume from last_commit",
+            )
+        return replace(self, base=last, steps=self.steps[done[-1] + 1 :])
+
+    def to_record(self) -> bytes:
+        """In Avro's single-object encoding, as a commit embeds it."""
+        return _HANDLES.encode(_to_datum(self))
+
+    @classmethod
+    def from_record(cls, data: bytes) -> "Handle":
+        """From Avro's single-object encoding, whose bytes the caller has verified."""
+        datum, size = _HANDLES.decode(data)
+        if size != len(data):
+            raise Corrupt("bytes follow a handle", size_bytes=len(data))
+        return _from_datum(datum)
+
+    def to_bytes(self) -> bytes:
+        """With magic, version and checksum, to be stored or sent."""
+        record = self.to_record()
+        return _PREFIX.pack(_MAGIC, _VERSION, xxhash.xxh3_64_intdigest(record)) + record
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Handle":
+        """From `to_bytes`. Raises Corrupt, UnknownFormat."""
+        if len(data) < _PREFIX.size or data[:4] != _MAGIC:
+            raise Corrupt("these bytes are no statelog handle", size_bytes=len(data))
+        _, version, checksum = _PREFIX.unpack_from(data)
+        if version > _VERSION:
+            raise UnknownFormat("a handle has a newer format version", found=version, known=_VERSION)
+        record = data[_PREFIX.size :]
+        if version != _VERSION or any(data[5:8]) or checksum != xxhash.xxh3_64_intdigest(record):
+            raise Corrupt("a handle's checksum differs", size_bytes=len(data))
+        return cls.from_record(record)
+
+
+def _to_datum(handle: Handle) -> Datum:
+    return {
+        "writer": handle.writer,
+        "epoch": handle.epoch,
+        "nonce": handle.nonce,
+        "identity": handle.identity.to_datum(),
+        "base_id": handle.base.id,
+        "base_nonce": handle.base.nonce,
+        "steps": [_step_to_datum(step) for step in handle.steps],
+    }
+
+
+def _step_to_datum(step: Step) -> Datum:
+    columns: Iterable[tuple[object, ...]] = (
+        zip(*step.entries, strict=True) if step.entries else ((),) * len(Entry._fields)
+    )
+    partitions, sqns, chunks, changes, size_bytes, first_offsets, end_offsets, checksums, key_groups, _ = columns
+    return {
+        "checkpoint_id": step.checkpoint_id,
+        "partitions": partitions,
+        "sqns": sqns,
+        "chunks": chunks,
+        "changes": changes,
+        "size_bytes": size_bytes,
+        "first_offsets": first_offsets,
+        "end_offsets": end_offsets,
+        "checksums": struct.pack(f"<{len(checksums)}Q", *checksums),
+        "key_groups": key_groups,
+        "gaps": [gap for entry in step.entries for gap in entry.gaps],
+        "meta": step.meta,
+    }
+
+
+def _from_datum(datum: Datum) -> Handle:
+    steps = cast("list[dict[str, object]]", datum["steps"])
+    base_id = last_id = cast("int", datum["base_id"])
+    for step in steps or [{"checkpoint_id": base_id}]:  # No steps are no checkpoint, so nothing ascends.
+        before_id, last_id = last_id, cast("int", step["checkpoint_id"])
+        if before_id >= last_id:
+            raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
+    return Handle(
+        identity=LogIdentity.from_datum(datum["identity"]),
+        writer=cast("str", datum["writer"]),
+        epoch=cast("int", datum["epoch"]),
+        nonce=cast("bytes", datum["nonce"]),
+        base=Checkpoint(base_id, cast("bytes", datum["base_nonce"])),
+        steps=tuple(_step_from_datum(step) for step in steps),
+    )
+
+
+def _step_from_datum(datum: Datum) -> Step:
+    """Raises Corrupt for columns that do not fit together."""
+    checksums = cast("bytes", datum["checksums"])
+    names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
+    columns = [cast("list[int]", datum[name]) for name in names]
+    key_groups = cast("list[bytes]", datum["key_groups"])
+    gaps = cast("list[int]", datum["gaps"])
+    count = len(key_groups)
+    try:
+        # Long ledgers have millions of entries, and hardly one of them has gaps.
+        own_gaps = _own_gaps(columns, gaps) if gaps else repeat((), count)
+        sums = struct.unpack(f"<{count}Q", checksums)
+        entries = tuple(map(Entry._make, zip(*columns, sums, key_groups, own_gaps, strict=True)))
+    except (ValueError, struct.error) as error:
+        raise Corrupt("the columns of a handle's step differ in length", entries=count) from error
+    for entry in entries:
+        entry.check()
+    meta = cast("dict[str, bytes | None]", datum["meta"])
+    return Step(checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=meta)
+
+
+def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tuple[int, ...]]:
+    """Each entry's own of the gaps, which have none of entries whose chunks lie side by side. Raises Corrupt."""
+    _, _, chunks, _, _, first_offsets, end_offsets = columns
+    left = iter(gaps)
+    own = [
+        () if end - first == count else tuple(islice(left, max(0, count - 1)))
+        for count, first, end in zip(chunks, first_offsets, end_offsets, strict=True)
+    ]
+    if next(left, None) is not None:
+        raise Corrupt("a handle's step has more gaps than chunks", entries=len(own))
+    return own

@@ -1,0 +1,382 @@
+"""Ledger records: Mark, Open, Commit, AcceptLoss and Restart as values, and their bytes.
+
+A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit a fixed head, then Avro.
+The head holds all that validity needs, so that a fold over a million commits decodes no Avro.
+
+Invariants:
+- A record without our magic is a stranger's: `decode` answers None, and every reader treats it as void.
+- A record with our magic but an unknown version or kind stops every reader (UnknownFormat): it might be
+  a commit. One whose checksum differs is CorruptLedger.
+- A commit's head and body say the same; `Commit.of` is the only place that makes one.
+"""
+
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, cast
+
+import xxhash
+
+from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.names import check_name
+
+__all__ = [
+    "VOID_VALUE",
+    "AcceptLoss",
+    "Commit",
+    "CommitBody",
+    "Extent",
+    "LedgerRecord",
+    "LossRange",
+    "Mark",
+    "Open",
+    "Restart",
+    "check_committed",
+    "decode",
+    "encode",
+    "given_up",
+    "not_given_up",
+]
+
+_MAGIC = b"SLLG"
+_VERSION = 1
+_PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
+_HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
+_EXTENT = struct.Struct("<Iqq")
+_FINAL = 1
+_HAS_META = 2
+_MOST_EXTENTS = MAX_KEY_GROUPS  # One for each partition, of which there are no more than key groups.
+_MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
+_OPENS = RecordCodec("open")
+_BODIES = RecordCodec("commit")
+_LOSSES = RecordCodec("accept_loss")
+_MARKS = RecordCodec("mark")
+_RESTARTS = RecordCodec("restart")
+
+VOID_VALUE = b"SLVD"
+"""A record that says nothing: a stranger's to ledger and data topic alike. It takes an offset, and that is its use."""
+
+
+class _Kind(IntEnum):
+    OPEN = 1
+    COMMIT = 2
+    ACCEPT_LOSS = 3
+    MARK = 4
+    RESTART = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The first record of a ledger: whose it is. `digest` is that of the log's descriptor. Folds to nothing."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A writer takes `partitions`. The record's offset is the epoch.
+
+    `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
+    writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences nobody.
+    `witness` is the ledger position that the opener had folded: above the record's own offset it proves a lost tail.
+    Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
+    """
+
+    writer: str
+    partitions: tuple[int, ...]
+    nonce: bytes
+    prior: int
+    last: Checkpoint
+    identity: LogIdentity
+    witness: int = 0
+
+    def __post_init__(self) -> None:
+        check_name("writer", self.writer)
+        if min(self.partitions, default=0) < 0:
+            raise ConfigError("an Open names a negative partition", writer=self.writer)
+
+
+class Extent(NamedTuple):
+    """From the first offset to the end offset of all that a commit lists in one partition."""
+
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBody:
+    """What a commit says beyond its head: the caller's metadata, and the handles that it makes history."""
+
+    metadata: Mapping[str, str]
+    handles: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Handles become part of history, in all partitions at once.
+
+    `checkpoint` is the new checkpoint (id, and the nonce of the epoch that persisted it), `base` the one that it
+    continues. `body` is undecoded Avro: see `read_body`.
+    """
+
+    epoch: int
+    nonce: bytes
+    base: Checkpoint
+    checkpoint: Checkpoint
+    extents: tuple[Extent, ...]
+    final: bool = False
+    has_meta: bool = False
+    body: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        epoch: int,
+        nonce: bytes,
+        base: Checkpoint,
+        checkpoint: Checkpoint,
+        metadata: Mapping[str, str],
+        handles: Sequence[Handle],
+        final: bool = False,
+    ) -> "Commit":
+        """The commit of `handles`, whose head follows from them."""
+        body = {"metadata": metadata, "handles": [handle.to_record() for handle in handles]}
+        return cls(
+            epoch=epoch,
+            nonce=nonce,
+            base=base,
+            checkpoint=checkpoint,
+            extents=_extents(entry for handle in handles for entry in handle.entries),
+            final=final,
+            has_meta=any(step.meta for handle in handles for step in handle.steps),
+            body=_BODIES.encode(body),
+        )
+
+    def read_body(self) -> CommitBody:
+        """Decode the body. Raises CorruptLedger if it does not say what the head says."""
+        try:
+            datum, size = _BODIES.decode(self.body)
+            handles = tuple(Handle.from_record(record) for record in cast("list[bytes]", datum["handles"]))
+        except Corrupt as error:
+            raise CorruptLedger(f"a commit's body does not decode: {error}", epoch=self.epoch) from error
+        extents = _extents(entry for handle in handles for entry in handle.entries)
+        has_meta = any(step.meta for handle in handles for step in handle.steps)
+        if size != len(self.body) or extents != self.extents or has_meta != self.has_meta:
+            raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
+        return CommitBody(metadata=cast("dict[str, str]", datum["metadata"]), handles=handles)
+
+
+class LossRange(NamedTuple):
+    """A range of the data topic whose committed chunks a person gave up."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptLoss:
+    """The only way past a detected loss: readers go on without the chunks in these ranges."""
+
+    ranges: tuple[LossRange, ...]
+    reason: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The only way past a ledger that lost records: a person says what counts now, and every earlier epoch ends.
+
+    What counts is the snapshot at `position` and what the ledger holds from there on; 0: all that the ledger holds. It
+    is written again and again until its offset is at or above `position`, so that nobody folds over what was lost.
+    """
+
+    digest: bytes
+    position: int
+    reason: str
+    operator: str
+
+
+def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
+    """Whether people gave up every offset of this range of a partition."""
+    for lost in sorted(lost for lost in accepted if lost.partition == partition):
+        if lost.start_offset <= start_offset:
+            start_offset = max(start_offset, lost.end_offset)
+    return start_offset >= end_offset
+
+
+def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -> None:
+    """Raise ConfigError unless every range to give up is of committed offsets; `committed`: positions by partition."""
+    for lost in ranges:
+        end = committed.get(lost.partition, 0)
+        if not 0 <= lost.start_offset < lost.end_offset <= end:
+            raise ConfigError(
+                "only committed offsets can be given up, as a range that is not empty",
+                hint="Take the range from the error that reported the loss",
+                **lost._asdict(),
+                committed_position=end,
+            )
+
+
+def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
+    """Those of the committed positions, by partition, that end with a record that nobody gave up."""
+    return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
+
+
+LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
+
+
+def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
+    found: dict[int, Extent] = {}
+    for entry in entries:
+        partition, first, end = entry.partition, entry.first_offset, entry.end_offset
+        known = found.get(partition)
+        if known is not None:
+            first, end = min(first, known.first_offset), max(end, known.end_offset)
+        found[partition] = Extent(partition, first, end)
+    return tuple(found[partition] for partition in sorted(found))
+
+
+# ---- bytes
+
+
+def encode(record: LedgerRecord) -> bytes:
+    """The value of the Kafka record."""
+    match record:
+        case Open():
+            return _seal(_Kind.OPEN, _OPENS.encode(_open_to_datum(record)))
+        case Commit():
+            return _seal(_Kind.COMMIT, _head_of(record) + record.body)
+        case AcceptLoss():
+            ranges = [lost._asdict() for lost in record.ranges]
+            datum = {"ranges": ranges, "reason": record.reason, "operator": record.operator}
+            return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
+        case Mark(digest):
+            return _seal(_Kind.MARK, _MARKS.encode({"digest": digest}))
+        case Restart():
+            return _seal(_Kind.RESTART, _RESTARTS.encode(asdict(record)))
+
+
+def decode(value: bytes) -> LedgerRecord | None:
+    """The record, or None if it is not ours. Raises UnknownFormat, CorruptLedger."""
+    if value[:4] != _MAGIC:
+        return None
+    if len(value) < _PREFIX.size:
+        raise CorruptLedger("a ledger record is cut off", size_bytes=len(value))
+    _, version, kind, checksum = _PREFIX.unpack_from(value)
+    if checksum != _checksum(version, kind, value[6:8] + value[_PREFIX.size :]):
+        raise CorruptLedger("a ledger record's checksum differs", size_bytes=len(value))
+    if version != _VERSION or kind not in _DECODERS:
+        raise UnknownFormat("a ledger record has an unknown version or kind", version=version, kind=kind)
+    try:
+        return _DECODERS[kind](value[_PREFIX.size :])
+    except (Corrupt, Misuse, struct.error) as error:
+        raise CorruptLedger(f"a ledger record does not decode: {error}", size_bytes=len(value)) from error
+
+
+def _seal(kind: _Kind, payload: bytes) -> bytes:
+    return _PREFIX.pack(_MAGIC, _VERSION, kind, _checksum(_VERSION, kind, b"\0\0" + payload)) + payload
+
+
+def _checksum(version: int, kind: int, rest: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(rest, seed=version << 8 | kind)
+
+
+def _open_to_datum(record: Open) -> dict[str, object]:
+    return {
+        "writer": record.writer,
+        "partitions": record.partitions,
+        "nonce": record.nonce,
+        "prior": record.prior,
+        "last_id": record.last.id,
+        "last_nonce": record.last.nonce,
+        "identity": record.identity.to_datum(),
+        "witness": record.witness,
+    }
+
+
+def _decode_open(payload: bytes) -> Open:
+    if len(payload) > _MOST_OPEN_BYTES:
+        raise Corrupt("an Open names more partitions than a log can have", size_bytes=len(payload))
+    datum = _decode_whole(_OPENS, payload)
+    return Open(
+        writer=cast("str", datum["writer"]),
+        partitions=tuple(cast("list[int]", datum["partitions"])),
+        nonce=cast("bytes", datum["nonce"]),
+        prior=cast("int", datum["prior"]),
+        last=Checkpoint(cast("int", datum["last_id"]), cast("bytes", datum["last_nonce"])),
+        identity=LogIdentity.from_datum(datum["identity"]),
+        witness=cast("int", datum["witness"]),
+    )
+
+
+def _head_of(commit: Commit) -> bytes:
+    flags = _FINAL * commit.final | _HAS_META * commit.has_meta
+    head = _HEAD.pack(commit.epoch, commit.nonce, *commit.base, *commit.checkpoint, flags, len(commit.extents))
+    return head + b"".join(_EXTENT.pack(*extent) for extent in commit.extents)
+
+
+def _decode_commit(payload: bytes) -> Commit:
+    epoch, nonce, base_id, base_nonce, checkpoint_id, checkpoint_nonce, flags, count = _HEAD.unpack_from(payload)
+    end = _HEAD.size + count * _EXTENT.size
+    if count > _MOST_EXTENTS or end > len(payload):
+        raise Corrupt("a commit's head names more extents than it holds", extents=count)
+    return Commit(
+        epoch=epoch,
+        nonce=nonce,
+        base=Checkpoint(base_id, base_nonce),
+        checkpoint=Checkpoint(checkpoint_id, checkpoint_nonce),
+        extents=tuple(map(Extent._make, _EXTENT.iter_unpack(payload[_HEAD.size : end]))),
+        final=bool(flags & _FINAL),
+        has_meta=bool(flags & _HAS_META),
+        body=payload[end:],
+    )
+
+
+def _decode_loss(payload: bytes) -> AcceptLoss:
+    datum = _decode_whole(_LOSSES, payload)
+    ranges = tuple(LossRange(**lost) for lost in cast("list[dict[str, int]]", datum["ranges"]))
+    if any(lost.partition < 0 or not 0 <= lost.start_offset <= lost.end_offset for lost in ranges):
+        raise Corrupt("a loss has impossible offsets", ranges=len(ranges))
+    return AcceptLoss(
+        ranges=ranges,
+        reason=cast("str", datum["reason"]),
+        operator=cast("str", datum["operator"]),
+    )
+
+
+def _decode_mark(payload: bytes) -> Mark:
+    return Mark(cast("bytes", _decode_whole(_MARKS, payload)["digest"]))
+
+
+def _decode_restart(payload: bytes) -> Restart:
+    datum = _decode_whole(_RESTARTS, payload)
+    return Restart(
+        digest=cast("bytes", datum["digest"]),
+        position=cast("int", datum["position"]),
+        reason=cast("str", datum["reason"]),
+        operator=cast("str", datum["operator"]),
+    )
+
+
+def _decode_whole(codec: RecordCodec, payload: bytes) -> dict[str, object]:
+    datum, size = codec.decode(payload)
+    if size != len(payload):
+        raise Corrupt("bytes follow the record", size_bytes=len(payload))
+    return datum
+
+
+_DECODERS: dict[int, Callable[[bytes], LedgerRecord]] = {
+    _Kind.OPEN: _decode_open,
+    _Kind.COMMIT: _decode_commit,
+    _Kind.ACCEPT_LOSS: _decode_loss,
+    _Kind.MARK: _decode_mark,
+    _Kind.RESTART: _decode_restart,
+}

@@ -1,0 +1,163 @@
+"""The folded ledger as a value: what a manifest carries, so that the ledger below it can be truncated.
+
+Invariants:
+- Rows are sorted, so equal states have equal bytes.
+- It holds all that the fold needs at `position`: a fold that starts here decides as one that started at 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from statelog.schemas.avro import Datum
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.records import LossRange
+
+__all__ = [
+    "NO_EPOCH",
+    "LastCommit",
+    "LedgerState",
+    "LiveEpoch",
+    "MetaRecord",
+    "PartitionState",
+    "WriterState",
+]
+
+NO_EPOCH = -1
+
+
+class LastCommit(NamedTuple):
+    """A writer's last valid commit: where its source resumes. `offset` is the commit's ledger offset."""
+
+    checkpoint: Checkpoint
+    offset: int
+    metadata: Mapping[str, str]
+
+
+class WriterState(NamedTuple):
+    """One writer's row. `newest_epoch` is its newest valid Open, fenced or not."""
+
+    name: str
+    newest_epoch: int
+    checkpoint: Checkpoint
+    commit_offset: int
+    metadata: Mapping[str, str]
+
+
+class PartitionState(NamedTuple):
+    """One partition: its newest valid Open, fenced or not, and the end offset of its last valid commit."""
+
+    partition: int
+    newest_epoch: int
+    committed_position: int
+
+
+class LiveEpoch(NamedTuple):
+    """A valid Open that nothing has fenced yet."""
+
+    epoch: int
+    writer: str
+    nonce: bytes
+    partitions: frozenset[int]
+
+
+class MetaRecord(NamedTuple):
+    """A committed meta record: the last value that a writer gave to a key."""
+
+    writer: str
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    """The ledger folded up to `position`, the next ledger offset to fold."""
+
+    position: int = 0
+    writers: tuple[WriterState, ...] = ()
+    partitions: tuple[PartitionState, ...] = ()
+    live: tuple[LiveEpoch, ...] = ()
+    meta: tuple[MetaRecord, ...] = ()
+    accepted: tuple[LossRange, ...] = ()
+    restarted: int = NO_EPOCH
+    """The offset of the newest Restart, which every epoch has to lie above."""
+
+    @property
+    def committed_positions(self) -> dict[int, int]:
+        """The committed position of every partition that has one."""
+        return {row.partition: row.committed_position for row in self.partitions if row.committed_position}
+
+    @property
+    def commits(self) -> dict[str, LastCommit]:
+        """Every writer's last valid commit. A writer that has none, or that ended with a final one, is not there."""
+        return {
+            row.name: LastCommit(row.checkpoint, row.commit_offset, row.metadata)
+            for row in self.writers
+            if row.checkpoint != NO_CHECKPOINT
+        }
+
+    def last_commit(self, writer: str) -> LastCommit | None:
+        """The writer's last valid commit, or None before its first."""
+        return self.commits.get(writer)
+
+    def to_datum(self) -> dict[str, object]:
+        """As Avro wants it (`avsc/ledger_state.avsc`)."""
+        return {
+            "position": self.position,
+            "writers": [_writer_to_datum(row) for row in self.writers],
+            "partitions": [row._asdict() for row in self.partitions],
+            "live": [{**row._asdict(), "partitions": sorted(row.partitions)} for row in self.live],
+            "meta": [row._asdict() for row in self.meta],
+            "accepted": [row._asdict() for row in self.accepted],
+            "restarted": self.restarted,
+        }
+
+    @classmethod
+    def from_datum(cls, datum: object) -> "LedgerState":
+        """From what Avro gives."""
+        fields = cast("Mapping[str, list[dict[str, object]]]", datum)
+        return cls(
+            position=cast("int", fields["position"]),
+            writers=tuple(_writer_from_datum(row) for row in fields["writers"]),
+            partitions=tuple(PartitionState(**cast("dict[str, int]", row)) for row in fields["partitions"]),
+            live=tuple(_live_from_datum(row) for row in fields["live"]),
+            meta=tuple(_meta_from_datum(row) for row in fields["meta"]),
+            accepted=tuple(LossRange(**cast("dict[str, int]", row)) for row in fields["accepted"]),
+            restarted=cast("int", fields["restarted"]),
+        )
+
+
+def _writer_to_datum(row: WriterState) -> Datum:
+    return {
+        "name": row.name,
+        "newest_epoch": row.newest_epoch,
+        "checkpoint_id": row.checkpoint.id,
+        "checkpoint_nonce": row.checkpoint.nonce,
+        "commit_offset": row.commit_offset,
+        "metadata": row.metadata,
+    }
+
+
+def _writer_from_datum(datum: Datum) -> WriterState:
+    return WriterState(
+        name=cast("str", datum["name"]),
+        newest_epoch=cast("int", datum["newest_epoch"]),
+        checkpoint=Checkpoint(cast("int", datum["checkpoint_id"]), cast("bytes", datum["checkpoint_nonce"])),
+        commit_offset=cast("int", datum["commit_offset"]),
+        metadata=cast("Mapping[str, str]", datum["metadata"]),
+    )
+
+
+def _live_from_datum(datum: Datum) -> LiveEpoch:
+    return LiveEpoch(
+        epoch=cast("int", datum["epoch"]),
+        writer=cast("str", datum["writer"]),
+        nonce=cast("bytes", datum["nonce"]),
+        partitions=frozenset(cast("list[int]", datum["partitions"])),
+    )
+
+
+def _meta_from_datum(datum: Datum) -> MetaRecord:
+    return MetaRecord(
+        writer=cast("str", datum["writer"]), key=cast("str", datum["key"]), value=cast("bytes", datum["value"])
+    )

@@ -1,0 +1,83 @@
+"""Names: what a log, a writer and a file may be called, and the names that follow from a log's name.
+
+Names become topics and paths, and they are read back from files that others may have written, so
+every name passes `check_name` on the way in, whoever it comes from.
+"""
+
+import re
+
+from statelog.errors import InvalidName
+
+__all__ = [
+    "DESCRIPTOR_PATH",
+    "check_log_name",
+    "check_name",
+    "data_topic",
+    "lease_path",
+    "ledger_topic",
+    "manifest_number",
+    "manifest_path",
+    "run_path",
+    "schema_path",
+]
+
+DESCRIPTOR_PATH = "descriptor.avro"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_LEDGER = ".ledger"
+_MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
+
+
+def check_name(what: str, name: object) -> str:
+    """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
+    if not isinstance(name, str) or not _NAME.match(name) or ".." in name:
+        raise InvalidName(
+            f"{what} {name!r} is not a valid name",
+            hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'",
+        )
+    return name
+
+
+def check_log_name(name: object) -> str:
+    """Return `name`, or raise InvalidName. A log whose data topic could be another one's ledger is refused, too."""
+    checked = check_name("log", name)
+    if checked.endswith(_LEDGER):
+        raise InvalidName(
+            f"log {name!r} has the name of a ledger", hint=f"Choose a name that does not end in {_LEDGER}"
+        )
+    return checked
+
+
+def data_topic(log: str) -> str:
+    """The topic that holds a log's chunks."""
+    return log
+
+
+def ledger_topic(log: str) -> str:
+    """The one-partition topic that holds a log's ledger."""
+    return f"{log}{_LEDGER}"
+
+
+def manifest_path(number: int) -> str:
+    """Path of a manifest below the log's directory; numbers start at 1."""
+    return f"manifests/{number:020d}.avro"
+
+
+def manifest_number(path: str) -> int | None:
+    """The number in a manifest's path, or None for any other path."""
+    match = _MANIFEST.search(path)
+    return int(match.group(1)) if match else None
+
+
+def run_path(run_id: str) -> str:
+    """Path of a run below the log's directory; `run_id` is unique and never used again."""
+    return f"runs/{check_name('run', run_id)}.parquet"
+
+
+def schema_path(schema_id: int) -> str:
+    """Path of a value schema below the log's directory; ids start at 1."""
+    return f"schemas/{schema_id}.avsc"
+
+
+def lease_path(lease_id: str) -> str:
+    """Path of a reader's lease below the log's directory."""
+    return f"leases/{check_name('lease', lease_id)}.avro"

@@ -1,0 +1,360 @@
+"""Manifests: the description of one snapshot, and the only truth about how far the log was rolled up.
+
+A manifest names the runs that hold all changes below its position, carries the folded ledger at that position, and
+the hash of the manifest before it. Its file is put if absent under its number and never overwritten.
+
+Invariants, checked whenever a manifest is made or read (a file is untrusted input):
+- Runs cover adjacent ledger ranges from 0 to the position, oldest first. Only a log without one committed change
+  has no runs.
+- Every path is a run's path below the log's directory, and no path is named twice.
+- The first manifest is number 1 and names no previous one; every later one names its predecessor's sha256.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple, cast
+
+from statelog.errors import CorruptManifest, Fact, Misuse
+from statelog.schemas.avro import Datum, FileCodec
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import check_name, manifest_number
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Anchor",
+    "Manifest",
+    "RowGroupSpan",
+    "RunRef",
+    "begins_anew",
+    "check_chain",
+    "manifest_anew",
+    "next_manifest",
+    "sha256",
+    "stretched",
+]
+
+FORMAT_VERSION = 1
+_FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest)
+_SHA256_BYTES = 32
+_NONCE_BYTES = 16
+_RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
+
+
+def sha256(data: bytes) -> bytes:
+    """The hash that chains manifests: 32 bytes."""
+    return hashlib.sha256(data).digest()
+
+
+class Anchor(NamedTuple):
+    """A record that the snapshot was built on: where it stood, and the xxh3-64 of its value.
+
+    While the record exists it must still be the same one; another one is data loss.
+    """
+
+    topic: Literal["data", "ledger"]
+    partition: int
+    offset: int
+    hash: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRef:
+    """A run as a manifest names it: the ledger positions from start to end (exclusive), and how to know it is whole.
+
+    `level` is 0 for the delta of one round, else one more than the highest level it was merged from.
+    """
+
+    path: str
+    start_position: int
+    end_position: int
+    level: int
+    rows: int
+    size_bytes: int
+    sha256: bytes
+    value_schema_id: int
+    index: RunIndex
+
+    @classmethod
+    def of(cls, file: RunFile, *, start_position: int, end_position: int, level: int, value_schema_id: int) -> "RunRef":
+        """The reference to a finished run."""
+        return cls(
+            path=file.path,
+            start_position=start_position,
+            end_position=end_position,
+            level=level,
+            rows=file.rows,
+            size_bytes=file.size_bytes,
+            sha256=bytes.fromhex(file.sha256),
+            value_schema_id=value_schema_id,
+            index=file.index,
+        )
+
+    @property
+    def file(self) -> RunFile:
+        """The facts that a reader of the file needs."""
+        return RunFile(
+            path=self.path, size_bytes=self.size_bytes, rows=self.rows, sha256=self.sha256.hex(), index=self.index
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One snapshot. `created_s` is the materializer's wall clock, for people only. Raises CorruptManifest."""
+
+    number: int
+    previous_sha256: bytes
+    nonce: bytes
+    identity: LogIdentity
+    state: LedgerState
+    anchors: tuple[Anchor, ...]
+    runs: tuple[RunRef, ...]
+    created_s: float
+
+    def __post_init__(self) -> None:
+        _check_header(self)
+        _check_state(self.state)
+        _check_anchors(self)
+        _check_runs(self)
+
+    @property
+    def position(self) -> int:
+        """The snapshot's identity: the next ledger offset to fold."""
+        return self.state.position
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Where replay goes on, per data partition: the committed positions. A partition without one starts at 0."""
+        return self.state.committed_positions
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return _FILE.encode(
+            {
+                "number": self.number,
+                "previous_sha256": self.previous_sha256,
+                "nonce": self.nonce,
+                "identity": self.identity.to_datum(),
+                "state": self.state.to_datum(),
+                "anchors": [{**row._asdict(), "hash": row.hash.to_bytes(8, "little")} for row in self.anchors],
+                "runs": [_run_to_datum(run) for run in self.runs],
+                "created_s": self.created_s,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Manifest":
+        """From the file's bytes; `path` is its slot, and names its number. Raises CorruptManifest, UnknownFormat."""
+        datum = _FILE.decode(data, path)
+        manifest = _from_datum(datum)
+        slot = manifest_number(path)
+        if slot is not None and slot != manifest.number:
+            raise CorruptManifest(f"{path} holds manifest {manifest.number}", path=path, number=manifest.number)
+        return manifest
+
+
+def next_manifest(
+    previous: Manifest | None,
+    previous_bytes: bytes,
+    *,
+    nonce: bytes,
+    identity: LogIdentity,
+    state: LedgerState,
+    anchors: Sequence[Anchor],
+    runs: Sequence[RunRef],
+    created_s: float,
+) -> Manifest:
+    """The manifest that follows `previous` (None and b"" for the first). `runs` are stretched to the new position."""
+    return Manifest(
+        number=previous.number + 1 if previous else 1,
+        previous_sha256=sha256(previous_bytes) if previous else b"",
+        nonce=nonce,
+        identity=identity,
+        state=state,
+        anchors=tuple(anchors),
+        runs=stretched(runs, state.position),
+        created_s=created_s,
+    )
+
+
+def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
+    """The runs, the newest one reaching up to `position`, because the ledger between brought no change."""
+    if not runs or runs[-1].end_position == position:
+        return tuple(runs)
+    return (*runs[:-1], replace(runs[-1], end_position=position))
+
+
+def manifest_anew(
+    previous: Manifest,
+    previous_bytes: bytes,
+    *,
+    nonce: bytes,
+    identity: LogIdentity,
+    restarted: int,
+    anchors: Sequence[Anchor],
+    created_s: float,
+) -> Manifest:
+    """The manifest with which a new ledger begins: the state of `previous` without its epochs, right behind the Restart
+    at the offset `restarted` of that ledger.
+    """
+    return next_manifest(
+        previous,
+        previous_bytes,
+        nonce=nonce,
+        identity=identity,
+        state=replace(previous.state, position=restarted + 1, live=(), restarted=restarted),
+        anchors=anchors,
+        runs=previous.runs,
+        created_s=created_s,
+    )
+
+
+def begins_anew(previous: Manifest, following: Manifest) -> bool:
+    """Whether `following` only takes the state of `previous` over to other topics."""
+    restarted = following.position - 1
+    expected = replace(previous.state, position=following.position, live=(), restarted=restarted)
+    return (
+        following.identity.cluster_id == previous.identity.cluster_id
+        and following.state == expected
+        and following.runs == stretched(previous.runs, following.position)
+    )
+
+
+def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest) -> None:
+    """Raise CorruptManifest unless `following` was built on `previous`, whose file has this hash."""
+    numbers: dict[str, int] = {"previous": previous.number, "number": following.number}
+    _require(following.number == previous.number + 1, "a manifest's number does not follow", **numbers)
+    _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
+    is_same = following.identity == previous.identity or begins_anew(previous, following)
+    _require(is_same, "a manifest changes the log's identity", **numbers)
+    _require(following.position >= previous.position, "a manifest's position goes back", **numbers)
+    for partition, offset in previous.next_offsets.items():
+        now = following.next_offsets.get(partition, 0)
+        _require(now >= offset, "a manifest's committed position goes back", partition=partition, **numbers)
+
+
+# ---- checks
+
+
+def _require(truth: bool, message: str, **facts: Fact) -> None:
+    if not truth:
+        raise CorruptManifest(message, hint="", **facts)
+
+
+def _check_header(manifest: Manifest) -> None:
+    number = manifest.number
+    _require(number >= 1, "a manifest's number is below 1", number=number)
+    expected = _SHA256_BYTES if number > 1 else 0
+    _require(len(manifest.previous_sha256) == expected, "a manifest's link has a wrong length", number=number)
+    _require(len(manifest.nonce) == _NONCE_BYTES, "a manifest's nonce has a wrong length", number=number)
+    _require(math.isfinite(manifest.created_s), "a manifest's time is no number", number=number)
+
+
+def _check_state(state: LedgerState) -> None:
+    _require(state.position >= 0, "a manifest's position is negative", position=state.position)
+    for row in state.partitions:
+        sane = row.partition >= 0 and row.committed_position >= 0 and -1 <= row.newest_epoch < state.position
+        _require(sane, "a partition's row is impossible", partition=row.partition)
+    for name in {row.name for row in state.writers} | {row.writer for row in state.live}:
+        _checked_name("writer", name)
+    for writer in state.writers:
+        _require(writer.commit_offset < state.position, "a commit lies at or above the position", writer=writer.name)
+
+
+def _check_anchors(manifest: Manifest) -> None:
+    for anchor in manifest.anchors:
+        end = manifest.position if anchor.topic == "ledger" else manifest.next_offsets.get(anchor.partition, 0)
+        sane = anchor.partition >= 0 and 0 <= anchor.offset < end
+        _require(sane, "an anchor lies outside its snapshot", topic=anchor.topic, offset=anchor.offset)
+    places = {(anchor.topic, anchor.partition) for anchor in manifest.anchors}
+    _require(len(places) == len(manifest.anchors), "a partition has two anchors", number=manifest.number)
+
+
+def _check_runs(manifest: Manifest) -> None:
+    runs = manifest.runs
+    for run in runs:
+        _check_run(run)
+    _require(len({run.path for run in runs}) == len(runs), "a manifest names a run twice", number=manifest.number)
+    if not runs:
+        _require(not manifest.next_offsets, "a manifest with committed changes has no runs", number=manifest.number)
+        return
+    _require(runs[0].start_position == 0, "the first run does not start at 0", path=runs[0].path)
+    _require(runs[-1].end_position == manifest.position, "the last run does not reach the position", path=runs[-1].path)
+    for older, newer in pairwise(runs):
+        _require(older.end_position == newer.start_position, "two runs are not adjacent", path=newer.path)
+
+
+def _check_run(run: RunRef) -> None:
+    named = _RUN_PATH.match(run.path)
+    _require(named is not None, "a manifest names a file that is no run", path=run.path)
+    _checked_name("run", named.group(1) if named else "")
+    _require(run.start_position < run.end_position, "a run covers nothing", path=run.path)
+    counts = (run.start_position, run.level, run.rows, run.value_schema_id)
+    _require(min(counts) >= 0 and run.size_bytes > 0, "a run has an impossible count", path=run.path)
+    _require(len(run.sha256) == _SHA256_BYTES, "a run's hash has a wrong length", path=run.path)
+    _require(run.rows == run.index.rows, "a run's index counts other rows", path=run.path)
+
+
+def _checked_name(what: str, name: str) -> None:
+    try:
+        check_name(what, name)
+    except Misuse as error:
+        raise CorruptManifest(f"a manifest names what cannot be: {error.message}") from error
+
+
+# ---- data
+
+
+def _run_to_datum(run: RunRef) -> Datum:
+    return {
+        "path": run.path,
+        "start_position": run.start_position,
+        "end_position": run.end_position,
+        "level": run.level,
+        "rows": run.rows,
+        "size_bytes": run.size_bytes,
+        "sha256": run.sha256,
+        "value_schema_id": run.value_schema_id,
+        "index": run.index.to_bytes(),
+    }
+
+
+def _run_from_datum(datum: Datum) -> RunRef:
+    return RunRef(
+        path=cast("str", datum["path"]),
+        start_position=cast("int", datum["start_position"]),
+        end_position=cast("int", datum["end_position"]),
+        level=cast("int", datum["level"]),
+        rows=cast("int", datum["rows"]),
+        size_bytes=cast("int", datum["size_bytes"]),
+        sha256=cast("bytes", datum["sha256"]),
+        value_schema_id=cast("int", datum["value_schema_id"]),
+        index=RunIndex.from_bytes(cast("bytes", datum["index"])),
+    )
+
+
+def _anchor_from_datum(datum: Mapping[str, object]) -> Anchor:
+    return Anchor(
+        topic=cast("Literal['data', 'ledger']", datum["topic"]),
+        partition=cast("int", datum["partition"]),
+        offset=cast("int", datum["offset"]),
+        hash=int.from_bytes(cast("bytes", datum["hash"]), "little"),
+    )
+
+
+def _from_datum(datum: Datum) -> Manifest:
+    return Manifest(
+        number=cast("int", datum["number"]),
+        previous_sha256=cast("bytes", datum["previous_sha256"]),
+        nonce=cast("bytes", datum["nonce"]),
+        identity=LogIdentity.from_datum(datum["identity"]),
+        state=LedgerState.from_datum(datum["state"]),
+        anchors=tuple(_anchor_from_datum(row) for row in cast("list[dict[str, object]]", datum["anchors"])),
+        runs=tuple(_run_from_datum(row) for row in cast("list[dict[str, object]]", datum["runs"])),
+        created_s=cast("float", datum["created_s"]),
+    )

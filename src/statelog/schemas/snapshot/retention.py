@@ -1,0 +1,194 @@
+"""Retention: what is kept, how far the log may be truncated, which files may go, which runs to merge. Pure decisions.
+
+A round takes them in this order: before its put it lists all files and computes what will be kept once its manifest
+stands (`kept_numbers`), and what nobody can name after that (`condemned`). After the put, if it won, it reads the kept
+manifests again, verifies the oldest one's runs, and truncates to `truncation_floor`.
+
+Invariants:
+- The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
+- Age and leases serve readers, never safety: without them readers plan again more often, and nothing breaks.
+- Only files of a listing taken before the put are condemned, and only ones that are recognised as runs or as expired
+  leases. Whatever is published later starts from this manifest or a newer one, so it cannot name them.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from statelog.errors import ConfigError, Misuse
+from statelog.schemas.names import check_name, lease_path
+from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.manifest import Manifest, RunRef
+
+__all__ = [
+    "Floor",
+    "RetentionPolicy",
+    "choose_merge",
+    "condemned",
+    "dropped_numbers",
+    "drops_deletes",
+    "kept_numbers",
+    "superseded_times",
+    "truncation_floor",
+]
+
+_RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
+_SMALLEST_TIER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """Keep the newest `keep` manifests (>= 2) and those superseded less than `min_age_s` ago. Raises ConfigError."""
+
+    keep: int = 2
+    min_age_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.keep < 2:
+            raise ConfigError("retention keeps fewer than two manifests", keep=self.keep)
+        if not self.min_age_s >= 0:
+            raise ConfigError("retention has a negative minimum age", min_age_s=self.min_age_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Up to where the log may be truncated: per data partition, and the ledger. Offsets below may go.
+
+    `held_by` and `ledger_held_by` say which manifest or lease holds each of them back, for people.
+    """
+
+    data: Mapping[int, int]
+    ledger: int
+    held_by: Mapping[int, str]
+    ledger_held_by: str
+
+
+# ---- manifests
+
+
+def superseded_times(put_s: Mapping[int, float], own: int, now_s: float) -> dict[int, float | None]:
+    """When each manifest was superseded, once number `own` is put at `now_s`; None for the newest one.
+
+    `put_s` gives the store's time of each manifest that is listed.
+    """
+    times = {**put_s, own: now_s} if own not in put_s else dict(put_s)
+    numbers = sorted(times)
+    superseded: dict[int, float | None] = {older: times[newer] for older, newer in pairwise(numbers)}
+    superseded[numbers[-1]] = None
+    return superseded
+
+
+def kept_numbers(
+    superseded_s: Mapping[int, float | None], policy: RetentionPolicy, leases: Iterable[Lease], now_s: float
+) -> frozenset[int]:
+    """The manifests to keep out of those in `superseded_s` (see `superseded_times`). `leases` are the live ones."""
+    newest = sorted(superseded_s)[-policy.keep :]
+    young = [n for n, since_s in superseded_s.items() if since_s is None or now_s - since_s < policy.min_age_s]
+    pinned = superseded_s.keys() & {lease.manifest_number for lease in leases}
+    return frozenset([*newest, *young, *pinned])
+
+
+def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> tuple[int, ...]:
+    """The manifests of the listing before the put that the winner of slot `own` deletes, oldest first."""
+    return tuple(sorted(number for number in listed if number < own and number not in kept))
+
+
+# ---- truncation
+
+
+def truncation_floor(kept: Collection[Manifest], leases: Iterable[Lease]) -> Floor:
+    """The lowest offsets that a kept manifest or a live lease still needs.
+
+    `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
+    from 0 where it has committed nothing; a lease only those that it names.
+    """
+    needs = [_Need(f"manifest {manifest.number}", manifest.position, manifest.next_offsets, 0) for manifest in kept]
+    if not needs:
+        raise ConfigError("there is no kept manifest to truncate to")
+    partitions = sorted({partition for need in needs for partition in need.next_offsets})
+    needs += [
+        _Need(f"lease {lease.id} of {lease.holder}", lease.position, lease.next_offsets, None) for lease in leases
+    ]
+    ledger = min(needs, key=lambda need: need.position)
+    lowest = {partition: _lowest(needs, partition) for partition in partitions}
+    return Floor(
+        data={partition: offset for partition, (offset, _) in lowest.items()},
+        ledger=ledger.position,
+        held_by={partition: name for partition, (_, name) in lowest.items()},
+        ledger_held_by=ledger.name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    name: str
+    position: int
+    next_offsets: Mapping[int, int]
+    otherwise: int | None  # what it needs of a partition that it does not name
+
+
+def _lowest(needs: Iterable[_Need], partition: int) -> tuple[int, str]:
+    offers = [(need.next_offsets.get(partition, need.otherwise), need.name) for need in needs]
+    return min(((offset, name) for offset, name in offers if offset is not None), key=lambda offer: offer[0])
+
+
+# ---- files
+
+
+def condemned(
+    listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], expired_leases: Iterable[Lease] = ()
+) -> tuple[str, ...]:
+    """The files of a listing taken before `own` was put that nobody can name once it stands. Sorted.
+
+    `kept` are the manifests that will be kept beside `own`. Anything unrecognised stays for ever.
+    """
+    named = {run.path for manifest in (own, *kept) for run in manifest.runs}
+    ended = {lease_path(lease.id) for lease in expired_leases}
+    return tuple(sorted({path for path in listing if path in ended or (_is_run(path) and path not in named)}))
+
+
+def _is_run(path: str) -> bool:
+    named = _RUN_PATH.match(path)
+    if named is None:
+        return False
+    try:
+        check_name("run", named.group(1))
+    except Misuse:
+        return False
+    return True
+
+
+# ---- merges
+
+
+def choose_merge(runs: Sequence[RunRef], fanout: int = 4) -> slice | None:
+    """Which neighbouring runs to merge next, or None: the newest tier that has `fanout` runs or more, all of it.
+
+    Tiers are powers of `fanout` in size. A run counts at least as large as every newer one, so the runs of a tier are
+    neighbours, and there are never more than `fanout - 1` runs a tier once this answers None.
+    """
+    if fanout < 2:
+        raise ConfigError("a merge needs at least two runs", fanout=fanout)
+    end = len(runs)
+    for _, members in groupby(_tiers_from_newest(runs, fanout)):
+        count = len(list(members))
+        if count >= fanout:
+            return slice(end - count, end)
+        end -= count
+    return None
+
+
+def drops_deletes(merge: slice) -> bool:
+    """Whether the merge may leave deletes out: only if it starts at the first run, so that they hide nothing older."""
+    return bool(merge.start == 0)
+
+
+def _tiers_from_newest(runs: Sequence[RunRef], fanout: int) -> list[int]:
+    tiers: list[int] = []
+    for run in reversed(runs):
+        units = run.size_bytes / _SMALLEST_TIER_BYTES
+        tier = math.floor(math.log(units, fanout)) + 1 if units >= 1 else 0
+        tiers.append(max([tier, *tiers[-1:]]))
+    return tiers

@@ -1,0 +1,282 @@
+"""Runs: how changes lie in one immutable Parquet file. Pure values and decisions; the file itself is storage's.
+
+A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`, sorted by
+(key group, key), one row per key. It is ordinary Parquet: anybody may read it without statelog.
+
+Invariants:
+- A row group holds whole key groups, several small ones together. Only a key group larger than a row group is cut.
+- The index names every byte range of the file (row groups in order, then the footer) with its checksum, and it
+  lives in the manifest. So a reader that fetches one row group verifies what it fetched without the rest.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
+
+__all__ = [
+    "FORMAT_VERSION",
+    "TARGET_BYTES",
+    "TARGET_ROWS",
+    "RowGroupPacker",
+    "RowGroupSpan",
+    "RunFile",
+    "RunIndex",
+    "RunMetadata",
+    "first_unsorted",
+    "key_groups_of",
+    "only_key_groups",
+    "row_groups_for",
+    "run_schema",
+]
+
+FORMAT_VERSION = 1
+TARGET_ROWS = 32 * 1024
+TARGET_BYTES = 4 * 1024 * 1024
+_METADATA_PREFIX = "statelog."
+
+
+def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
+    """The columns of a run whose keys and values have these Arrow types."""
+    return pa.schema(
+        [
+            pa.field("key_group", pa.uint16()),
+            pa.field("op", pa.uint8()),
+            pa.field("key", key_type),
+            pa.field("value", value_type),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetadata:
+    """What a run says about itself, for people and other tools. The manifest is the truth; this is a label.
+
+    The run covers the ledger positions from `first_position` up to, not including, `end_position`.
+    """
+
+    log: str
+    first_position: int
+    end_position: int
+    value_schema_id: int
+
+    def to_parquet(self) -> dict[str, str]:
+        """The key-value metadata of the Parquet footer."""
+        return {
+            "statelog.format": str(FORMAT_VERSION),
+            "statelog.log": self.log,
+            "statelog.first_position": str(self.first_position),
+            "statelog.end_position": str(self.end_position),
+            "statelog.value_schema_id": str(self.value_schema_id),
+        }
+
+    @classmethod
+    def from_parquet(cls, metadata: Mapping[bytes, bytes]) -> "RunMetadata":
+        """Read the label back. Raises UnknownFormat for another version, CorruptRun if it is no run's footer."""
+        prefix = _METADATA_PREFIX.encode()
+        # A byte that is no text makes no label of ours: the check below says so.
+        ours = {
+            k[len(prefix) :].decode(errors="replace"): v.decode(errors="replace")
+            for k, v in metadata.items()
+            if k.startswith(prefix)
+        }
+        if ours.get("format") != str(FORMAT_VERSION):
+            if "format" not in ours:
+                raise CorruptRun("a Parquet file that no statelog wrote", hint="Restore the file that was there")
+            raise UnknownFormat("a run of an unknown format version", version=ours["format"], known=FORMAT_VERSION)
+        try:
+            return cls(
+                log=ours["log"],
+                first_position=int(ours["first_position"]),
+                end_position=int(ours["end_position"]),
+                value_schema_id=int(ours["value_schema_id"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise CorruptRun(f"a run's label does not read: {error!r}") from error
+
+
+class RowGroupSpan(NamedTuple):
+    """One row group: the key groups from `first_key_group` up to `end_key_group`, and where its bytes are.
+
+    `checksum` is xxh3-64 over the `size_bytes` bytes from `offset`.
+    """
+
+    first_key_group: int
+    end_key_group: int
+    rows: int
+    offset: int
+    size_bytes: int
+    checksum: int
+
+
+_SPAN = np.dtype(
+    [("first", "<u4"), ("end", "<u4"), ("rows", "<u8"), ("offset", "<u8"), ("size", "<u8"), ("checksum", "<u8")]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIndex:
+    """The row groups of a run in file order, and its footer: bytes from `footer_offset` to the end of the file."""
+
+    row_groups: tuple[RowGroupSpan, ...]
+    footer_offset: int
+    footer_checksum: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole run."""
+        return sum(span.rows for span in self.row_groups)
+
+    def to_bytes(self) -> bytes:
+        """A compact form for the manifest: 16 bytes for the footer, then 40 bytes for each row group."""
+        footer = np.array([self.footer_offset, self.footer_checksum], "<u8")
+        return footer.tobytes() + np.array(list(self.row_groups), _SPAN).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "RunIndex":
+        """Read `to_bytes` back. Raises CorruptManifest, because that is where the bytes come from."""
+        if len(data) < 16 or (len(data) - 16) % _SPAN.itemsize:
+            raise CorruptManifest("a run's index has an impossible length", size_bytes=len(data))
+        footer_offset, footer_checksum = (int(word) for word in np.frombuffer(data[:16], "<u8"))
+        spans = tuple(RowGroupSpan(*row) for row in np.frombuffer(data[16:], _SPAN).tolist())
+        return cls(row_groups=spans, footer_offset=footer_offset, footer_checksum=footer_checksum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """The facts of a run that its manifest keeps: where it is, and how to know that it is whole.
+
+    `path` is relative to the log's directory, `sha256` is over the whole file, in hexadecimal.
+    """
+
+    path: str
+    size_bytes: int
+    rows: int
+    sha256: str
+    index: RunIndex
+
+
+def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
+    """Numbers of the row groups that may hold a wanted key group, in file order."""
+    groups = np.unique(np.fromiter(wanted, np.int64, len(wanted)))
+    starts = np.searchsorted(groups, [span.first_key_group for span in index.row_groups])
+    ends = np.searchsorted(groups, [span.end_key_group for span in index.row_groups])
+    return [int(number) for number in np.flatnonzero(starts < ends)]
+
+
+def key_groups_of(table: pa.Table) -> NDArray[np.uint16]:
+    """The key_group column as a numpy array."""
+    return np.asarray(table.column("key_group"), np.uint16)
+
+
+def only_key_groups(table: pa.Table, wanted: Collection[int]) -> pa.Table:
+    """The rows of a sorted table whose key group is wanted. A contiguous range costs no copy."""
+    groups = key_groups_of(table)
+    if isinstance(wanted, range) and wanted.step == 1:
+        first, end = (int(i) for i in np.searchsorted(groups, [wanted.start, max(wanted.start, wanted.stop)]))
+        return table.slice(first, end - first)
+    return table.filter(pa.array(np.isin(groups, np.asarray(list(wanted), np.int64))))
+
+
+def first_unsorted(table: pa.Table) -> int | None:
+    """The first row that is not strictly above the row before it by (key group, key), or None."""
+    if table.num_rows < 2:
+        return None
+    groups = key_groups_of(table).astype(np.int32)
+    key = _whole(table.column("key"))
+    not_above = np.asarray(pc.less_equal(key.slice(1), key.slice(0, len(key) - 1)), bool)
+    step = np.diff(groups)
+    wrong = np.flatnonzero((step < 0) | ((step == 0) & not_above))
+    return int(wrong[0]) + 1 if len(wrong) else None
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+@dataclass(slots=True)
+class _Pile:
+    """Table slices that wait to become a row group."""
+
+    tables: list[pa.Table] = field(default_factory=list[pa.Table])
+    rows: int = 0
+    size_bytes: int = 0
+
+    def push(self, table: pa.Table) -> None:
+        if table.num_rows:
+            self.tables.append(table)
+            self.rows += table.num_rows
+            self.size_bytes += table.nbytes
+
+    def take(self) -> pa.Table:
+        table = pa.concat_tables(self.tables)
+        self.tables, self.rows, self.size_bytes = [], 0, 0
+        return table
+
+
+class RowGroupPacker:
+    """Cuts sorted tables, as they come, into row groups. Holds at most about two row groups.
+
+    `add` and `finish` give the row groups that are complete; both must be iterated to their end.
+    """
+
+    def __init__(self, target_rows: int = TARGET_ROWS, target_bytes: int = TARGET_BYTES) -> None:
+        self._target_rows = target_rows
+        self._target_bytes = target_bytes
+        self._whole = _Pile()  # whole key groups
+        self._open = _Pile()  # the newest key group, which the next table may continue
+        self._open_key_group = -1
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Take the next table, which starts above the last one."""
+        for key_group, piece in _pieces(table):
+            if key_group != self._open_key_group:
+                yield from self._close_key_group()
+                self._open_key_group = key_group
+            self._open.push(piece)
+            if self._over(self._open.rows, self._open.size_bytes):
+                yield from self._flush_whole()
+                yield from self._cut_open()
+
+    def finish(self) -> Iterator[pa.Table]:
+        """What is left."""
+        yield from self._close_key_group()
+        yield from self._flush_whole()
+
+    def _over(self, rows: int, size_bytes: int) -> bool:
+        return rows > self._target_rows or size_bytes > self._target_bytes
+
+    def _close_key_group(self) -> Iterator[pa.Table]:
+        if self._over(self._whole.rows + self._open.rows, self._whole.size_bytes + self._open.size_bytes):
+            yield from self._flush_whole()
+        if self._open.rows:
+            self._whole.push(self._open.take())
+
+    def _flush_whole(self) -> Iterator[pa.Table]:
+        if self._whole.rows:
+            yield self._whole.take()
+
+    def _cut_open(self) -> Iterator[pa.Table]:
+        by_bytes = self._open.rows * self._target_bytes // max(1, self._open.size_bytes)
+        step = max(1, min(self._target_rows, by_bytes))
+        table = self._open.take()
+        full = table.num_rows // step * step
+        for start in range(0, full, step):
+            yield table.slice(start, step)
+        self._open.push(table.slice(full))
+
+
+def _pieces(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """The table cut where the key group changes."""
+    groups = key_groups_of(table)
+    cuts = [0, *(int(i) + 1 for i in np.flatnonzero(groups[1:] != groups[:-1])), len(groups)]
+    for start, end in pairwise(cuts):
+        if start < end:
+            yield int(groups[start]), table.slice(start, end - start)

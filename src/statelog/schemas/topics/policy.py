@@ -1,0 +1,116 @@
+"""What statelog asks of its two topics, and which settings of an existing topic it refuses.
+
+Two kinds of findings. A *wrong* setting deletes or rewrites what was committed (retention, compaction, a second
+ledger partition): never usable. An *unsafe* one can lose acknowledged records when a broker dies: usable only if
+the operator waives it by its name.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from statelog.errors import ConfigError, UnsafeTopic
+
+__all__ = ["MAX_RECORD_BYTES", "TopicRole", "Waiver", "check_topic", "parse_waivers", "topic_config"]
+
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+_OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
+
+
+class TopicRole(StrEnum):
+    """Which of a log's two topics."""
+
+    DATA = "data"
+    LEDGER = "ledger"
+
+
+class Waiver(StrEnum):
+    """The checks that an operator may waive, each by its name."""
+
+    REPLICATION = "replication"
+    """Fewer than three replicas: a lost disk loses acknowledged commits."""
+    MIN_INSYNC = "min-insync"
+    """`min.insync.replicas` below two: an acknowledgement may mean one copy only."""
+    UNCLEAN_ELECTION = "unclean-election"
+    """A replica that lacks acknowledged records may become leader."""
+    CLEARTEXT = "cleartext"
+    """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
+
+
+class _Finding(NamedTuple):
+    text: str
+    waiver: Waiver | None
+
+
+def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
+    """The waivers of these names. Raises ConfigError for a name that there is not."""
+    known = {waiver.value for waiver in Waiver}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no check {name!r} to waive", hint=f"Known names: {', '.join(sorted(known))}")
+    return frozenset(Waiver(name) for name in names)
+
+
+def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
+    """The settings that a new topic gets."""
+    segment_mib = 128 if role is TopicRole.DATA else 32
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "compression.type": "producer",
+        "max.message.bytes": str(MAX_RECORD_BYTES + _OVERHEAD_BYTES),
+        "min.insync.replicas": "2" if replication_factor >= 3 else "1",
+        "unclean.leader.election.enable": "false",
+        "message.timestamp.type": "LogAppendTime",
+        "segment.bytes": str(segment_mib * 1024 * 1024),
+    }
+
+
+def check_topic(
+    name: str,
+    role: TopicRole,
+    *,
+    partitions: int,
+    replication_factor: int,
+    config: Mapping[str, str],
+    waived: Collection[Waiver],
+) -> None:
+    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
+    findings = [*_wrong(role, partitions, config), *_unsafe(replication_factor, config)]
+    refused = [finding for finding in findings if finding.waiver is None or finding.waiver not in waived]
+    if not refused:
+        return
+    waivable = sorted(finding.waiver.value for finding in refused if finding.waiver)
+    hint = "Correct the topic's settings with Kafka's own tools"
+    if waivable:
+        hint += f"; on a test cluster, waive by name: allow_unsafe={','.join(waivable)}"
+    raise UnsafeTopic("; ".join(finding.text for finding in refused), topic=name, role=role.value, hint=hint)
+
+
+def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> list[_Finding]:
+    found: list[_Finding] = []
+    if role is TopicRole.LEDGER and partitions != 1:
+        found.append(_Finding(f"the ledger has {partitions} partitions and must have one", None))
+    if config.get("cleanup.policy") != "delete":
+        found.append(_Finding(f"cleanup.policy is {config.get('cleanup.policy')!r} and must be 'delete'", None))
+    found.extend(
+        _Finding(f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None)
+        for key in ("retention.ms", "retention.bytes")
+        if config.get(key) != "-1"
+    )
+    size = int(config.get("max.message.bytes", "0"))
+    if size < MAX_RECORD_BYTES:
+        found.append(_Finding(f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None))
+    return found
+
+
+def _unsafe(replication_factor: int, config: Mapping[str, str]) -> list[_Finding]:
+    found: list[_Finding] = []
+    if replication_factor < 3:
+        found.append(_Finding(f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION))
+    if int(config.get("min.insync.replicas", "1")) < 2:
+        found.append(_Finding("min.insync.replicas is below 2", Waiver.MIN_INSYNC))
+    if config.get("unclean.leader.election.enable", "false") != "false":
+        found.append(_Finding("unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION))
+    return found

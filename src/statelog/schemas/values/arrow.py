@@ -1,0 +1,336 @@
+"""Values as Arrow arrays: from Python rows, from columns of other types, and the checks on the way in. Pure.
+
+Every array that leaves here has exactly the Arrow type of its schema, no null where the schema has none, and only
+symbols that an enum knows. What does not fit is InvalidChange with the path of the field: nothing is truncated,
+parsed or encoded silently (a Python float does become a 32-bit float where the schema says so).
+"""
+
+import datetime
+import decimal
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.values.types import ValueField, ValueType
+
+__all__ = [
+    "default_array",
+    "fit",
+    "fit_fields",
+    "from_rows",
+    "list_parts",
+    "map_parts",
+    "repeated",
+    "struct_children",
+    "struct_of",
+]
+
+_INTEGER = (int, np.integer)
+_NUMBER = (int, float, np.integer, np.floating)
+_ACCEPTED: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool, np.bool_),
+    "int": _INTEGER,
+    "long": _INTEGER,
+    "float": _NUMBER,
+    "double": _NUMBER,
+    "string": (str,),
+    "bytes": (bytes, bytearray),
+    "fixed": (bytes, bytearray),
+    "enum": (str,),
+    "array": (list, tuple),
+    "map": (Mapping,),
+    "record": (Mapping,),
+}
+_ACCEPTED_LOGICAL: Mapping[str, tuple[type, ...]] = {
+    "date": (datetime.date,),
+    "time-millis": (datetime.time,),
+    "time-micros": (datetime.time,),
+    "timestamp-millis": (datetime.datetime,),
+    "timestamp-micros": (datetime.datetime,),
+    "local-timestamp-millis": (datetime.datetime,),
+    "local-timestamp-micros": (datetime.datetime,),
+    "decimal": (decimal.Decimal,),
+    "uuid": (str,),
+}
+_LISTS = ("list", "large_list", "fixed_size_list")
+_UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_MAP_KEY = ValueType(kind="string", arrow=pa.string())
+
+
+def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
+    """Python values as an array; None is null. A record's field that a row lacks takes its default.
+
+    Raises InvalidChange.
+    """
+    _check_types(rows, kind, path)
+    if kind.kind == "record":
+        return _records(cast("Sequence[Mapping[str, object] | None]", rows), kind, path)
+    if kind.kind == "array":
+        present = cast("list[Sequence[object]]", [row for row in rows if row is not None])
+        items = _from_rows_inside(list(chain.from_iterable(present)), kind.inner, f"{path}[]")
+        return pa.ListArray.from_arrays(_row_offsets(rows), items, type=kind.arrow)
+    if kind.kind == "map":
+        mappings = cast("list[Mapping[str, object]]", [row for row in rows if row is not None])
+        keys = from_rows([key for row in mappings for key in row], _MAP_KEY, f"{path}{{}}")
+        values = list(chain.from_iterable(row.values() for row in mappings))
+        items = _from_rows_inside(values, kind.inner, f"{path}{{}}")
+        return pa.MapArray.from_arrays(_row_offsets(rows), keys, items, type=kind.arrow)
+    return _plain(rows, kind, path)
+
+
+def _from_rows_inside(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
+    return _no_nulls(from_rows(rows, kind, path), kind, path)
+
+
+def _row_offsets(rows: Sequence[object]) -> pa.Array:
+    lengths = [0 if row is None else len(cast("Sequence[object]", row)) for row in rows]
+    return _offsets(np.array(lengths, np.int64), np.array([row is None for row in rows], np.bool_))
+
+
+def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
+    """A schema's JSON default as an array of one row. Raises ConfigError if it is no value of the type."""
+    try:
+        return from_rows([_from_json(default, kind, path)], kind, path)
+    except (InvalidChange, ValueError, TypeError, OverflowError, ArithmeticError) as error:
+        hint = "Give a default of the field's own type"
+        raise ConfigError(f"the default does not fit: {error}", hint=hint, field=path) from error
+
+
+def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
+    """An array of a kindred type as the schema's own: integers that fit, large or dictionary strings, records by name.
+
+    Nulls at the top are kept, for they are deletes. Raises InvalidChange.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(cast("pa.DictionaryType", column.type).value_type)
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind.arrow)
+    if kind.kind == "record":
+        return _fit_record(column, kind, path)
+    if kind.kind == "array":
+        _expect(str(column.type).partition("<")[0].partition("[")[0] in _LISTS, column, kind, path)
+        offsets, items = list_parts(column.cast(pa.list_(cast("pa.ListType", column.type).value_type)))
+        return pa.ListArray.from_arrays(offsets, _inside(items, kind.inner, f"{path}[]"), type=kind.arrow)
+    if kind.kind == "map":
+        _expect(pa.types.is_map(column.type), column, kind, path)
+        offsets, keys, items = map_parts(column)
+        names = _cast(keys, _MAP_KEY, f"{path}{{}}")
+        return pa.MapArray.from_arrays(offsets, names, _inside(items, kind.inner, f"{path}{{}}"), type=kind.arrow)
+    return _checked_text(_cast(column, kind, path), kind, path)
+
+
+def list_parts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Offsets (null where the list is null) and the items that they speak of, of any slice of a list array."""
+    lengths = np.asarray(pc.list_value_length(column).fill_null(0), np.int64)
+    return _offsets(lengths, np.asarray(column.is_null(), bool)), cast("pa.ListArray", column).flatten()
+
+
+def map_parts(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Offsets (null where the map is null), keys and values, of any slice of a map array."""
+    kind = cast("pa.MapType", column.type)
+    entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+    offsets, entries = list_parts(column.cast(pa.list_(entry)))
+    keys, items = struct_children(entries)
+    return offsets, keys, items
+
+
+def struct_children(column: pa.Array) -> list[pa.Array]:
+    """A struct array's fields, null where the struct is null."""
+    return cast("pa.StructArray", column).flatten()
+
+
+def struct_of(children: Sequence[pa.Array], kind: ValueType, is_null: pa.Array) -> pa.Array:
+    """A record column from its fields' columns; rows of `is_null` are null as a whole."""
+    fields = [pa.field(one.name, one.type.arrow) for one in kind.fields]
+    return pa.StructArray.from_arrays(children, fields=fields, mask=is_null)
+
+
+def repeated(one_row: pa.Array, length: int) -> pa.Array:
+    """An array of one row, `length` times."""
+    return one_row.take(pa.array(np.zeros(length, np.int64)))
+
+
+def _offsets(lengths: np.ndarray[Any, np.dtype[np.int64]], is_null: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return pa.array(ends.astype(np.int32), pa.int32(), mask=np.append(is_null, False))
+
+
+def _refused(message: str, path: str) -> InvalidChange:
+    return InvalidChange(message, hint="Give values of the log's value schema", field=path)
+
+
+def _expect(holds: bool, column: pa.Array, kind: ValueType, path: str) -> None:
+    if not holds:
+        raise _refused(f"a column of type {column.type} where the schema has {kind}", path)
+
+
+def _no_nulls(column: pa.Array, kind: ValueType, path: str, allowed: int = 0) -> pa.Array:
+    if column.null_count > allowed and not kind.nullable:
+        raise _refused(f"a null where the schema has {kind}", path)
+    return column
+
+
+def _inside(column: pa.Array, kind: ValueType, path: str, allowed_nulls: int = 0) -> pa.Array:
+    return _no_nulls(fit(column, kind, path), kind, path, allowed_nulls)
+
+
+def _fit_record(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
+    _expect(pa.types.is_struct(column.type), column, kind, path)
+    given = dict(zip(cast("pa.StructType", column.type).names, struct_children(column), strict=True))
+    return fit_fields(given, kind, path, column.is_null())
+
+
+def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_null: pa.Array) -> pa.Array:
+    """A record column from columns by name; one that is missing takes the field's default. Raises InvalidChange."""
+    unknown = sorted(set(given) - {one.name for one in kind.fields})
+    if unknown:
+        raise _refused(f"fields that the schema does not have: {', '.join(unknown)}", path)
+    rows, null_rows = len(is_null), cast("pa.BooleanArray", is_null).true_count
+    children: list[pa.Array] = []
+    for one in kind.fields:
+        inner = f"{path}.{one.name}"
+        if one.name in given:
+            column = _without(given[one.name], is_null) if null_rows else given[one.name]
+            children.append(_inside(column, one.type, inner, null_rows))
+        elif one.has_default:
+            children.append(repeated(default_array(one.default, one.type, inner), rows))
+        else:
+            raise _refused("a field that is missing and has no default", inner)
+    return struct_of(children, kind, is_null)
+
+
+def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
+    """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
+    return pc.if_else(is_null, pa.scalar(None, column.type), column)
+
+
+def _family(kind: pa.DataType) -> str:
+    """Types of one family convert into each other, as long as no value changes."""
+    text = str(kind)
+    if text in ("string", "large_string", "string_view"):
+        return "string"
+    if text in ("binary", "large_binary", "binary_view") or text.startswith("fixed_size_binary"):
+        return "binary"
+    if pa.types.is_integer(kind):
+        return "integer"
+    if text in ("halffloat", "float", "double"):
+        return "float"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if cast("pa.TimestampType", kind).tz else "local timestamp"
+    return text.partition("[")[0].partition("(")[0].rstrip("0123456789")
+
+
+def _cast(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
+    if column.type == kind.arrow:
+        return column
+    _expect(_family(column.type) == _family(kind.arrow), column, kind, path)
+    try:
+        return column.cast(kind.arrow, safe=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise _refused(f"a value that {kind} cannot hold: {error}", path) from error
+
+
+def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
+    """Enums hold their symbols and uuids look like uuids; other columns pass."""
+    if kind.kind == "enum":
+        known = pc.is_in(column, pa.array([*kind.symbols, None], pa.string()))
+    elif kind.logical == "uuid":
+        known = pc.match_substring_regex(column, _UUID_PATTERN)
+    else:
+        return column
+    if pc.any(pc.invert(known)).as_py():
+        raise _refused(f"a text that is no {kind}", path)
+    return column
+
+
+def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
+    """Look at the set of Python types, not at every row: bool is no int, and a datetime no date."""
+    accepted = _ACCEPTED_LOGICAL[kind.logical] if kind.logical else _ACCEPTED[kind.kind]
+    refused = () if kind.kind == "boolean" else (bool,)
+    if kind.logical == "date":
+        refused = (*refused, datetime.datetime)
+    for found in set(map(type, rows)) - {type(None)}:
+        if not issubclass(found, accepted) or issubclass(found, refused):
+            raise _refused(f"a {found.__name__} where the schema has {kind}", path)
+
+
+def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
+    try:
+        if kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
+            _check_zones(cast("Sequence[datetime.datetime | None]", rows), kind, path)
+            column = pa.array(rows, pa.timestamp("us", cast("pa.TimestampType", kind.arrow).tz))
+        elif kind.logical == "time-millis":
+            column = pa.array(rows, pa.time64("us"))
+        else:
+            column = pa.array(rows, kind.arrow, from_pandas=False)
+        return _checked_text(column.cast(kind.arrow, safe=True), kind, path)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise _refused(f"a value that {kind} cannot hold: {error}", path) from error
+
+
+def _check_zones(rows: Sequence[datetime.datetime | None], kind: ValueType, path: str) -> None:
+    aware = not kind.logical.startswith("local")
+    if any(row is not None and (row.tzinfo is not None) != aware for row in rows):
+        wanted = "with a time zone" if aware else "without a time zone"
+        raise _refused(f"a datetime where the schema has {kind}: it must come {wanted}", path)
+
+
+def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path: str) -> pa.Array:
+    present = [row for row in rows if row is not None]
+    unknown = sorted(set[str]().union(*present) - {one.name for one in kind.fields})
+    if unknown:
+        raise _refused(f"fields that the schema does not have: {', '.join(unknown)}", path)
+    nulls = len(rows) - len(present)
+    children: list[pa.Array] = []
+    for one in kind.fields:
+        inner = f"{path}.{one.name}"
+        default = _row_default(one, present, inner)
+        values = [None if row is None else row.get(one.name, default) for row in rows]
+        children.append(_no_nulls(from_rows(values, one.type, inner), one.type, inner, nulls))
+    return struct_of(children, kind, pa.array([row is None for row in rows], pa.bool_()))
+
+
+def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path: str) -> object:
+    """What stands for the field in rows that lack it, if any does."""
+    if all(one.name in row for row in present):
+        return None
+    if not one.has_default:
+        raise _refused("a field that is missing and has no default", path)
+    return _from_json(one.default, one.type, path)
+
+
+def _from_json(default: object, kind: ValueType, path: str) -> object:
+    """A JSON default as the Python value that `from_rows` takes. Raises ValueError and kin for misfits."""
+    if default is None:
+        if not kind.nullable:
+            raise ValueError(f"null is no {kind}")
+        return None
+    if kind.kind in ("bytes", "fixed"):
+        data = str(default).encode("latin-1") if isinstance(default, str) else b"" + cast("bytes", default)
+        return _decimal_of(data, kind) if kind.logical == "decimal" else data
+    if kind.logical and kind.kind in ("int", "long"):
+        width = pa.int32() if kind.kind == "int" else pa.int64()
+        return pa.array([default], width).view(kind.arrow)[0].as_py()
+    if kind.kind == "array":
+        return [_from_json(item, kind.inner, path) for item in cast("list[object]", default)]
+    if kind.kind == "map":
+        return {key: _from_json(item, kind.inner, path) for key, item in cast("dict[str, object]", default).items()}
+    if kind.kind == "record":
+        given = cast("dict[str, object]", default)
+        known = {one.name: one for one in kind.fields}
+        return {
+            name: _from_json(item, known[name].type, path) if name in known else item
+            for name, item in dict(given).items()
+        }
+    return default
+
+
+def _decimal_of(data: bytes, kind: ValueType) -> decimal.Decimal:
+    scale = cast("pa.Decimal128Type", kind.arrow).scale
+    unscaled = int.from_bytes(data, "big", signed=True)
+    return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))

@@ -1,0 +1,122 @@
+"""Clients that live as long as the worker process: opened logs, producers, epochs, committers.
+
+Spark reuses a worker for many tasks and batches; a new Kafka client for each of them costs half a second. Spark
+runs one task at a time in a worker, so nothing here is locked, and nothing here is ever pickled.
+
+Invariants:
+- What is cached belongs to the process that made it. In a fork the cache looks empty, and nothing of the parent's is
+  closed there.
+- Whoever met an error drops what it used: the next user gets a client without a past.
+"""
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from statelog.spark.options import LogOptions
+from statelog.storage.kafka import Producer
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.log.log import Log
+
+__all__ = ["IDLE_S", "ProcessCache", "cached_log", "task_producer"]
+
+IDLE_S = 600.0
+"""Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V", bound=_Closable)
+
+
+class ProcessCache(Generic[K, V]):
+    """A cache of things to close: those that rest for `idle_s` go, all go when the process ends."""
+
+    def __init__(self, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pid = os.getpid()
+        self._entries: dict[K, V] = {}
+        self._used_s: dict[K, float] = {}
+        self._idle_s = idle_s
+        self._clock = clock
+        atexit.register(self.clear)
+
+    def get(self, key: K) -> V | None:
+        """What is cached under `key`, or None."""
+        self._forget_parent()
+        now_s = self._clock()
+        for idle in [one for one, used_s in self._used_s.items() if now_s - used_s > self._idle_s]:
+            self.drop(idle)
+        found = self._entries.get(key)
+        if found is not None:
+            self._used_s[key] = now_s
+        return found
+
+    def get_or_make(self, key: K, make: Callable[[], V]) -> V:
+        """What is cached under `key`, made now if nothing is."""
+        found = self.get(key)
+        return self.put(key, make()) if found is None else found
+
+    def put(self, key: K, value: V) -> V:
+        """Cache `value`, closing what was there before."""
+        self.drop(key)
+        self._entries[key] = value
+        self._used_s[key] = self._clock()
+        return value
+
+    def drop(self, key: K) -> None:
+        """Close and forget what is cached under `key`, if anything."""
+        self._forget_parent()
+        self._used_s.pop(key, None)
+        found = self._entries.pop(key, None)
+        if found is not None:
+            found.close()
+
+    def clear(self) -> None:
+        """Close and forget everything."""
+        self._forget_parent()
+        for key in list(self._entries):
+            self.drop(key)
+
+    def _forget_parent(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._entries, self._used_s = {}, {}
+
+
+_logs: ProcessCache[LogOptions, Log] = ProcessCache()
+_producers: ProcessCache[tuple[tuple[str, str], ...], Producer] = ProcessCache()
+
+
+def cached_log(where: LogOptions) -> Log:
+    """The opened log of this process. Raises as `Log.open`."""
+    return _logs.get_or_make(where, lambda: _open(where))
+
+
+@contextmanager
+def task_producer(where: LogOptions) -> Generator[Producer]:
+    """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
+    what this one still has in flight must not be mistaken for anybody else's.
+    """
+    producer = _producers.get_or_make(where.kafka, lambda: ConfluentKafka(client_config(dict(where.kafka))).producer())
+    try:
+        yield producer
+    except BaseException:
+        _producers.drop(where.kafka)
+        raise
+
+
+def _open(where: LogOptions) -> Log:
+    return Log.open(
+        where.log,
+        kafka=dict(where.kafka),
+        root=where.root,
+        allow_unsafe=where.allow_unsafe,
+        storage_options=where.storage_options(),
+    )

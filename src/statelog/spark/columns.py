@@ -1,0 +1,99 @@
+"""Columns: how the rows of a DataFrame and the changes or the state of a log correspond. Pure.
+
+A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
+A read has `key`, the value, and `key_group` if asked for. An opaque value is one binary column `value`; a typed one is
+its fields as columns, or one struct column `value` where a field has a name of statelog's.
+
+Invariant: a batch that is read has exactly the Arrow schema that Spark computes from the columns, because Spark
+compares the first batch of a task and trusts the rest.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.values.schema import ValueSchema, columns_of
+from statelog.spark.options import STATE_NAMES
+
+__all__ = ["check_written", "chosen", "same_columns", "spark_arrow_schema", "state_batches", "state_columns"]
+
+_BATCH_ROWS = 65_536
+
+
+def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
+    """The columns of a state, all nullable."""
+    fields = [pa.field("key", descriptor.key_type.arrow_type), *_value_fields(value)]
+    if include_key_group:
+        fields.append(pa.field("key_group", pa.int32()))
+    return from_arrow_schema(pa.schema(fields))
+
+
+def spark_arrow_schema(columns: StructType) -> pa.Schema:
+    """The Arrow schema that Spark compares the first batch of a task with."""
+    return to_arrow_schema(columns, timezone="UTC")
+
+
+def same_columns(wanted: StructType, given: StructType) -> bool:
+    """Whether two lists of columns have the same names and types in the same order, nullable or not."""
+    return spark_arrow_schema(wanted).equals(spark_arrow_schema(given))
+
+
+def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        value = batch.column("value")
+        given = {"key": batch.column("key"), "key_group": batch.column("key_group"), "value": value}
+        if "value" not in wanted.names and pa.types.is_struct(value.type):
+            fields = columns_of(value)
+            given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
+        arrays = [given[field.name].cast(field.type) for field in wanted]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def check_written(names: Collection[str], descriptor: Descriptor, value: ValueSchema) -> None:
+    """Raise InvalidChange with both lists if a DataFrame with these columns cannot be written to the log."""
+    needed = {"key"}
+    if descriptor.hash_rule is HashRule.CALLER:
+        needed.add("key_group")
+    allowed = {"value"} if value.is_opaque else {name for name, _ in _fields_of(value)}
+    if value.is_opaque:
+        needed.add("value")
+    unknown = sorted(set(names) - set(STATE_NAMES) - allowed - {"value"})
+    missing = sorted(needed - set(names))
+    if unknown or missing:
+        raise InvalidChange(
+            "the columns do not fit the log",
+            unknown=", ".join(unknown),
+            missing=", ".join(missing),
+            expected=", ".join(["key", "op (optional)", *sorted(allowed)]),
+            hint="Select and rename: key, op if there are deletes, and the value",
+        )
+
+
+def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
+    """The columns of these names, in the order of the state. Raises ConfigError for an unknown name."""
+    if names is None:
+        return columns
+    unknown = sorted(set(names) - set(columns.fieldNames()))
+    if unknown:
+        known = ", ".join(columns.fieldNames())
+        raise ConfigError(f"the state has no column {', '.join(unknown)}", hint=f"It has {known}")
+    return StructType([field for field in columns.fields if field.name in names])
+
+
+def _value_fields(value: ValueSchema) -> list[pa.Field]:
+    fields = _fields_of(value)
+    if value.is_opaque or {name for name, _ in fields} & {*STATE_NAMES, "value"}:
+        return [pa.field("value", value.arrow_type)]
+    return [pa.field(name, kind) for name, kind in fields]
+
+
+def _fields_of(value: ValueSchema) -> list[tuple[str, pa.DataType]]:
+    if value.is_opaque:
+        return []
+    return [(field.name, field.type) for field in cast("pa.StructType", value.arrow_type)]

@@ -1,0 +1,38 @@
+"""Key groups in Spark: the column, and a DataFrame arranged so that every key group is in one task.
+
+Two tasks of a batch must not write the same key group, for nothing orders them. Arranged like this they cannot, and
+each task writes to few partitions, which is also the fastest: persisting costs a request for each.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+from pyspark.sql.types import IntegerType
+
+from statelog.errors import ConfigError
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType, spark_expression
+from statelog.storage.log.log import Log
+
+__all__ = ["key_group_column", "repartition_by_key_group"]
+
+
+def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Column:
+    """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null."""
+    return F.expr(spark_expression(name, KeyType(key_type), key_groups))
+
+
+def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | None = None) -> DataFrame:
+    """`df` in `tasks` partitions (None: as many as the log has) of adjacent key groups, ready to be written.
+
+    Needs the column `key`, or `key_group` if the log's callers place their keys. Raises ConfigError.
+    """
+    descriptor = log.descriptor if isinstance(log, Log) else log
+    count = descriptor.partitions if tasks is None else tasks
+    if not 1 <= count <= descriptor.key_groups:
+        raise ConfigError(f"{count} tasks for {descriptor.key_groups} key groups", hint="Use at most one for each")
+    if descriptor.hash_rule is HashRule.CALLER:
+        group = F.col("key_group").cast(IntegerType())
+    else:
+        group = key_group_column("key", descriptor.key_type, descriptor.key_groups)
+    task = F.floor(group * F.lit(count) / F.lit(descriptor.key_groups)).cast(IntegerType())
+    return df.repartitionById(count, task)

@@ -1,0 +1,3 @@
+"""Writing: streaming and batch sinks, and `upsert`."""
+
+__all__: list[str] = []

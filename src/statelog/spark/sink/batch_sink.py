@@ -1,0 +1,44 @@
+"""`df.write.format("statelog").mode("append")`: one commit for one DataFrame.
+
+Exactly once with `checkpointId` (the caller numbers its batches) or `batchId` (what `upsert` gives for a micro-batch);
+with neither, a job that is run again appends again, as with any sink.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from statelog.producer.commits.committer import nowhere
+from statelog.spark.options import write_options
+from statelog.spark.sink.committing import CrashPoint, commit_batch, commit_write
+from statelog.spark.sink.task import TaskResult, write_task
+from statelog.spark.sink.writing import PlannedWrite
+
+__all__ = ["BatchWriter"]
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Spark's view of the sink. One instance is planned, copied to the tasks, and to the commit process."""
+
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, crash: CrashPoint = nowhere
+    ) -> None:
+        self._planned = PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
+        self._crash = crash
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
+        """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
+        return write_task(iterator, self._planned.task, self._planned.options)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
+        options = self._planned.options
+        if options.batch_id is None:
+            commit_write(options, messages, crash=self._crash)
+        else:
+            commit_batch(options, messages, options.batch_id, crash=self._crash)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""

@@ -1,0 +1,138 @@
+"""The commit process: makes the handles of a batch one commit, or sees that the ledger has the batch already.
+
+Runs in a Python worker beside the driver, which serves many batches. It acts under the grant that comes with the
+tasks' messages and opens nothing, except to settle a commit whose outcome is unknown.
+
+Invariants:
+- A commit continues the base that its tasks were planned with. If the cached committer stands elsewhere, another
+  process committed in between, and the ledger is read on before anything is decided.
+- After an error the committer is dropped: the next commit starts from the ledger.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from statelog.errors import ConfigError, Misuse
+from statelog.producer.commits.committer import nowhere
+from statelog.producer.tasks import Coordinator, resume_grant
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.state import LastCommit
+from statelog.spark.clients import ProcessCache, cached_log
+from statelog.spark.options import LogOptions, WriteOptions
+from statelog.spark.sink.decision import BatchDecision, decide_batch, decide_write
+from statelog.spark.sink.planning import sibling_nonces
+from statelog.spark.sink.task import TaskResult
+
+__all__ = ["commit_batch", "commit_write"]
+
+CrashPoint = Callable[[str], None]
+Decide = Callable[[LastCommit | None], BatchDecision]
+
+_coordinators: ProcessCache[tuple[LogOptions, bytes], Coordinator] = ProcessCache()
+
+
+def commit_batch(
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    batch_id: int,
+    *,
+    crash: CrashPoint = nowhere,
+) -> bool:
+    """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Fenced,
+    CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """
+    results = _results(messages)
+    query_id = _query_id(results)
+
+    def decide(last: LastCommit | None) -> BatchDecision:
+        return decide_batch(
+            last,
+            writer=options.writer,
+            query_id=query_id,
+            batch_id=batch_id,
+            take_over_from=options.take_over_from,
+        )
+
+    return _commit(options, results, decide, crash)
+
+
+def commit_write(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, crash: CrashPoint = nowhere
+) -> bool:
+    """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
+
+    def decide(last: LastCommit | None) -> BatchDecision:
+        return decide_write(
+            last,
+            writer=options.writer,
+            checkpoint_id=options.checkpoint_id,
+            take_over_from=options.take_over_from,
+        )
+
+    return _commit(options, _results(messages), decide, crash)
+
+
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: Decide, crash: CrashPoint) -> bool:
+    if not results:
+        return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
+    key = (options.where, results[0].grant.nonce)
+    try:
+        coordinator = _coordinator(options.where, results[0], crash)
+        decision = decide(coordinator.last_commit)
+        if decision.is_replay:
+            return False
+        handles = [_stamped(result, decision.checkpoint_id) for result in results]
+        coordinator.commit(decision.checkpoint_id, handles, decision.metadata, unique_keys=options.unique_keys)
+    except BaseException:
+        _coordinators.drop(key)
+        raise
+    return True
+
+
+def _coordinator(where: LogOptions, result: TaskResult, crash: CrashPoint) -> Coordinator:
+    """The coordinator for the grant and base of these tasks."""
+    key = (where, result.grant.nonce)
+    found = _coordinators.get(key)
+    log = cached_log(where)  # After the coordinator, so that no log is idle for longer than what was made of it.
+    if found is not None:
+        if found.base != result.base:
+            found.refresh()  # Another commit process of the session was at work.
+        return found
+    made = Coordinator(
+        log,
+        result.grant.writer,
+        opened=resume_grant(log, result.grant),
+        new_nonce=sibling_nonces(result.grant.nonce),
+        crash=crash,
+    )
+    return _coordinators.put(key, made)
+
+
+def _stamped(result: TaskResult, checkpoint_id: int) -> Handle:
+    """The task's handle as part of this checkpoint: tasks do not know the id, chunks do not carry it."""
+    handle = Handle.from_bytes(result.handle)
+    return replace(handle, steps=tuple(replace(step, checkpoint_id=checkpoint_id) for step in handle.steps))
+
+
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    """The tasks' results. Raises Misuse if one is missing: without its rows the commit would not be the batch."""
+    results = [message for message in messages if isinstance(message, TaskResult)]
+    if len(results) != len(messages):
+        raise Misuse(
+            "a task of this batch returned nothing that can be committed",
+            tasks=len(messages),
+            results=len(results),
+            hint="Nothing was committed; run the batch again, and report this",
+        )
+    return results
+
+
+def _query_id(results: Sequence[TaskResult]) -> str:
+    if results and not results[0].query_id:
+        raise ConfigError(
+            "Spark does not tell the tasks which query they belong to",
+            hint="Name it yourself, for good: option queryId, or query_id of upsert",
+        )
+    return results[0].query_id if results else ""

@@ -1,0 +1,106 @@
+"""What a batch is to the log: new, a replay of the last one, or something that must not be committed. Pure.
+
+A writer's history belongs to one query (its id is in the metadata of every commit). Spark replays a batch, with the
+same id, when it died between the ledger's commit and its own commit log; that is the only replay there is.
+
+Invariants:
+- A batch is skipped only if its query and its id are those of the writer's last commit.
+- A lower id, or another query, is a refusal that names the way out. Nothing is guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statelog.errors import CheckpointMismatch
+from statelog.schemas.ledger.state import LastCommit
+
+__all__ = ["NO_QUERY", "BatchDecision", "check_take_over", "decide_batch", "decide_write", "owner_of"]
+
+NO_QUERY = "none"
+"""What `takeOverFrom` says for commits that no query made."""
+
+_QUERY, _BATCH, _SHIFT = "queryId", "batchId", "checkpointShift"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDecision:
+    """Commit as `checkpoint_id` with `metadata`, or skip because the ledger has the batch already."""
+
+    checkpoint_id: int
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_replay: bool = False
+
+
+def decide_batch(
+    last: LastCommit | None, *, writer: str, query_id: str, batch_id: int, take_over_from: str | None
+) -> BatchDecision:
+    """What to do with a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over.
+
+    Raises CheckpointMismatch for a batch older than the last one, and for another query's writer.
+    """
+    if last is None:
+        return _commit(query_id, batch_id, 0)
+    if owner_of(last) != query_id:
+        check_take_over(last, writer, query_id, take_over_from)
+        return _commit(query_id, batch_id, last.checkpoint.id - batch_id)
+    shift = int(last.metadata.get(_SHIFT, "0"))
+    decision = _commit(query_id, batch_id, shift)
+    if decision.checkpoint_id < last.checkpoint.id:
+        raise CheckpointMismatch(
+            f"batch {batch_id} is older than the writer's last one",
+            writer=writer,
+            query_id=query_id,
+            last_batch=last.checkpoint.id - 1 - shift,
+            hint="The checkpoint location was set back: restore it, or start a new query with a writerId of its own",
+        )
+    if decision.checkpoint_id == last.checkpoint.id:
+        return BatchDecision(checkpoint_id=last.checkpoint.id, is_replay=True)
+    return decision
+
+
+def decide_write(
+    last: LastCommit | None, *, writer: str, checkpoint_id: int | None, take_over_from: str | None
+) -> BatchDecision:
+    """What to do with a plain batch write. Without a checkpoint id it is the next one, whatever that is.
+
+    Raises CheckpointMismatch for an id below the last one, and for a query's writer.
+    """
+    last_id = last.checkpoint.id if last is not None else 0
+    if last is not None and owner_of(last) != NO_QUERY:
+        check_take_over(last, writer, NO_QUERY, take_over_from)
+    elif checkpoint_id is not None and checkpoint_id == last_id:
+        return BatchDecision(checkpoint_id=last_id, is_replay=True)
+    if checkpoint_id is not None and checkpoint_id <= last_id:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint_id} is not later than the writer's last one",
+            writer=writer,
+            last_checkpoint=last_id,
+            hint="Checkpoint ids of a writer grow; only the last one may be written again, and is skipped then",
+        )
+    return BatchDecision(checkpoint_id=last_id + 1 if checkpoint_id is None else checkpoint_id)
+
+
+def _commit(query_id: str, batch_id: int, shift: int) -> BatchDecision:
+    metadata = {_QUERY: query_id, _BATCH: str(batch_id)}
+    if shift:
+        metadata[_SHIFT] = str(shift)
+    return BatchDecision(checkpoint_id=batch_id + 1 + shift, metadata=metadata)
+
+
+def owner_of(last: LastCommit) -> str:
+    """The query whose commit this is, or NO_QUERY."""
+    return last.metadata.get(_QUERY, NO_QUERY)
+
+
+def check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from: str | None) -> None:
+    """Raise CheckpointMismatch unless `take_over_from` names the owner of the writer's last commit."""
+    owner = owner_of(last)
+    if take_over_from != owner:
+        raise CheckpointMismatch(
+            "the writer's last commit is another query's",
+            writer=writer,
+            query_id=query_id,
+            last_query_id=owner,
+            last_checkpoint=last.checkpoint.id,
+            hint=f"Give this query a writerId of its own, or let it take over with the option takeOverFrom={owner}",
+        )

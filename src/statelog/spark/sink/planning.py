@@ -1,0 +1,190 @@
+"""The planning process: gives every batch a task grant, out of an epoch that is opened once for a query's run.
+
+Spark plans all batches of a session in Python workers beside the driver. They are the only processes that pickle a
+sink's writer, and that is when this module is called. Which worker plans is Spark's choice, and it may be another one
+for every batch: so a worker that has no epoch takes the one that a sibling opened, and the ledger is read on from
+there. A batch is planned only after the one before was committed, so what is read then is the base of the next commit.
+
+Invariants:
+- One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
+  commit whose outcome had to be settled.
+- An epoch that a stranger fenced is never taken back. The query fails with Fenced; started again, it opens anew.
+- Nobody is fenced before `check_ownership` has agreed.
+- Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from statelog.errors import Fenced
+from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.opening import open_epoch
+from statelog.producer.tasks import TaskGrant
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.state import LiveEpoch
+from statelog.spark.clients import ProcessCache, cached_log
+from statelog.spark.options import LogOptions, WriteOptions
+from statelog.spark.sink.ownership import check_ownership
+from statelog.spark.sink.rivals import rivals_of
+from statelog.spark.sink.runs import Run, run_of, same_run, sibling_nonce
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.log import Log
+
+__all__ = ["plan_batch", "sibling_nonces"]
+
+_Key = tuple[LogOptions, str, str | None]
+NewNonce = Callable[[], bytes]
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """The right to write, and the ledger as far as it was read. Has no producer: commits go out elsewhere."""
+
+    grant: Grant
+    ledger: LedgerClient
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    @property
+    def is_live(self) -> bool:
+        live = self.ledger.fold.live_epoch(self.grant.epoch)
+        return live is not None and live.nonce == self.grant.nonce
+
+
+_epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
+
+
+def plan_batch(options: WriteOptions, *, wall_clock: Callable[[], float] = time.time) -> TaskGrant:
+    """The right to write the next batch.
+
+    Raises LogInUse and CheckpointMismatch before anybody is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
+    ConfigError.
+    """
+    key = (options.where, options.writer, options.checkpoint_location or options.query_id)
+    epoch = _epochs.get(key)
+    log = cached_log(options.where)  # After the epoch, so that no log is idle for longer than what was made of it.
+    try:
+        if epoch is None:
+            epoch = _epochs.put(key, _first(log, options, wall_clock))
+        else:
+            epoch.ledger.fold_end()
+            if not epoch.is_live:
+                epoch = _next(log, options, key, epoch, wall_clock)
+    except BaseException:
+        _epochs.drop(key)
+        raise
+    fold = epoch.ledger.fold
+    base, grant = fold.last_checkpoint(options.writer), replace(epoch.grant, witness=fold.position)
+    return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
+
+
+def sibling_nonces(nonce: bytes) -> NewNonce:
+    """Makes nonces of the same run as `nonce`, for a process that acts for the one that opened."""
+    return lambda: sibling_nonce(nonce)
+
+
+def _first(log: Log, options: WriteOptions, wall_clock: Callable[[], float]) -> _Epoch:
+    """The epoch for a worker that has none: a sibling's, or a new one."""
+    run = run_of(options)
+    ledger = log.newest_ledger()
+    try:
+        ledger.fold_end()
+        newest = _newest(log, ledger.fold, options)
+        if newest is not None and same_run(newest.nonce, run.tag):
+            return _Epoch(_shared(log, ledger.fold, newest), ledger)
+        if options.serves_query and run.has_opened:
+            raise _taken_over(options, run, newest)  # noqa: TRY301  # the clean-up below is the same for every way out
+        check_ownership(
+            options,
+            options.query_id or _query_id(options.checkpoint_location),
+            run.tag,
+            ledger.fold.last_commit(options.writer),
+            rivals_of(log, ledger.fold, options, wall_clock()),
+        )
+    except BaseException:
+        ledger.close()
+        raise
+    ledger.close()
+    return _open(log, options, run, newest)
+
+
+def _next(
+    log: Log,
+    options: WriteOptions,
+    key: _Key,
+    epoch: _Epoch,
+    wall_clock: Callable[[], float],
+) -> _Epoch:
+    """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
+    and for a query that was started again after a sibling had told it that it was fenced.
+    """
+    newest = _newest(log, epoch.ledger.fold, options)
+    if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
+        epoch.grant = _shared(log, epoch.ledger.fold, newest)
+        return epoch
+    run = run_of(options)
+    if options.serves_query and run.has_opened:
+        raise _taken_over(options, run, newest)
+    return _epochs.put(key, _first(log, options, wall_clock))
+
+
+def _newest(log: Log, fold: LedgerFold, options: WriteOptions) -> LiveEpoch | None:
+    """The newest epoch on our name or any partition, if it is live."""
+    return fold.live_epoch(fold.prior(options.writer, range(log.descriptor.partitions)))
+
+
+def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
+    """The grant of an epoch that a sibling opened."""
+    last = fold.last_commit(epoch.writer)
+    return Grant(
+        descriptor=log.descriptor,
+        value_schema=log.value_schemas.newest(),
+        writer=epoch.writer,
+        epoch=epoch.epoch,
+        nonce=epoch.nonce,
+        partitions=tuple(sorted(epoch.partitions)),
+        base=fold.last_checkpoint(epoch.writer),
+        metadata=last.metadata if last else {},
+    )
+
+
+def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None) -> _Epoch:
+    """Open anew, unless somebody did so since the ownership was looked at."""
+    ours = None if seen is None else [seen.nonce]
+    opened = open_epoch(log, options.writer, ours=ours, new_nonce=sibling_nonces(run.tag))
+    opened.producer.close()
+    try:
+        if options.serves_query:
+            run.begin()
+    except BaseException:
+        opened.close()
+        raise
+    return _Epoch(opened.grant, opened.ledger)
+
+
+def _taken_over(options: WriteOptions, run: Run, newest: LiveEpoch | None) -> Fenced:
+    run.end()
+    return Fenced(
+        "another writer took over",
+        writer=options.writer,
+        by_writer=newest.writer if newest else None,
+        hint="Stop this query if the other one should go on; started again, it takes over itself",
+    )
+
+
+def _query_id(checkpoint_location: str) -> str | None:
+    """The query's id from its checkpoint, where that lies on this machine; else it is known once its tasks run."""
+    url = urlparse(checkpoint_location)
+    if not checkpoint_location or url.scheme not in ("", "file"):
+        return None
+    path = unquote(url.path) if url.scheme else checkpoint_location
+    try:
+        found: object = json.loads((Path(path) / "metadata").read_text("utf-8")).get("id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,50 @@
+"""The rivals of a query or plain write: the live epochs that its Open would fence, and when each was last heard of.
+
+Reads the ledger, and judges nobody: that is `ownership`'s.
+"""
+
+from statelog.errors import OffsetGone
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.spark.options import WriteOptions
+from statelog.spark.sink.ownership import Rival
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.log.log import Log
+
+__all__ = ["rivals_of"]
+
+_READ_TIMEOUT_S = 10.0
+
+
+def rivals_of(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
+    """The live epochs that an Open would fence: all that there are, because it takes all partitions."""
+    found: list[Rival] = []
+    for epoch in fold.freeze().live:
+        last = fold.last_commit(epoch.writer)
+        has_committed = last is not None and last.offset > epoch.epoch
+        offset = last.offset if last is not None and has_committed else epoch.epoch
+        found.append(
+            Rival(
+                writer=epoch.writer,
+                nonce=epoch.nonce,
+                age_s=None if options.take_over else _age_s(log, offset, now_s),
+                has_committed=has_committed,
+                last=last,
+            )
+        )
+    return found
+
+
+def _age_s(log: Log, offset: int, now_s: float) -> float | None:
+    """How long ago the ledger's record at `offset` was written; None if it is truncated.
+
+    Where the brokers do not stamp records nobody can say, and it counts as written now.
+    """
+    reader = log.kafka.reader(log.ledger_topic)
+    try:
+        for record in reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=_READ_TIMEOUT_S):
+            return now_s - record.timestamp_ms / 1000 if record.timestamp_ms >= 0 else 0.0
+    except OffsetGone:
+        pass
+    finally:
+        reader.close()
+    return None

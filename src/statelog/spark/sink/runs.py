@@ -1,0 +1,122 @@
+"""A run: one query, or one writer of plain writes, in one Spark session; and what marks its epochs as its own.
+
+The planning workers of a session are children of one parent, so they know each other without talking: the first eight
+bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
+A worker may be ended and another one go on; so that an epoch was opened at all is kept in a file of the session's.
+
+Invariant: what a run left behind on this machine is removed once its session is gone.
+"""
+
+import hashlib
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from statelog.errors import ConfigError
+from statelog.spark.options import WriteOptions
+
+__all__ = ["Run", "is_plain", "is_query", "query_of", "run_of", "run_tag", "same_run", "sibling_nonce"]
+
+_QUERY, _PLAIN = b"SQ", b"SP"
+_KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
+
+
+def run_tag(options: WriteOptions) -> bytes:
+    """What all nonces of this run begin with; the same in all planning workers of a session."""
+    where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
+    session = (platform.node(), *_session())
+    kind = _QUERY if options.serves_query else _PLAIN
+    return kind + _hashed(where) + _hashed((where, session))
+
+
+def sibling_nonce(nonce: bytes) -> bytes:
+    """A new nonce of the same run as `nonce`, or as the tag that it begins with."""
+    return nonce[:_TAG_BYTES] + os.urandom(16 - _TAG_BYTES)
+
+
+def same_run(one: bytes, other: bytes) -> bool:
+    """Whether two nonces are of one run."""
+    return one[:_TAG_BYTES] == other[:_TAG_BYTES]
+
+
+def is_query(nonce: bytes) -> bool:
+    """Whether a streaming query of Spark's opened the epoch."""
+    return nonce.startswith(_QUERY)
+
+
+def is_plain(nonce: bytes) -> bool:
+    """Whether a plain write of Spark's opened the epoch."""
+    return nonce.startswith(_PLAIN)
+
+
+def query_of(nonce: bytes) -> bytes:
+    """What the nonces of one query, or one plain writer, have in common in all sessions."""
+    return nonce[: _KIND_BYTES + _PART_BYTES]
+
+
+class Run(NamedTuple):
+    """A run on this machine. `mark` is the file that says that it opened an epoch."""
+
+    tag: bytes
+    mark: Path
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether a worker of this run opened an epoch, and nobody was told since that it is over."""
+        return self.mark.exists()
+
+    def begin(self) -> None:
+        """Note that an epoch was opened; removes what runs of sessions left that are gone. Raises ConfigError."""
+        try:
+            self.mark.touch(mode=0o600)
+            for path in self.mark.parent.iterdir():
+                pid, _, rest = path.name.partition("-")
+                if pid.isdecimal() and _start_time(int(pid)) != rest.partition("-")[0]:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.mark.parent, str(error)) from error
+
+    def end(self) -> None:
+        """Note that the run lost its epoch: started again, it may open anew."""
+        self.mark.unlink(missing_ok=True)
+
+
+def run_of(options: WriteOptions) -> Run:
+    """The run that this process plans for. Raises ConfigError if the directory for marks is not the user's own."""
+    tag, (parent, started) = run_tag(options), _session()
+    directory = Path(tempfile.gettempdir()) / f"statelog-spark-{os.getuid()}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+            raise _unusable(directory, "it belongs to another user")
+    except OSError as error:
+        raise _unusable(directory, str(error)) from error
+    return Run(tag, directory / f"{parent}-{started}-{tag.hex()}")
+
+
+def _unusable(directory: Path, problem: str) -> ConfigError:
+    return ConfigError(
+        "the directory where queries are noted cannot be used",
+        directory=str(directory),
+        problem=problem,
+        hint="Free it, or set TMPDIR for Spark's driver",
+    )
+
+
+def _hashed(facts: object) -> bytes:
+    return hashlib.sha256(repr(facts).encode()).digest()[:_PART_BYTES]
+
+
+def _session() -> tuple[int, str]:
+    parent = os.getppid()
+    return parent, _start_time(parent)
+
+
+def _start_time(pid: int) -> str:
+    """When a process started, in the kernel's ticks; '' where there is none or the kernel does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,64 @@
+"""A Spark task that writes: its rows become one change set, and what it returns names it. Runs on executors.
+
+Touches neither ledger nor DFS: it needs the brokers and the task grant that travels in the pickled writer. A task
+that fails, is retried, speculated or comes too late leaves chunks that no commit lists.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from statelog.errors import ConfigError
+from statelog.producer.commits.grant import Grant
+from statelog.producer.tasks import TaskGrant, TaskWriter
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.spark.clients import task_producer
+from statelog.spark.options import WriteOptions
+
+__all__ = ["QUERY_PROPERTY", "TaskResult", "write_task"]
+
+QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(WriterCommitMessage):
+    """What a task tells the commit process.
+
+    `handle` is `Handle.to_bytes`; `grant` and `base` are what it was written under; `query_id` is '' outside of a
+    streaming query.
+    """
+
+    grant: Grant
+    base: Checkpoint
+    handle: bytes
+    query_id: str
+
+
+def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: WriteOptions) -> TaskResult:
+    """Write this task's rows. Raises InvalidChange, KeyGroupMismatch, PersistFailed, BrokerUnavailable."""
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigError("a statelog task runs outside of a Spark task", hint="Use df.write or df.writeStream")
+    query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
+    with task_producer(options.where) as producer:
+        # The attempt id is unique in the Spark context that the grant's epoch belongs to, over all batches.
+        writer = TaskWriter(producer, task, slot=context.taskAttemptId())
+        for batch in batches:
+            writer.append_batch(batch)
+        handle = writer.finish()
+    return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
+
+
+def _query_id(found: str | None, given: str | None) -> str:
+    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
+    if found and given and found != given:
+        raise ConfigError(
+            "the option queryId names another query than Spark does",
+            given=given,
+            found=found,
+            hint="Leave queryId out: Spark tells its tasks which query they belong to",
+        )
+    return found or given or ""

@@ -1,0 +1,86 @@
+"""`foreachBatch(upsert(...))`: what a streaming query changed, into the log, exactly once by (writer, query, batch).
+
+For update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch write that
+carries the batch id; tasks know the query id themselves. So it shares planning, tasks and commit with the streaming
+sink, and keeps no client in the driver's process.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from statelog.errors import ConfigError
+from statelog.spark.options import storage_text, write_options
+from statelog.spark.sink.task import QUERY_PROPERTY
+
+__all__ = ["Upsert", "upsert"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Upsert:
+    """What `upsert` returns: call it with a DataFrame and its batch id. Pickles, for Spark Connect."""
+
+    options: tuple[tuple[str, str], ...]
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write and commit the micro-batch. An empty one is a commit, too: progress."""
+        writer = batch.write.format("statelog").mode("append").options(**dict(self.options))
+        writer.option("batchId", str(batch_id)).options(**self._query(batch)).save()
+
+    def _query(self, batch: DataFrame) -> dict[str, str]:
+        """The query that calls us, where Spark says so in the driver; with Spark Connect it does not."""
+        if "queryId" in dict(self.options):
+            return {}
+        try:
+            found = batch.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
+        except PySparkException:
+            return {}
+        return {"queryId": found} if found else {}
+
+    def __repr__(self) -> str:
+        return f"Upsert({write_options(dict(self.options), streaming=False)!r})"
+
+
+def upsert(
+    log: str,
+    *,
+    kafka: Mapping[str, str],
+    root: str,
+    writer: str,
+    unique_keys: bool = False,
+    allow_unsafe: Collection[str] = (),
+    storage_options: Mapping[str, object] | None = None,
+    take_over: bool = False,
+    take_over_from: str | None = None,
+    query_id: str | None = None,
+) -> Upsert:
+    """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value.
+
+    `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key. `query_id` names the
+    query where Spark does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+    """
+    options = {
+        "log": log,
+        "root": root,
+        "writerId": writer,
+        "uniqueKeys": _flag("unique_keys", unique_keys),
+        "takeOver": _flag("take_over", take_over),
+        "allowUnsafe": ",".join(allow_unsafe),
+        **{f"kafka.{name}": value for name, value in kafka.items()},
+        **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
+    }
+    if take_over_from is not None:
+        options["takeOverFrom"] = take_over_from
+    if query_id is not None:
+        options["queryId"] = query_id
+    write_options(options, streaming=False)
+    return Upsert(tuple(options.items()))
+
+
+def _flag(name: str, value: object) -> str:
+    """As an option. The text "false" is true in Python, and a promise that nobody made."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}", hint="Give True or False")
+    return "true" if value else "false"

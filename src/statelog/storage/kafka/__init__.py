@@ -1,0 +1,228 @@
+"""The Kafka port: all that statelog ever asks of a broker.
+
+Two implementations, one contract suite (`tests/contract/test_kafka_contract.py`):
+`kafka_client.ConfluentKafka` on confluent-kafka, and `kafka_memory.MemoryKafka`, its in-memory twin.
+
+What every implementation promises:
+
+- A producer is idempotent and keeps the order of each partition; a *new* producer is a new producer id, so
+  nothing that an old one has in flight can be mistaken for something that the new one sent.
+- A delivery is reported exactly once, to the callback, from inside `poll` or `close`, and is three-valued.
+  What is not a clear yes or a clear no is `UNKNOWN`: it may be in the log now, or appear there later.
+- A reader returns exactly the records of the ranges it was given, in offset order per partition, or raises.
+  It never skips, never resets, never ends early. Gaps in offsets are not errors.
+- Nothing here decides anything: no retries of semantics, no validity, no policy.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from statelog.errors import Misuse
+
+__all__ = [
+    "Delivery",
+    "DeliveryStatus",
+    "Kafka",
+    "OffsetRange",
+    "Producer",
+    "Reader",
+    "Record",
+    "TopicDescription",
+    "TopicSpec",
+    "with_remedy",
+]
+
+
+class _Range(NamedTuple):
+    start: int
+    end: int
+
+
+class OffsetRange(_Range):
+    """Half-open: `start` is the first offset, `end` the one after the last.
+
+    Raises Misuse for a negative one: Kafka reads those as names of places, and clients give them where they know none.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, start: int, end: int) -> "OffsetRange":
+        """Check and make."""
+        if start < 0 or end < 0:
+            hint = "An offset below zero is no answer: ask again"
+            raise Misuse("an offset is negative", hint=hint, start_offset=start, end_offset=end)
+        return super().__new__(cls, start, end)
+
+
+class Record(NamedTuple):
+    """One Kafka record, as it was produced. statelog uses neither keys nor headers.
+
+    `timestamp_ms` is when the broker appended it, in milliseconds since 1970, or -1 if the topic bears the times of who
+    sends instead: for ages that people look at. Several machines' clocks stand behind it: nothing is decided by it.
+    """
+
+    partition: int
+    offset: int
+    value: bytes
+    timestamp_ms: int = -1
+
+
+class DeliveryStatus(Enum):
+    """What is known of a record that was sent. Nobody says that it is not in the log and never will be: a client sends
+    again by itself, and what was refused may be in the log by an earlier try.
+    """
+
+    OK = "ok"
+    """It is in the log, at `offset`."""
+    UNKNOWN = "unknown"
+    """It may be in the log now or later."""
+
+
+class Delivery(NamedTuple):
+    """The report on one record. `offset` is -1 unless the status is OK; `reason` is empty if it is OK.
+
+    `latency_s` is how long the client had it, from the send to the answer, its own retries included; 0 if unknown.
+    `remedy` is what a person has to do before another try can end better; empty where trying again may do.
+    """
+
+    status: DeliveryStatus
+    offset: int
+    reason: str
+    latency_s: float = 0.0
+    remedy: str = ""
+
+
+def with_remedy(delivery: Delivery, hint: str) -> str:
+    """The hint for whoever sent a record that did not surely land, behind what a person has to do first."""
+    return f"{delivery.remedy}. Then: {hint[:1].lower()}{hint[1:]}" if delivery.remedy else hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """A topic to create. `config` are Kafka's own topic settings."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
+
+    `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+    operations: frozenset[str] | None = None
+
+
+class Producer(Protocol):
+    """One idempotent producer instance. Owned by one thread; never shared across a fork."""
+
+    def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
+        """Queue a record. Returns False, with nothing queued, if the queue is full: poll and try again.
+
+        Raises ValueTooLarge if the record exceeds what the client may send, NotFound, BrokerUnavailable if the client
+        is dead, ClosedError; then nothing was queued. `on_delivery` must not raise.
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> int:
+        """Run the callbacks that are due, waiting up to `timeout_s` for the first. Returns how many ran."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Records queued or sent, whose delivery was not reported yet."""
+        ...
+
+    @property
+    def delivery_timeout_s(self) -> float:
+        """After this many seconds every record has been reported. It is long, for slow links: who waits for one record,
+        or for any report at all, gives up earlier, and takes the record's outcome for unknown.
+        """
+        ...
+
+    def close(self) -> None:
+        """Report whatever is in flight as UNKNOWN and release the client, without waiting. Idempotent."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads one topic. Owned by one thread; keeps its connection between reads."""
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """Yield every record of `ranges`, by offset within a partition, partitions interleaved freely.
+
+        Empty ranges yield nothing. At most one `read` of a reader is active; abandoning the iterator is fine.
+        Raises OffsetGone if a start lies below the log start, BeyondEnd if an end lies above the log end,
+        BrokerUnavailable when `stall_timeout_s` pass without any progress.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the client. Idempotent."""
+        ...
+
+
+class Kafka(Protocol):
+    """One cluster, as seen by one process."""
+
+    def cluster_id(self) -> str:
+        """The cluster's own id. Raises BrokerUnavailable."""
+        ...
+
+    def describe_topic(self, topic: str) -> TopicDescription | None:
+        """The topic as it is now, or None if there is none. Raises BrokerUnavailable."""
+        ...
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create a topic and wait until its leaders are known. Raises AlreadyExists, BrokerUnavailable."""
+        ...
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; one that is not there counts as deleted. Raises BrokerUnavailable."""
+        ...
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked of the broker now, uncommitted reads included.
+
+        `at_least` are ends that a commit or a snapshot says were there: an answer below is asked again until the time
+        is over, because a leader that was deposed answers with its own; then it is given, and something was lost.
+        Raises NotFound if the topic or a partition is not there, BrokerUnavailable.
+        """
+        ...
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Truncate: drop all records below the offsets in `before`. Returns the log starts afterwards.
+
+        An offset at or below the log start changes nothing. Raises Misuse for a negative offset (Kafka would
+        read it as "all"), BeyondEnd for one above the log end, BrokerUnavailable.
+        """
+        ...
+
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Commit a group offset, for Kafka's own lag tools. It is never read back. Raises BrokerUnavailable."""
+        ...
+
+    def producer(self) -> Producer:
+        """A new idempotent producer."""
+        ...
+
+    def reader(self, topic: str) -> Reader:
+        """A new reader of one topic."""
+        ...
+
+    def close(self) -> None:
+        """Release all clients that this object holds itself (not its producers and readers). Idempotent."""
+        ...

@@ -1,0 +1,373 @@
+"""The Kafka port on confluent-kafka: topics, offsets, truncation, and the makers of producers and readers.
+
+It executes and translates, it decides nothing: every error of the client becomes one of ours with the brokers, the
+topic and the partition as facts. Answers are awaited for at most `request_timeout_s`, by default what the settings
+say; only what passes by itself is asked again within that time: a leader that is being elected, an answer without an
+offset, an end that lies below one that this process has seen (`positions`).
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
+
+from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound, Unavailable
+from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
+from statelog.storage.kafka.admin import AdminSession
+from statelog.storage.kafka.admin_client import Leaders
+from statelog.storage.kafka.config import ClientConfig
+from statelog.storage.kafka.errors import client_error
+from statelog.storage.kafka.native import Refused
+from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets
+from statelog.storage.kafka.producer import ConfluentProducer
+from statelog.storage.kafka.reader import ConfluentReader
+
+__all__ = ["ConfluentKafka"]
+
+_RETRY_S, _RETRY_MAX_S = 0.02, 0.5
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
+_MOVING = _ABSENT | {
+    "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "_NOENT",
+}  # fmt: skip
+"""Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+_INCLUDED = "READ, WRITE and DELETE include it"
+_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+"""Answers about a group that pass by themselves."""
+
+
+class ConfluentKafka:
+    """One cluster, as seen by one process; implements `kafka.Kafka`.
+
+    Objects with the same brokers share what they have seen of the topics' ends, unless they are given their own `seen`.
+    """
+
+    _shared: dict[str, HighWater] = {}  # noqa: RUF012 - one for the process, on purpose
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        request_timeout_s: float | None = None,
+        seen: HighWater | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._config = config
+        self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
+        self._seen = self._shared.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
+        self._clock = clock
+        self._sleep = sleep
+        self._admin = AdminSession(config, self._timeout_s, clock)
+        self._made: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"ConfluentKafka({self._config!r})"
+
+    def cluster_id(self) -> str:
+        """The cluster's own id. Raises BrokerUnavailable."""
+        try:
+            (answers,) = self._admin.ask(
+                lambda client, limit_s: [{"": client.describe_cluster(request_timeout=limit_s)}]
+            )
+        except Refused as refused:
+            raise self._error(refused, "asking for the cluster id") from None
+        cluster_id: str | None = answers[""].cluster_id
+        if not cluster_id:
+            raise BrokerUnavailable("the cluster has no id yet", bootstrap_servers=self._config.bootstrap_servers)
+        return cluster_id
+
+    def describe_topic(self, topic: str) -> TopicDescription | None:
+        """The topic as it is now, or None if there is none. Raises BrokerUnavailable.
+
+        A broker may be slow to learn of a topic that was just made here: for a while "none" is asked again.
+        """
+        patience = self._patience()
+        while True:
+            described = self._describe(topic)
+            is_new = self._clock() < self._made.get(topic, -math.inf)
+            if described is not None or not is_new or not patience.again():
+                return described
+
+    def _describe(self, topic: str) -> TopicDescription | None:
+        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+        try:
+            topics, configs = self._admin.ask(
+                lambda client, limit_s: [
+                    client.describe_topics(
+                        TopicCollection([topic]), request_timeout=limit_s, include_authorized_operations=True
+                    ),
+                    client.describe_configs([resource], request_timeout=limit_s),
+                ]
+            )
+        except Refused as refused:
+            if refused.name in _ABSENT:
+                return None
+            needs = f"DESCRIBE_CONFIGS, and DESCRIBE ({_INCLUDED}), on topic {topic}"
+            raise self._error(refused, "describing a topic", needs, topic=topic) from None
+        described, entries = topics[topic], configs[resource]
+        allowed = described.authorized_operations
+        self._seen.identify(topic, str(described.topic_id))
+        return TopicDescription(
+            name=topic,
+            topic_id=str(described.topic_id),
+            partitions=len(described.partitions),
+            replication_factor=min((len(p.replicas) for p in described.partitions), default=0),
+            config={name: entry.value for name, entry in entries.items() if entry.value is not None},
+            operations=None if allowed is None else frozenset(operation.name for operation in allowed),
+        )
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create a topic and wait until its leaders answer. Raises AlreadyExists, ConfigError, BrokerUnavailable."""
+        new = admin.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        try:
+            self._admin.ask(
+                lambda client, limit_s: [
+                    client.create_topics([new], request_timeout=limit_s, operation_timeout=limit_s)
+                ],
+                twice=False,  # A second request would be told that the topic of the first one exists.
+            )
+        except Refused as refused:
+            if refused.name == "TOPIC_ALREADY_EXISTS":
+                hint = "Open it, or choose another name"
+                raise AlreadyExists(f"topic {spec.name} exists already", hint=hint, topic=spec.name) from None
+            needs = f"CREATE on topic {spec.name}, or on the cluster"
+            raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
+        self._seen.forget(spec.name)
+        self._made[spec.name] = self._clock() + self._timeout_s
+        self._await_leaders(spec.name, range(spec.partitions))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone. Raises BrokerUnavailable."""
+        self._made.pop(topic, None)
+        try:
+            self._admin.ask(
+                lambda client, limit_s: [
+                    client.delete_topics([topic], request_timeout=limit_s, operation_timeout=limit_s)
+                ]
+            )
+        except Refused as refused:
+            if refused.name not in _ABSENT:
+                raise self._error(refused, "deleting a topic", f"DELETE on topic {topic}", topic=topic) from None
+        self._seen.forget(topic)
+        patience = self._patience()
+        while self.describe_topic(topic) is not None:
+            if not patience.again():
+                raise self._unavailable("the topic is still there after its deletion", topic=topic)
+        self._seen.forget(topic)
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked now; an end never goes back, unless the log surely did.
+
+        Raises NotFound, BrokerUnavailable.
+        """
+        patience = self._patience()
+        return ask_offsets(
+            topic,
+            self._seen,
+            ask=lambda: self._ask_leaders(topic, partitions, patience),
+            topic_id=lambda: self._topic_id(topic),
+            again=patience.again,
+            enough=lambda: patience.is_mostly_over,
+            at_least=at_least,
+        )
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
+        if any(offset < 0 for offset in before.values()):
+            raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
+        if not before:
+            return {}
+        patience = self._patience()
+        while True:
+            try:
+                return self._delete_records(topic, before)
+            except Refused as refused:
+                if refused.name == "OFFSET_OUT_OF_RANGE":
+                    self._check_ends(topic, before)
+                if refused.name not in _MOVING:
+                    raise self._error(refused, "deleting records", f"DELETE on topic {topic}", topic=topic) from None
+                self._check_partitions(topic, sorted(before))
+                if not patience.again():
+                    raise self._unavailable("a partition has no leader", topic=topic) from None
+
+    def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
+        (answers,) = self._admin.ask(
+            lambda client, limit_s: [
+                client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
+            ],
+            leaders=Leaders(topic, asked.keys()),
+        )
+        return {p: answers[key].low_watermark for p, key in asked.items()}
+
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset)])
+        facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
+        self._admin.guard.check()
+        # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
+        # librdkafka frees the request a second time.
+        session = AdminSession(self._config, self._timeout_s, self._clock)
+        patience = self._patience()
+        try:
+            while (refused := self._publish(session, request)) is not None:
+                # A broker that has just started loads its groups first.
+                if refused.name not in _LOADING or not patience.again(drop=False):
+                    needs = f"READ on group {group}, and on topic {topic}"
+                    raise self._error(refused, "publishing a group offset", needs, **facts)
+        finally:
+            session.close()
+
+    def producer(self) -> ConfluentProducer:
+        """A new idempotent producer, with a producer id of its own."""
+        self._admin.guard.check()
+        return ConfluentProducer(self._config, self._seen)
+
+    def reader(self, topic: str) -> ConfluentReader:
+        """A new reader of one topic."""
+        self._admin.guard.check()
+        return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen)
+
+    def close(self) -> None:
+        """Release the admin client. Idempotent."""
+        self._admin.close()
+
+    def _publish(self, session: AdminSession, request: ConsumerGroupTopicPartitions) -> Refused | None:
+        """Why it was not published, if so: the group as a whole was refused, or one of its partitions."""
+        try:
+            (answers,) = session.ask(
+                lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)]
+            )
+        except Refused as refused:
+            return refused
+        places: list[TopicPartition] = answers[request.group_id].topic_partitions or []
+        errors = [place.error for place in places if place.error is not None]
+        return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
+
+    def _ask_leaders(self, topic: str, partitions: Sequence[int], patience: "_Patience") -> dict[int, Listed]:
+        """One answer of the leaders, which may have to be elected first."""
+        while True:
+            try:
+                return self._list_offsets(topic, partitions, patience.left_s)
+            except Refused as refused:
+                if refused.name not in _MOVING:
+                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                    raise self._error(refused, "asking for offsets", needs, topic=topic) from None
+                self._check_partitions(topic, partitions)
+                if not patience.again():
+                    raise self._unavailable("a partition has no leader", topic=topic) from None
+
+    def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
+        """One question, as the client answers it: where a connection broke, an offset is negative and no error."""
+        keys = {p: TopicPartition(topic, p) for p in partitions}
+        if not keys:
+            return {}
+        starts = self._list(topic, keys, admin.OffsetSpec.earliest(), limit_s)
+        ends = self._list(topic, keys, admin.OffsetSpec.latest(), limit_s)
+        return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
+
+    def _list(
+        self, topic: str, keys: Mapping[int, TopicPartition], spec: admin.OffsetSpec, limit_s: float
+    ) -> dict[TopicPartition, admin.ListOffsetsResultInfo]:
+        asked = dict.fromkeys(keys.values(), spec)
+        (answers,) = self._admin.ask(
+            lambda client, left_s: [client.list_offsets(asked, request_timeout=left_s)],
+            limit_s,
+            leaders=Leaders(topic, keys.keys()),
+        )
+        return answers
+
+    def _topic_id(self, topic: str) -> str | None:
+        try:
+            described = self.describe_topic(topic)
+        except Unavailable:
+            return None
+        if described is None:
+            raise NotFound(f"topic {topic} does not exist", hint="Create the log first", topic=topic)
+        return described.topic_id
+
+    def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
+        self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.
+        patience = self._patience()
+        while True:
+            try:
+                listed = self._list_offsets(topic, partitions, patience.left_s)
+            except Refused as refused:
+                if refused.name not in _MOVING:
+                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                    raise self._error(refused, "waiting for a new topic's leaders", needs, topic=topic) from None
+            else:
+                if all(answer.is_answer for answer in listed.values()):
+                    return
+            if not patience.again():
+                raise self._unavailable("a new topic's leaders do not answer", topic=topic)
+
+    def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
+        described = self.describe_topic(topic)
+        if described is None:
+            raise NotFound(f"topic {topic} does not exist", hint="Create the log first", topic=topic)
+        absent = [p for p in partitions if not 0 <= p < described.partitions]
+        if absent:
+            raise NotFound(
+                f"topic {topic} has no partition {absent[0]}", topic=topic, partition=absent[0],
+                partitions=described.partitions,
+            )  # fmt: skip
+
+    def _check_ends(self, topic: str, before: Mapping[int, int]) -> None:
+        for partition, available in self.offsets(topic, sorted(before)).items():
+            if before[partition] > available.end:
+                raise BeyondEnd(
+                    f"{topic}[{partition}] ends below the offset to truncate to",
+                    topic=topic, partition=partition, offset=before[partition], log_end=available.end,
+                )  # fmt: skip
+
+    def _error(self, refused: Refused, doing: str, needs: str = "", **facts: Fact) -> Exception:
+        return client_error(refused.name, refused.text, doing, self._config.bootstrap_servers, needs=needs, **facts)
+
+    def _unavailable(self, what: str, **facts: Fact) -> BrokerUnavailable:
+        return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
+
+    def _patience(self) -> "_Patience":
+        return _Patience(self._timeout_s, self._admin, self._clock, self._sleep)
+
+
+class _Patience:
+    """The time that one call of the port has for questions that are asked again."""
+
+    def __init__(
+        self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._deadline = clock() + limit_s
+        self._half_s = limit_s / 2
+        self._least_s = limit_s / 10
+        self._pause_s = _RETRY_S
+        self._session = session
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._deadline - self._clock()
+
+    @property
+    def is_mostly_over(self) -> bool:
+        """Whether less than half of the time is left."""
+        return self.left_s < self._half_s
+
+    def again(self, *, drop: bool = True) -> bool:
+        """Wait a little, a little longer each time; False once too little time is left for another question.
+
+        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
+        """
+        if self.left_s <= self._pause_s + self._least_s:
+            return False  # A question that cannot be answered in time would hide what the last one said.
+        if drop:
+            self._session.drop()
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
+        return True

@@ -1,0 +1,303 @@
+"""What the Kafka client is told: the user's connection settings, and the settings that statelog owns.
+
+This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It is pure: it opens
+nothing and reads no file or environment. Invariants: no user setting can weaken a guarantee of the log, run code
+in this process or turn off transport security, and no secret is ever part of a repr, a message or a fact.
+
+Settings pass through by librdkafka's own names. What is refused is refused by name, with the reason. A name that
+librdkafka itself does not know is found when the first client is made, and becomes the same ConfigError there.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statelog.errors import ConfigError
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "ClientConfig",
+    "admin_properties",
+    "check_password_in_clear",
+    "client_config",
+    "consumer_properties",
+    "is_secret_setting",
+    "mask_text",
+    "producer_properties",
+]
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""The largest record that a client sends, framing included; topics allow the same."""
+
+_MASK = "***"
+_SECRET_NAME = re.compile(r"password|secret|token|pem|key|jaas|oauthbearer\.config", re.IGNORECASE)
+_URL_CREDENTIALS = re.compile(r"(?<=://)\S*(?=@)|[^\s/@:,]+:[^\s@,]+(?=@)")
+
+_DENIED = {
+    "plugin.library.paths": "it loads code into this process",
+    "sasl.kerberos.kinit.cmd": "it runs a shell command",
+    "ssl.engine.location": "it loads code into this process",
+    "ssl.engine.id": "it loads code into this process",
+    "enable.sasl.oauthbearer.unsecure.jwt": "it accepts tokens that nobody signed",
+    "debug": "protocol traces can contain credentials and state",
+}
+_DENIED_PREFIXES = {
+    "test.mock.": "it silently replaces the brokers and their security",
+    "log.": "protocol traces can contain credentials and state",
+    "log_": "logging belongs to Python's logging, logger 'statelog.kafka'",
+}
+_DENIED_VALUES = {
+    ("enable.ssl.certificate.verification", "false"): "anybody could pose as the broker",
+    ("ssl.endpoint.identification.algorithm", "none"): "anybody with any certificate could pose as the broker",
+}
+_SAFETY = "statelog sets it, because the guarantees of the log rest on it"
+_IDENTITY = "statelog names its own groups and uses no transactions"
+_SIZE = "statelog sets it to fit the size of its chunks"
+_OWNED = {
+    **dict.fromkeys(
+        (
+            "acks", "request.required.acks", "enable.idempotence", "enable.gapless.guarantee", "retries",
+            "message.send.max.retries", "max.in.flight", "max.in.flight.requests.per.connection", "partitioner",
+            "queuing.strategy", "delivery.report.only.error", "auto.offset.reset", "isolation.level", "check.crcs",
+            "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms", "enable.auto.offset.store",
+            "enable.partition.eof", "allow.auto.create.topics", "offset.store.method", "offset.store.path",
+            "group.protocol", "consume.callback.max.messages",
+        ),
+        _SAFETY,
+    ),
+    **dict.fromkeys(
+        (
+            "group.id", "group.instance.id", "transactional.id", "transaction.timeout.ms",
+            "partition.assignment.strategy",
+        ),
+        _IDENTITY,
+    ),
+    **dict.fromkeys(
+        ("message.max.bytes", "max.message.bytes", "receive.message.max.bytes", "message.copy.max.bytes"),
+        _SIZE,
+    ),
+    "enable.metrics.push": "statelog sends no telemetry",
+}  # fmt: skip
+_SHELL_SAFE = re.compile(r"[A-Za-z0-9._/@:+-]*")
+_EXPANDED = frozenset({"sasl.kerberos.principal", "sasl.kerberos.keytab"})
+"""Settings that the client puts into a shell command."""
+_CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
+
+_BOTH = {
+    "enable.metrics.push": "false",
+    "socket.nagle.disable": "true",
+    "client.id": "statelog",
+    "log_level": "5",  # What a client says while it is closed goes to stderr, past any logger, and is of level 6.
+}
+_PRODUCER = {
+    "enable.idempotence": "true",
+    "acks": "all",
+    "linger.ms": "0",
+    "compression.type": "lz4",
+    "message.max.bytes": str(MAX_MESSAGE_BYTES),
+    # Counted from the queue on: a slow link needs minutes for what may be in flight. Who waits has limits of their own.
+    "message.timeout.ms": "300000",
+    # A topic that is gone is believed to be gone after this long, not after half a minute.
+    "topic.metadata.propagation.max.ms": "10000",
+    "queue.buffering.max.kbytes": str(256 << 10),
+    "allow.auto.create.topics": "false",
+}
+_CONSUMER = {
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",
+    "check.crcs": "true",
+    "enable.partition.eof": "true",
+    "allow.auto.create.topics": "false",
+    "group.protocol": "classic",
+    # A fetch that waits at the end of the log holds up the next read, so it waits but shortly.
+    "fetch.wait.max.ms": "10",
+    "fetch.message.max.bytes": str(2 << 20),
+    "fetch.max.bytes": str(64 << 20),
+    "receive.message.max.bytes": str(100 << 20),
+    "queued.max.messages.kbytes": str(64 << 10),
+    "fetch.queue.backoff.ms": "5",
+}
+_ADMIN = {
+    # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
+    # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
+    "enable.sparse.connections": "false",
+}
+_READERS = "statelog-reader"
+_PRODUCER_TUNING = (
+    "compression.", "linger.ms", "queue.buffering.", "batch.", "message.timeout.ms", "delivery.timeout.ms",
+    "request.timeout.ms", "sticky.partitioning.", "topic.metadata.propagation.",
+)  # fmt: skip
+_CONSUMER_TUNING = (
+    "fetch.",
+    "queued.",
+    "max.partition.fetch.bytes",
+    "session.",
+    "heartbeat.",
+    "max.poll.",
+    "client.rack",
+)
+_REQUEST_TIMEOUT, _REQUEST_TIMEOUT_S = "socket.timeout.ms", 10.0
+_TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
+# The client looks for overdue records about once a second, so a report may be that late, and later if it is busy.
+_TIMEOUT_SCAN_S = 5.0
+_MIN_TIMEOUT_MS, _MAX_TIMEOUT_MS = 1_000, 900_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ClientConfig:
+    """Validated settings of the connection to one cluster. Made by `client_config` only.
+
+    `settings` are librdkafka's names and values as the user gave them, `bootstrap.servers` among them.
+    """
+
+    bootstrap_servers: str
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def masked(self) -> dict[str, str]:
+        """The settings with every secret replaced by asterisks: safe to print and to log."""
+        return {name: _masked_value(name, value) for name, value in self.settings.items()}
+
+    def __repr__(self) -> str:
+        return f"ClientConfig({self.masked()!r})"
+
+    def redact(self, text: str) -> str:
+        """`text`, such as a client's message, without any secret value of these settings and URL credentials."""
+        for name, value in self.settings.items():
+            if _SECRET_NAME.search(name) and value:
+                text = text.replace(value, _MASK)
+        return mask_text(text)
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Seconds that the brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
+        given = self.settings.get(_REQUEST_TIMEOUT, "").strip()
+        return int(given) / 1000 if given.isdecimal() else _REQUEST_TIMEOUT_S
+
+    @property
+    def delivery_timeout_s(self) -> float:
+        """Seconds after which a producer has reported every record."""
+        return int(producer_properties(self)["message.timeout.ms"]) / 1000 + _TIMEOUT_SCAN_S
+
+
+def client_config(settings: Mapping[str, str]) -> ClientConfig:
+    """Validate the user's librdkafka settings. Raises ConfigError that names the setting and the reason."""
+    servers = settings.get("bootstrap.servers", "") or settings.get("metadata.broker.list", "")
+    if not servers.strip():
+        raise ConfigError("bootstrap.servers is missing", hint="Name at least one broker as host:port")
+    if "metadata.broker.list" in settings:
+        raise _refused("metadata.broker.list", "its other name, bootstrap.servers, is the only one that is read")
+    for name, value in settings.items():
+        _check_setting(name, value)
+    return ClientConfig(bootstrap_servers=mask_text(servers.strip()), settings=dict(settings))
+
+
+def check_password_in_clear(config: ClientConfig) -> None:
+    """Raise ConfigError if these settings send a password as it is over a network."""
+    settings = {name: value.strip().lower() for name, value in config.settings.items()}
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", ""))
+    if settings.get("security.protocol") != "sasl_plaintext" or mechanism != "plain":
+        return
+    hosts = [server.strip().rpartition("://")[2].rpartition(":")[0] for server in config.bootstrap_servers.split(",")]
+    remote = [host for host in hosts if not _is_loopback(host)]
+    if remote:
+        raise ConfigError(
+            "the mechanism PLAIN would send the password as it is over the network",
+            hint="Use security.protocol SASL_SSL or a SCRAM mechanism; the waiver is called cleartext",
+            host=remote[0],
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def producer_properties(config: ClientConfig) -> dict[str, str]:
+    """All librdkafka settings of a producer: idempotent, acknowledged by all replicas, bounded queue."""
+    properties = _merged(config, _PRODUCER, without=_CONSUMER_TUNING)
+    # The two names are aliases, and librdkafka lets the last one win: one name leaves no doubt.
+    alias = properties.pop("delivery.timeout.ms", None)
+    return properties if alias is None else {**properties, "message.timeout.ms": alias}
+
+
+def consumer_properties(config: ClientConfig) -> dict[str, str]:
+    """All librdkafka settings of a consumer that never resets, never commits and checks every record.
+
+    A group is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
+    """
+    return {**_merged(config, _CONSUMER, without=_PRODUCER_TUNING), "group.id": _READERS}
+
+
+def admin_properties(config: ClientConfig) -> dict[str, str]:
+    """All librdkafka settings of an admin client: the connection, and nothing of producing or consuming."""
+    return _merged(config, _ADMIN, without=(*_PRODUCER_TUNING, *_CONSUMER_TUNING))
+
+
+def is_secret_setting(name: str) -> bool:
+    """Whether a setting of this name may hold a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def mask_text(text: str) -> str:
+    """Free text, such as a URL or a client's message, without the credentials of URLs in it."""
+    return _URL_CREDENTIALS.sub(_MASK, text)
+
+
+def _merged(config: ClientConfig, own: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
+    """Own settings under the user's. Validation has made sure that no user setting is one that must win."""
+    users = {name: value for name, value in config.settings.items() if not name.startswith(without)}
+    return {**_BOTH, **own, **users}
+
+
+def _masked_value(name: str, value: str) -> str:
+    return _MASK if _SECRET_NAME.search(name) else mask_text(value)
+
+
+def _check_setting(name: object, value: object) -> None:
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise ConfigError(
+            f"Kafka setting {name!r} is not text", hint="Write every setting as text, such as 'true' or '30000'"
+        )
+    reason = _reason_against(name.strip(), value.strip().lower())
+    if reason is not None:
+        raise _refused(name, reason)
+    if name != name.strip() or not name:
+        raise ConfigError(f"Kafka setting {name!r} has blanks around its name", setting=name)
+    if name in _TIMEOUTS:
+        _check_timeout(name, value)
+
+
+def _reason_against(name: str, value: str) -> str | None:
+    """Why a setting is refused, or None if it may pass."""
+    if name in _DENIED:
+        return _DENIED[name]
+    if name in _OWNED:
+        return _OWNED[name]
+    if _CALLBACK.search(name):
+        return "callbacks belong to statelog"
+    for prefix, reason in _DENIED_PREFIXES.items():
+        if name.startswith(prefix):
+            return reason
+    if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
+        return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
+    return _DENIED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
+
+
+def _check_timeout(name: str, value: str) -> None:
+    """A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait for ever'."""
+    if not value.isdecimal() or not _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS:
+        raise ConfigError(
+            f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}",
+            hint="300000 suits most clusters: it outlasts a change of leader, and a slow link",
+            setting=name,
+        )
+
+
+def _refused(name: str, reason: str) -> ConfigError:
+    """The value is left out of the message: it may be a secret under a misspelt name."""
+    return ConfigError(f"Kafka setting {name} is refused: {reason}", hint=f"Remove {name}", setting=name)

@@ -1,0 +1,151 @@
+"""What an answer of the Kafka client means: delivery reports and errors, by librdkafka's error names.
+
+Pure. It owns the two classifications that safety rests on, and the mapping from the client's errors to ours. It never
+talks to a client. Invariant: a delivery is OK only when nothing else is possible, and nothing that the client says is a
+clear no.
+"""
+
+import re
+from collections.abc import Sequence
+
+from statelog.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    ConfigError,
+    Corrupt,
+    DataLoss,
+    Fact,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
+from statelog.schemas.topics.policy import MAX_RECORD_BYTES
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange
+from statelog.storage.kafka.config import mask_text
+
+__all__ = ["ENDING", "check_range", "classify_delivery", "client_error", "refusal_of"]
+
+_MEANS = {
+    "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
+    "RECORD_LIST_TOO_LARGE": "the records are larger than segment.bytes of topic {topic}",
+    "TOPIC_AUTHORIZATION_FAILED": "this client lacks the right to WRITE on topic {topic}",
+    **dict.fromkeys(
+        ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"),
+        "topic {topic} does not exist any more, or has fewer partitions",
+    ),
+}
+"""What a refusal of a record means for the person who reads it, where the broker's text does not say."""
+_REMEDIES = {
+    "MSG_SIZE_TOO_LARGE": f"Raise max.message.bytes of topic {{topic}} to {MAX_RECORD_BYTES} and 64 KiB",
+    "RECORD_LIST_TOO_LARGE": "Raise segment.bytes of topic {topic}",
+    "TOPIC_AUTHORIZATION_FAILED": "Grant its principal what docs/security.md lists for the role",
+}
+"""What has to be done before another try can end better."""
+_REFUSED = frozenset({
+    "_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+    "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED",
+})  # fmt: skip
+_WRONG_SETTING = frozenset({
+    "_INVALID_ARG", "INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION",
+    "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION", "UNSUPPORTED_VERSION", "UNSUPPORTED_FEATURE",
+})  # fmt: skip
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT"})
+_UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+_CORRUPT = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
+
+_CREDENTIALS = frozenset({
+    "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+})  # fmt: skip
+_CERTIFICATE = re.compile(r"certificate|unknown ca|verify failed", re.IGNORECASE)
+_MISMATCH = re.compile(r"connecting to an? \w+ (broker )?listener\?|incorrect security\.protocol", re.IGNORECASE)
+_MISMATCH_S = 2.0
+"""A broker that is about to start, or a proxy in front of it, closes connections as one of the other protocol does."""
+
+ENDING = _REFUSED | _CORRUPT
+"""Errors after which waiting is useless: a reader stops at once instead of at its stall timeout."""
+
+
+def classify_delivery(
+    topic: str, error_name: str | None, error_text: str, offset: int | None, latency_s: float = 0.0
+) -> Delivery:
+    """What is known of a record, from its delivery report.
+
+    `error_name` is librdkafka's name without its prefix, None for a success; `offset` may be missing or negative.
+    """
+    if error_name is None and offset is not None and offset >= 0:
+        return Delivery(DeliveryStatus.OK, offset, "", latency_s)
+    if error_name is None:
+        # A broker that has seen the sequence number before answers without an offset. The record is most likely in
+        # the log, but a place that nobody can name cannot be listed in a commit.
+        return Delivery(DeliveryStatus.UNKNOWN, -1, "acknowledged without an offset")
+    # Everything else can follow an earlier try whose answer was lost: the client keeps retrying a record that it has
+    # already sent, and its timeouts (_MSG_TIMED_OUT), its purges (both _PURGE_INFLIGHT and _PURGE_QUEUE, since a record
+    # waits for its retry in the queue), a denied retry and a fatal state do not say whether that try was appended. Nor
+    # does a refusal: rights and the limit on sizes may have changed since, and a broker looks at them first.
+    remedy = _REMEDIES.get(error_name, "").format(topic=topic)
+    return Delivery(DeliveryStatus.UNKNOWN, -1, _reason(topic, error_name, error_text), remedy=remedy)
+
+
+def _reason(topic: str, error_name: str, error_text: str) -> str:
+    """Why a record for `topic` did not surely get there: the client's name for it, its text, and what that means."""
+    means = f" ({_MEANS[error_name].format(topic=topic)})" if error_name in _MEANS else ""
+    return f"{error_name}: {mask_text(error_text)}{means}"
+
+
+def client_error(
+    error_name: str, error_text: str, doing: str, servers: str, *, needs: str = "", **facts: Fact
+) -> StatelogError:
+    """Our error for the client's. `doing` says what was attempted, `servers` names the brokers, without credentials.
+
+    `needs` is the right that it takes, in Kafka's words.
+    """
+    text = mask_text(error_text)
+    where: dict[str, Fact] = {"bootstrap_servers": servers, "kafka_error": error_name, **facts}
+    if error_name in _UNGRANTED:
+        hint = "Grant its principal what docs/security.md lists for the role"
+        right = needs or "a right"
+        what = f"{doing} takes {right}, which Kafka does not grant this client"
+        return ConfigError(what, hint=hint, **where)
+    if error_name in _REFUSED:
+        hint = "Check the sasl.* and ssl.* settings, and the port (docs/security.md)"
+        return ConfigError(f"Kafka refuses this client while {doing}: {text}", hint=hint, **where)
+    if error_name in _WRONG_SETTING:
+        return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint="Correct the named setting", **where)
+    if error_name in _ABSENT:
+        return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
+    if error_name in _CORRUPT:
+        hint = "Read another replica, or restore the broker's disk; the record is not skipped"
+        return Corrupt(f"a record's checksum is wrong while {doing}: {text}", hint=hint, **where)
+    return BrokerUnavailable(f"Kafka does not answer while {doing}: {text}", hint="", **where)
+
+
+def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float) -> tuple[str, str] | None:
+    """Name and text of the error that shows that no waiting helps a client which never got an answer, or None.
+
+    `errors` are what the client said of itself, oldest first; `waited_s` is how long it has been asking.
+    """
+    for name, text in errors:
+        if name in _CREDENTIALS or (name == "_SSL" and _CERTIFICATE.search(text)):
+            return name, text
+    mismatch = [text for _, text in errors if _MISMATCH.search(text)]
+    return ("_SSL", mismatch[-1]) if mismatch and waited_s >= _MISMATCH_S else None
+
+
+def check_range(topic: str, partition: int, wanted: OffsetRange, available: OffsetRange) -> None:
+    """Raise OffsetGone or BeyondEnd if the log of a partition does not hold all of `wanted`."""
+    if wanted.start < available.start:
+        error: type[DataLoss] = OffsetGone
+        what = "the log starts above an offset that is needed"
+    elif wanted.end > available.end:
+        error, what = BeyondEnd, "the log ends below an offset that is needed"
+    else:
+        return
+    raise error(
+        f"{what}: {topic}[{partition}] holds [{available.start}, {available.end})",
+        topic=topic,
+        partition=partition,
+        start_offset=wanted.start,
+        end_offset=wanted.end,
+        log_start=available.start,
+        log_end=available.end,
+    )

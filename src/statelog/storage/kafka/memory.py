@@ -1,0 +1,395 @@
+"""The in-memory twin of the Kafka port, for tests and for simulations of whole systems.
+
+`MemoryKafka` is one process' view of a shared `MemoryCluster`; `join` gives another process its own view. It is thread-
+safe and deterministic: records are appended and reported when their producer polls, and no call ever waits. The same
+contract suite holds it to what the real client does. It owns no state of the cluster.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from statelog.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    ClosedError,
+    Misuse,
+    NotFound,
+    Unavailable,
+    ValueTooLarge,
+)
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
+from statelog.storage.kafka.errors import check_range
+from statelog.storage.kafka.memory_cluster import MemoryCluster, Sending
+from statelog.storage.kafka.memory_faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
+from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets
+
+__all__ = ["MemoryKafka", "MemoryProducer", "MemoryReader"]
+
+_CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
+_FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
+_TRIES = 5
+"""How often a question for offsets is put, where the real client has its request time-out."""
+Idle = Callable[[float], None]
+
+
+def _do_not_wait(timeout_s: float) -> None:
+    """Let no time pass: the caller's clock is its own business."""
+
+
+class MemoryKafka:
+    """One process' view of an in-memory cluster; implements `kafka.Kafka`.
+
+    `idle` is called with the time-out of a poll that found nothing: a simulation advances its clock there, a test with
+    threads sleeps. `queue_limit` bounds the records that one producer may have in flight.
+    """
+
+    def __init__(
+        self,
+        *,
+        faults: Faults | None = None,
+        questions: QuestionHook | None = None,
+        cluster: MemoryCluster | None = None,
+        idle: Idle = _do_not_wait,
+        queue_limit: int = 100_000,
+        delivery_timeout_s: float = 305.0,
+    ) -> None:
+        self.cluster = cluster if cluster is not None else MemoryCluster(faults=faults, questions=questions)
+        self._seen = HighWater()
+        self._idle = idle
+        self._queue_limit = queue_limit
+        self._delivery_timeout_s = delivery_timeout_s
+        self._is_closed = False
+
+    def join(self, *, idle: Idle | None = None) -> "MemoryKafka":
+        """Another process' view of the same cluster."""
+        return MemoryKafka(
+            cluster=self.cluster,
+            idle=self._idle if idle is None else idle,
+            queue_limit=self._queue_limit,
+            delivery_timeout_s=self._delivery_timeout_s,
+        )
+
+    def cluster_id(self) -> str:
+        """The cluster's own id. Raises BrokerUnavailable while it is down."""
+        with self._asked("cluster_id") as (cluster, _):
+            return cluster.cluster_id
+
+    def describe_topic(self, topic: str) -> TopicDescription | None:
+        """The topic as it is now, or None if there is none."""
+        with self._asked("describe_topic", topic) as (cluster, answer):
+            is_old = answer.kind is AnswerKind.OLD
+            described = cluster.describe_before(topic, answer.count) if is_old else cluster.describe(topic)
+            self._seen.identify(topic, described.topic_id if described else None)
+            return described
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create a topic. Raises AlreadyExists."""
+        with self._asked("create_topic", spec.name) as (cluster, _):
+            cluster.create(spec)
+            self._seen.forget(spec.name)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; one that is not there counts as deleted."""
+        with self._asked("delete_topic", topic) as (cluster, _):
+            cluster.delete(topic)
+            self._seen.forget(topic)
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked again while they are missing or old. Raises NotFound."""
+        tries = iter(range(1, _TRIES))
+        return ask_offsets(
+            topic,
+            self._seen,
+            ask=lambda: self._list_offsets(topic, partitions),
+            topic_id=lambda: self._topic_id(topic),
+            again=lambda: next(tries, None) is not None,
+            at_least=at_least,
+        )
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
+        if any(offset < 0 for offset in before.values()):
+            raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
+        with self._asked("delete_records", topic, before) as (cluster, _):
+            for partition, offset in before.items():
+                end = cluster.log(topic, partition).end
+                if offset > end:
+                    raise BeyondEnd(
+                        f"{topic}[{partition}] ends below the offset to truncate to",
+                        topic=topic, partition=partition, offset=offset, log_end=end,
+                    )  # fmt: skip
+            for partition, offset in before.items():
+                cluster.truncate(topic, partition, offset)
+            return {p: cluster.log(topic, p).start for p in before}
+
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Note a group offset in the cluster's `published`. Raises NotFound."""
+        with self._asked("publish_offset", topic, [partition]) as (cluster, _):
+            cluster.log(topic, partition)
+            cluster.published[group, topic, partition] = offset
+
+    def producer(self) -> "MemoryProducer":
+        """A new idempotent producer."""
+        self._check_open()
+        return MemoryProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s, self._seen)
+
+    def reader(self, topic: str) -> "MemoryReader":
+        """A new reader of one topic."""
+        self._check_open()
+        return MemoryReader(self.cluster, topic, self._seen, self._idle)
+
+    def close(self) -> None:
+        """Refuse further use through this view; the cluster and its other views live on. Idempotent."""
+        self._is_closed = True
+
+    @contextmanager
+    def _asked(
+        self, method: str, topic: str = "", partitions: Iterable[int] = ()
+    ) -> Generator[tuple[MemoryCluster, Answer]]:
+        """One call: the cluster, locked, and how it answers. What was done stands, also where the answer is lost."""
+        self._check_open()
+        with self.cluster.lock:
+            self.cluster.check_up()
+            answer = self.cluster.answer(method, topic, partitions)
+            yield self.cluster, answer
+            self.cluster.lose(answer)
+
+    def _list_offsets(self, topic: str, partitions: Sequence[int]) -> dict[int, Listed]:
+        with self._asked("offsets", topic, partitions) as (cluster, answer):
+            logs = {p: cluster.log(topic, p) for p in partitions}
+            if answer.kind is AnswerKind.OLD:
+                return {p: log.listed_before(answer.count) for p, log in logs.items()}
+            listed = {p: log.listed() for p, log in logs.items()}
+            if answer.kind is AnswerKind.HALF:
+                listed[partitions[-1]] = Listed(-1001, -1001)
+            return listed
+
+    def _topic_id(self, topic: str) -> str | None:
+        try:
+            described = self.describe_topic(topic)
+        except Unavailable:
+            return None
+        if described is None:
+            raise NotFound("no such topic", hint="Create the log first", topic=topic)
+        return described.topic_id
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the Kafka client is closed", hint="Make a new one")
+
+
+class MemoryProducer:
+    """One producer of an in-memory cluster; implements `kafka.Producer`."""
+
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        idle: Idle,
+        queue_limit: int,
+        delivery_timeout_s: float,
+        seen: HighWater | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._seen = seen or HighWater()
+        self._idle = idle
+        self._queue_limit = queue_limit
+        self._delivery_timeout_s = delivery_timeout_s
+        with cluster.lock:
+            self._number = cluster.next_producer()
+        self._queued: deque[Sending] = deque()
+        self._on_the_way: list[Sending] = []
+        self._is_closed = False
+        self._is_over = False
+
+    @property
+    def in_flight(self) -> int:
+        """Records queued or sent, whose delivery was not reported yet."""
+        return len(self._queued) + len(self._on_the_way)
+
+    @property
+    def delivery_timeout_s(self) -> float:
+        """What the caller is told; in memory only `expire` makes a delayed record time out."""
+        return self._delivery_timeout_s
+
+    def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
+        """Queue a record; False if the queue is full. Raises ValueTooLarge, BrokerUnavailable after a fatal error."""
+        self._check_open()
+        if self._is_over:
+            hint = "Close this producer; a new one, after a new Open, settles what became of its records"
+            raise BrokerUnavailable("the producer is over", hint=hint, topic=topic, partition=partition)
+        if len(value) >= MAX_MESSAGE_BYTES:
+            raise ValueTooLarge(
+                "a record is larger than Kafka may take",
+                hint="Write smaller values, or smaller chunks",
+                topic=topic, partition=partition, size_bytes=len(value), limit_bytes=MAX_MESSAGE_BYTES,
+            )  # fmt: skip
+        if self.in_flight >= self._queue_limit:
+            return False
+        with self._cluster.lock:
+            self._cluster.answer("send", topic, [partition])
+            self._queued.append(self._cluster.begin(self._number, topic, partition, value, on_delivery))
+        return True
+
+    def poll(self, timeout_s: float) -> int:
+        """Append what is queued, then run the callbacks that are due. Returns how many ran."""
+        self._check_open()
+        ran = self._turn()
+        if ran == 0 and timeout_s > 0 and self.in_flight:
+            self._idle(timeout_s)
+            ran = self._turn()
+        return ran
+
+    def close(self) -> None:
+        """Report what is in flight as UNKNOWN. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._cluster.lock:
+            for sending in self._queued:
+                self._cluster.abandon(sending)
+            leftovers = [*self._on_the_way, *self._queued]
+            self._on_the_way.clear()
+            self._queued.clear()
+        for sending in leftovers:
+            # The outcome of a record that was released meanwhile is known, of all others nothing is.
+            _report(sending, sending.outcome or _CLOSED)
+
+    def _turn(self) -> int:
+        with self._cluster.lock:
+            answer = self._asked() if self.in_flight else TRUE
+            if answer is not None and not self._cluster.is_down:
+                self._advance()
+            due = [] if answer is None or answer.kind is AnswerKind.LOST else self._take_due()
+        # Outside the lock: a callback may call back into the cluster, or wait for a thread that does.
+        for sending in due:
+            assert sending.outcome is not None
+            _report(sending, sending.outcome)
+        return len(due)
+
+    def _asked(self) -> Answer | None:
+        """How a poll is answered; None if nothing moves in it."""
+        try:
+            return self._cluster.answer("poll")
+        except BrokerUnavailable:
+            return None
+
+    def _advance(self) -> None:
+        """Move what is queued as far as it goes: all of it, or up to the record that ends this producer."""
+        while self._queued and not self._is_over:
+            sending = self._queued.popleft()
+            self._cluster.advance(sending)
+            self._on_the_way.append(sending)
+            self._is_over = sending.ends_producer
+        if self._is_over:
+            for sending in (*self._on_the_way, *self._queued):
+                sending.outcome = sending.outcome or _FATAL
+            self._on_the_way.extend(self._queued)
+            self._queued.clear()
+
+    def _take_due(self) -> list[Sending]:
+        due = [sending for sending in self._on_the_way if sending.outcome is not None]
+        self._on_the_way = [sending for sending in self._on_the_way if sending.outcome is None]
+        for sending in due:
+            if sending.outcome is not None and sending.outcome.status is DeliveryStatus.OK:
+                self._seen.reached(sending.attempt.topic, sending.attempt.partition, sending.outcome.offset + 1)
+        return due
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the producer is closed", hint="Make a new one")
+
+
+def _report(sending: Sending, delivery: Delivery) -> None:
+    report, sending.report = sending.report, None
+    if report is not None:
+        report(delivery)
+
+
+class MemoryReader:
+    """Reads one topic of an in-memory cluster; implements `kafka.Reader`."""
+
+    def __init__(
+        self, cluster: MemoryCluster, topic: str, seen: HighWater | None = None, idle: Idle = _do_not_wait
+    ) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._seen = seen or HighWater()
+        self._idle = idle
+        self._turn = 0
+        self._is_closed = False
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """Yield every record of `ranges`, one per partition in turn. Raises as the port says; waits only to stall."""
+        if self._is_closed:
+            raise ClosedError("the reader is closed", hint="Make a new one")
+        self._turn += 1
+        left = {partition: wanted for partition, wanted in ranges.items() if wanted.start < wanted.end}
+        return self._read(self._turn, left, stall_timeout_s)
+
+    def close(self) -> None:
+        """Refuse further use. Idempotent."""
+        self._turn += 1
+        self._is_closed = True
+
+    def _read(self, turn: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
+        if not left:
+            return
+        with self._cluster.lock:
+            self._cluster.check_up()
+            answer = self._cluster.answer("read", self._topic, left)
+            self._cluster.lose(answer)
+        self._check_all(left)
+        count = 0
+        while left:
+            for partition in sorted(left):
+                if answer.kind is not AnswerKind.TRUE and count == answer.count:
+                    self._end(answer.kind, partition, left[partition], stall_timeout_s)
+                record = self._step(partition, left)
+                if record is not None:
+                    count += 1
+                    yield record
+                    self._check_turn(turn)
+
+    def _end(self, kind: AnswerKind, partition: int, wanted: OffsetRange, stall_timeout_s: float) -> None:
+        """Raise what a reader raises whose log, leader or connection went away in the middle."""
+        if kind is AnswerKind.GONE:
+            check_range(self._topic, partition, wanted, OffsetRange(wanted.start + 1, wanted.end))
+        if kind is AnswerKind.SHORT:
+            check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
+        if kind is AnswerKind.STALLED:
+            self._idle(stall_timeout_s)
+        raise BrokerUnavailable(
+            "the read was broken off", topic=self._topic, partition=partition, next_offset=wanted.start
+        )
+
+    def _check_all(self, left: Mapping[int, OffsetRange]) -> None:
+        with self._cluster.lock:
+            for partition, wanted in left.items():
+                self._check(partition, wanted)
+
+    def _check(self, partition: int, wanted: OffsetRange) -> None:
+        self._cluster.check_up()
+        check_range(self._topic, partition, wanted, self._cluster.available(self._topic, partition))
+
+    def _step(self, partition: int, left: dict[int, OffsetRange]) -> Record | None:
+        """The next record of a partition, or None at its end; asked anew each time, since the log may change."""
+        wanted = left[partition]
+        with self._cluster.lock:
+            self._check(partition, wanted)
+            found = self._cluster.log(self._topic, partition).first_from(wanted.start)
+        if found is None or found[0] >= wanted.end:
+            del left[partition]
+            return None
+        left[partition] = OffsetRange(found[0] + 1, wanted.end)
+        if found[0] + 1 >= wanted.end:
+            del left[partition]
+        self._seen.reached(self._topic, partition, found[0] + 1)
+        return Record(partition, *found)
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")

@@ -1,0 +1,422 @@
+"""The cluster behind the in-memory Kafka: topics, logs, records on their way, and the accidents of a real cluster.
+
+One `MemoryCluster` is shared by all the simulated processes of a test, each of which sees it through a `MemoryKafka` of
+its own. It owns all state and the one lock over it. Nothing happens by itself: records move when a producer polls or
+when a test says so, so a run is a pure function of the calls made. Invariant: offsets of a partition only grow, except
+through `lose_tail` and `recreate_topic`, which are the accidents that make them shrink.
+"""
+
+import bisect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.storage.kafka.errors import classify_delivery
+from statelog.storage.kafka.memory_faults import (
+    TRUE,
+    Answer,
+    AnswerKind,
+    Call,
+    Fate,
+    Faults,
+    QuestionHook,
+    ScriptedFaults,
+    SendAttempt,
+)
+from statelog.storage.kafka.positions import Listed
+
+__all__ = ["MemoryCluster", "PartitionLog", "Sending"]
+
+_RECORD_OVERHEAD_BYTES = 70
+_DEFAULT_TOPIC_CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "max.message.bytes": "1048588",
+    "min.insync.replicas": "1",
+    "unclean.leader.election.enable": "false",
+    "message.timestamp.type": "CreateTime",
+    "segment.bytes": "1073741824",
+}
+_BY_BROKER = "LogAppendTime"
+_UNKNOWN = DeliveryStatus.UNKNOWN
+_FATAL = frozenset({Fate.FATAL, Fate.FATAL_APPENDED})
+_ALWAYS = frozenset({AnswerKind.TRUE, AnswerKind.LOST})
+_ANSWERS = {
+    "offsets": _ALWAYS | {AnswerKind.OLD, AnswerKind.HALF},
+    "describe_topic": _ALWAYS | {AnswerKind.OLD},
+    "send": frozenset({AnswerKind.TRUE}),
+    "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
+}
+"""The answers besides UNAVAILABLE that each call can have."""
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
+
+    start: int = 0
+    end: int = 0
+    offsets: list[int] = field(default_factory=list[int])
+    values: list[bytes] = field(default_factory=list[bytes])
+    timestamps_ms: list[int] = field(default_factory=list[int])
+    leader_epoch: int = 1
+    ends: list[int] = field(default_factory=list[int])
+    """The ends that it had before, oldest first: what a deposed leader may still believe."""
+
+    def listed(self) -> Listed:
+        """Start, end and leader as they are now."""
+        return Listed(self.start, self.end, self.leader_epoch)
+
+    def listed_before(self, changes: int) -> Listed:
+        """The answer of an older leader, from so many appends ago."""
+        past = self.ends[-changes:] if changes > 0 else []
+        end = past[0] if past else self.end
+        return Listed(min(self.start, end), end, self.leader_epoch - 1)
+
+    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
+        """Append a record; returns its offset."""
+        offset = self.end
+        self.ends.append(offset)
+        self.offsets.append(offset)
+        self.values.append(value)
+        self.timestamps_ms.append(timestamp_ms)
+        self.end += 1
+        return offset
+
+    def first_from(self, offset: int) -> tuple[int, bytes, int] | None:
+        """Offset, value and timestamp of the first record at or above `offset`, or None."""
+        at = bisect.bisect_left(self.offsets, offset)
+        return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
+
+    def cut_from(self, offset: int) -> None:
+        """Drop everything at and above `offset`, as a leader does that never had it."""
+        self.leader_epoch += 1
+        at = bisect.bisect_left(self.offsets, offset)
+        del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
+        del self.ends[bisect.bisect_left(self.ends, offset) :]
+        self.end = min(self.end, offset)
+        self.start = min(self.start, self.end)
+
+
+@dataclass(slots=True)
+class _Topic:
+    spec: TopicSpec
+    topic_id: str
+    logs: list[PartitionLog]
+
+
+@dataclass(slots=True)
+class Sending:
+    """A record on its way. `report` is called at most once, from its producer's poll or close; then it is None."""
+
+    attempt: SendAttempt
+    fate: Fate
+    report: Callable[[Delivery], None] | None
+    outcome: Delivery | None = None
+
+    @property
+    def ends_producer(self) -> bool:
+        """Whether its producer is over once it was sent."""
+        return self.fate in _FATAL
+
+    @property
+    def lane(self) -> tuple[int, str, int]:
+        """Records of one lane keep their order: the producer, the topic and the partition."""
+        return self.attempt.producer, self.attempt.topic, self.attempt.partition
+
+
+class MemoryCluster:
+    """All topics and records of one simulated cluster, and what a test can do to it."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: str = "memory-cluster",
+        faults: Faults | None = None,
+        clock: Callable[[], float] | None = None,
+        questions: QuestionHook | None = None,
+    ) -> None:
+        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does."""
+        self.cluster_id = cluster_id
+        self.questions = questions
+        self._clock = clock
+        self.faults: Faults = faults if faults is not None else ScriptedFaults()
+        self.lock = threading.RLock()
+        self.published: dict[tuple[str, str, int], int] = {}
+        """Group offsets: (group, topic, partition) to offset."""
+        self._topics: dict[str, _Topic] = {}
+        self._held: list[Sending] = []
+        self._lost_lanes: set[tuple[int, str, int]] = set()
+        self._is_down = False
+        self._made_topics = 0
+        self._made_producers = 0
+        self.sends = 0
+        """How many records were sent, by all producers."""
+        self._calls = 0
+        self._past: dict[str, list[TopicDescription | None]] = {}
+
+    # ---- what the port needs
+
+    def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
+        """How the question that is being put is answered. Raises BrokerUnavailable if it fails before anything is done.
+
+        An answer that this call cannot have is a failure, too.
+        """
+        if self.questions is None:
+            return TRUE
+        call = Call(number=self._calls, method=method, topic=topic, partitions=tuple(partitions))
+        self._calls += 1
+        answer = self.questions(call)
+        if answer.kind in _ANSWERS.get(method, _ALWAYS):
+            return answer
+        raise BrokerUnavailable("the question was not answered", bootstrap_servers="memory", call=call.number)
+
+    def lose(self, answer: Answer) -> None:
+        """Raise BrokerUnavailable if this was to be done, and its answer to be lost."""
+        if answer.kind is AnswerKind.LOST:
+            raise BrokerUnavailable("the answer was lost", bootstrap_servers="memory")
+
+    def describe_before(self, topic: str, changes: int) -> TopicDescription | None:
+        """The topic as it was so many changes ago; None if it was not there then."""
+        states = [*self._past.get(topic, [None]), self.describe(topic)]
+        return states[max(0, len(states) - 1 - changes)]
+
+    def check_up(self) -> None:
+        """Raise BrokerUnavailable while the cluster is down."""
+        if self._is_down:
+            raise BrokerUnavailable("the in-memory cluster is down", bootstrap_servers="memory")
+
+    def create(self, spec: TopicSpec) -> None:
+        """Make a topic with an id of its own. Raises AlreadyExists."""
+        if spec.name in self._topics:
+            raise AlreadyExists(f"topic {spec.name} exists already", topic=spec.name)
+        self._remember(spec.name)
+        self._made_topics += 1
+        logs = [PartitionLog() for _ in range(spec.partitions)]
+        self._topics[spec.name] = _Topic(spec, f"topic-{self._made_topics}", logs)
+
+    def delete(self, topic: str) -> None:
+        """Drop a topic, if it is there."""
+        self._remember(topic)
+        self._topics.pop(topic, None)
+
+    def describe(self, topic: str) -> TopicDescription | None:
+        """The topic as a broker describes it, or None."""
+        found = self._topics.get(topic)
+        if found is None:
+            return None
+        return TopicDescription(
+            name=topic,
+            topic_id=found.topic_id,
+            partitions=len(found.logs),
+            replication_factor=found.spec.replication_factor,
+            config={**_DEFAULT_TOPIC_CONFIG, **found.spec.config},
+        )
+
+    def log(self, topic: str, partition: int) -> PartitionLog:
+        """One partition's log. Raises NotFound."""
+        found = self._find(topic, partition)
+        if found is None:
+            raise NotFound("no such topic or partition", hint="Create the log first", topic=topic, partition=partition)
+        return found
+
+    def next_producer(self) -> int:
+        """A new producer id."""
+        self._made_producers += 1
+        return self._made_producers
+
+    def begin(
+        self, producer: int, topic: str, partition: int, value: bytes, report: Callable[[Delivery], None]
+    ) -> Sending:
+        """Note that a record is sent, and decide its fate."""
+        attempt = SendAttempt(number=self.sends, producer=producer, topic=topic, partition=partition, value=value)
+        self.sends += 1
+        return Sending(attempt, self.faults.fate(attempt), report)
+
+    def advance(self, sending: Sending) -> None:
+        """Move a record as far as its fate and the records before it let it go. Sets its outcome when that is known."""
+        if sending.fate is Fate.LOSE:
+            self._lost_lanes.add(sending.lane)
+        if sending.lane in self._lost_lanes:
+            sending.outcome = Delivery(_UNKNOWN, -1, "lost, or behind a record that was lost")
+        elif sending.fate is Fate.SKIP:
+            sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: timed out in the queue")
+        elif sending.fate is Fate.FATAL:
+            sending.outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
+        elif sending.fate is Fate.DELAY or any(before.lane == sending.lane for before in self._held):
+            self._held.append(sending)
+        else:
+            self._append(sending)
+
+    def abandon(self, sending: Sending) -> None:
+        """The producer closes before its record was polled: what was never sent is gone, the rest takes its course."""
+        if sending.fate in {Fate.DELAY, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET, Fate.FATAL_APPENDED}:
+            self.advance(sending)
+
+    # ---- what a test does to the cluster
+
+    @property
+    def held(self) -> int:
+        """How many records are on their way."""
+        return len(self._held)
+
+    def release(self, count: int | None = None) -> int:
+        """Let delayed records arrive, oldest first. Returns how many did; those behind a lost one vanish."""
+        with self.lock:
+            arriving, self._held = self._held[:count], self._held[count:] if count is not None else []
+            for sending in arriving:
+                self._append(sending)
+            return len(arriving)
+
+    def expire(self) -> int:
+        """The clients give up on delayed records: UNKNOWN at the next poll, yet `release` may still append them."""
+        with self.lock:
+            waiting = [sending for sending in self._held if sending.outcome is None]
+            for sending in waiting:
+                sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: no answer in time")
+            return len(waiting)
+
+    def forget_held(self) -> int:
+        """Delayed records never arrive. Returns how many; each is reported UNKNOWN at its producer's next poll."""
+        with self.lock:
+            self.expire()
+            lost, self._held = len(self._held), []
+            return lost
+
+    def set_down(self, *, is_down: bool) -> None:
+        """Stop or start answering. While it is down nothing is appended and every call raises BrokerUnavailable."""
+        with self.lock:
+            self._is_down = is_down
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the cluster answers nobody."""
+        return self._is_down
+
+    def records(self, topic: str, partition: int) -> list[Record]:
+        """All records that a reader could read now: the oracle of a test."""
+        with self.lock:
+            log = self.log(topic, partition)
+            rows = zip(log.offsets, log.values, log.timestamps_ms, strict=True)
+            return [Record(partition, *row) for row in rows if row[0] >= log.start]
+
+    def insert_gap(self, topic: str, partition: int, count: int) -> None:
+        """Use up `count` offsets without a record, as transaction markers do."""
+        with self.lock:
+            self.log(topic, partition).end += count
+
+    def truncate(self, topic: str, partition: int, start: int) -> None:
+        """Somebody else's retention: the log starts at `start` from now on."""
+        with self.lock:
+            log = self.log(topic, partition)
+            log.start = max(log.start, min(start, log.end))
+
+    def rewind_log_start(self, topic: str, partition: int, start: int) -> None:
+        """A broker crashed before it noted the last truncation: records below the log start are back."""
+        with self.lock:
+            log = self.log(topic, partition)
+            log.start = min(log.start, start)
+
+    def elect(self, topic: str, partition: int) -> None:
+        """Another replica becomes the leader, and has every record."""
+        with self.lock:
+            self.log(topic, partition).leader_epoch += 1
+
+    def lose_tail(self, topic: str, partition: int, end: int) -> None:
+        """An unclean election: the new leader's log ends at `end`."""
+        with self.lock:
+            self.log(topic, partition).cut_from(end)
+
+    def overwrite(self, topic: str, partition: int, offset: int, value: bytes) -> None:
+        """A record is not what was written. Raises NotFound if there is none at this offset."""
+        with self.lock:
+            log = self.log(topic, partition)
+            found = log.first_from(offset)
+            if found is None or found[0] != offset:
+                raise NotFound("no record at this offset", topic=topic, partition=partition, offset=offset)
+            log.values[log.offsets.index(offset)] = value
+
+    def recreate_topic(self, topic: str, config: Mapping[str, str] | None = None) -> None:
+        """Delete a topic and make it anew, empty, with another topic id. Raises NotFound."""
+        with self.lock:
+            self.log(topic, 0)
+            spec = self._topics[topic].spec
+            self.delete(topic)
+            changed = {**spec.config, **(config or {})}
+            self.create(
+                TopicSpec(
+                    name=topic, partitions=spec.partitions, replication_factor=spec.replication_factor, config=changed
+                )
+            )
+
+    def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """An operator changes settings of a topic."""
+        with self.lock:
+            self.log(topic, 0)
+            self._remember(topic)
+            found = self._topics[topic]
+            found.spec = TopicSpec(
+                name=topic,
+                partitions=found.spec.partitions,
+                replication_factor=found.spec.replication_factor,
+                config={**found.spec.config, **config},
+            )
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """An operator adds partitions."""
+        with self.lock:
+            self.log(topic, 0)
+            self._remember(topic)
+            self._topics[topic].logs.extend(PartitionLog() for _ in range(count))
+
+    # ---- inside
+
+    def available(self, topic: str, partition: int) -> OffsetRange:
+        """Log start and log end. Raises NotFound."""
+        log = self.log(topic, partition)
+        return OffsetRange(log.start, log.end)
+
+    def _remember(self, topic: str) -> None:
+        self._past.setdefault(topic, []).append(self.describe(topic))
+
+    def _find(self, topic: str, partition: int) -> PartitionLog | None:
+        found = self._topics.get(topic)
+        if found is None or not 0 <= partition < len(found.logs):
+            return None
+        return found.logs[partition]
+
+    def _append(self, sending: Sending) -> None:
+        if sending.lane in self._lost_lanes:
+            return
+        attempt = sending.attempt
+        log = self._find(attempt.topic, attempt.partition)
+        if log is None:
+            outcome = Delivery(_UNKNOWN, -1, "_UNKNOWN_PARTITION: no such topic or partition")
+        elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > self._max_bytes(attempt.topic):
+            outcome = classify_delivery(attempt.topic, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large", None)
+        elif sending.fate is Fate.APPEND_UNANSWERED:
+            self._stamp(attempt, log)
+            outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")
+        elif sending.fate is Fate.FATAL_APPENDED:
+            self._stamp(attempt, log)
+            outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
+        elif sending.fate is Fate.ACK_WITHOUT_OFFSET:
+            self._stamp(attempt, log)
+            outcome = Delivery(_UNKNOWN, -1, "acknowledged without an offset")
+        else:
+            outcome = Delivery(DeliveryStatus.OK, self._stamp(attempt, log), "")
+        if sending.outcome is None:
+            sending.outcome = outcome
+
+    def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
+        is_stamped = self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == _BY_BROKER
+        return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
+
+    def _max_bytes(self, topic: str) -> int:
+        return int(self._setting(topic, "max.message.bytes"))
+
+    def _setting(self, topic: str, name: str) -> str:
+        return {**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}[name]

@@ -1,0 +1,101 @@
+"""Native Kafka clients and the process that owns them.
+
+A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
+even dropping the handle crashes. This module owns the rule "one process, one client". Invariants: a client refuses
+work outside the process that made it, a handle that a fork carried over is never destroyed there, and one whose owner
+was dropped without a close goes with it, with a ResourceWarning: its threads and connections would stay for ever.
+"""
+
+import ctypes
+import logging
+import os
+import warnings
+import weakref
+from typing import Any
+
+from statelog.errors import ClosedError
+
+__all__ = ["ProcessGuard"]
+
+_LOG = logging.getLogger("statelog.kafka")
+_UNCLOSED = "unclosed {} of statelog: close the Writer, Coordinator, Log or Kafka port that it belongs to"
+_handles: dict[int, object] = {}
+
+
+class _Origin:
+    """Where a handle was made, for tracemalloc: a warning that named the handle itself would keep it alive."""
+
+    __slots__ = ()
+
+
+class ProcessGuard:
+    """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
+
+    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_pid")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = os.getpid()
+        self._handle: object | None = None
+        self._closed = False
+        self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that owns the handle, if there is a handle."""
+        return self._handle is not None and self._pid != os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def check(self) -> None:
+        """Raise ClosedError after close, and in a fork of the process that made the handle."""
+        if self._closed:
+            raise ClosedError(f"the {self._name} is closed", hint="Make a new one")
+        if self.is_foreign:
+            raise ClosedError(
+                f"the {self._name} was made in another process",
+                hint="Make Kafka clients after the fork, in the process that uses them",
+                made_in_pid=self._pid,
+                used_in_pid=os.getpid(),
+            )
+
+    def hold(self, handle: Any) -> None:
+        """Own a handle that was just made in this process."""
+        self._pid = os.getpid()
+        self._handle = handle
+        _handles[id(handle)] = handle
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name, _Origin())
+        self._finalizer.atexit = False
+
+    def drop(self) -> None:
+        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay for ever."""
+        if self._handle is not None and not self.is_foreign:
+            _handles.pop(id(self._handle), None)
+            self._handle = None
+            if self._finalizer is not None:
+                self._finalizer.detach()
+
+    def close(self) -> None:
+        """Drop the handle and refuse all further use."""
+        self.drop()
+        self._closed = True
+
+
+def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
+    """The owner was dropped without a close. Said as Python says it of files, and to whoever reads logs only."""
+    if pid == os.getpid() and _handles.pop(handle, None) is not None:
+        _LOG.warning("a %s was dropped without being closed; its connections end now", name)
+        warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)
+
+
+def _immortalise() -> None:
+    """In a forked child: one reference more than anybody will ever release, so that no handle is destroyed here."""
+    for handle in _handles.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_immortalise)

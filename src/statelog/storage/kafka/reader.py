@@ -1,0 +1,253 @@
+"""The reader on confluent-kafka.
+
+Owns one librdkafka consumer, which only ever assigns explicit offsets: no group, no commit, no reset. It never skips
+and never ends early: a partition is finished when a record at or past the end, or the end of the log itself, was seen.
+Invariants: offsets of a partition strictly increase, and after any exception out of the client, an interrupt too, the
+consumer is thrown away, because the client may have moved its position past records that it then dropped.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import confluent_kafka
+from confluent_kafka import TopicPartition
+
+from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse
+from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka.config import ClientConfig, consumer_properties
+from statelog.storage.kafka.errors import ENDING, check_range, client_error
+from statelog.storage.kafka.native import kafka_error, native
+from statelog.storage.kafka.positions import HighWater
+from statelog.storage.kafka.process import ProcessGuard
+
+__all__ = ["ConfluentReader", "ListOffsets"]
+
+
+class ListOffsets(Protocol):
+    """`Kafka.offsets`."""
+
+    def __call__(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, now."""
+        ...
+
+
+_LOG = logging.getLogger("statelog.kafka")
+_BATCH = 16
+"""Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
+_POLL_S = 0.1
+_REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
+_OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
+"""The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
+_PERHAPS_GONE = _REFUSED_OFFSET | {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
+
+
+class ConfluentReader:
+    """Reads ranges of one topic; implements `kafka.Reader`."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        topic: str,
+        offsets: ListOffsets,
+        clock: Callable[[], float],
+        seen: HighWater,
+    ) -> None:
+        self._config = config
+        self._topic = topic
+        self._offsets = offsets
+        self._clock = clock
+        self._seen = seen
+        self._guard = ProcessGuard("reader")
+        self._native: confluent_kafka.Consumer | None = None
+        self._turn = 0
+        self._last_error = ""
+        self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Corrupt, BrokerUnavailable."""
+        self._guard.check()
+        if any(wanted.start < 0 for wanted in ranges.values()):
+            raise Misuse("an offset is negative", hint="Kafka reads negative offsets as names of places")
+        self._turn += 1
+        left = {partition: wanted for partition, wanted in ranges.items() if wanted.start < wanted.end}
+        return self._read(self._turn, left, stall_timeout_s)
+
+    def close(self) -> None:
+        """Release the client. Idempotent."""
+        self._turn += 1
+        self._discard()
+        self._guard.close()
+
+    def _read(self, turn: int, left: dict[int, OffsetRange], stall_timeout_s: float) -> Iterator[Record]:
+        """`left` shrinks as records arrive: its starts are the next offsets expected."""
+        if not left:
+            return
+        try:
+            self._check_turn(turn)
+            self._check_available(left)
+            self._assign(left)
+            waited_s = 0.0
+            while left:
+                asked_at = self._clock()
+                messages = self._fetch()
+                records, moved = self._take(messages, left)
+                waited_s = 0.0 if moved else waited_s + self._clock() - asked_at
+                self._check_stall(waited_s, stall_timeout_s, left)
+                for record in records:
+                    yield record
+                    self._check_turn(turn)
+        except GeneratorExit:
+            self._release(turn)
+            raise
+        except BaseException:
+            if turn == self._turn:
+                self._discard()
+            raise
+        self._release(turn)
+
+    def _check_turn(self, turn: int) -> None:
+        self._guard.check()
+        if turn != self._turn:
+            raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")
+
+    def _check_available(self, left: Mapping[int, OffsetRange]) -> None:
+        ends = {partition: wanted.end for partition, wanted in left.items()}
+        available = self._offsets(self._topic, sorted(left), at_least=ends)
+        for partition, wanted in left.items():
+            check_range(self._topic, partition, wanted, available[partition])
+
+    def _assign(self, left: Mapping[int, OffsetRange]) -> None:
+        self._last_error = ""
+        self._errors.clear()
+        native(self._client().assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
+
+    def _fetch(self) -> list[confluent_kafka.Message]:
+        """All that is there, up to a batch; or the next message as soon as it comes."""
+        client = self._client()
+        messages = native(client.consume, _BATCH, 0.0)
+        if messages:
+            return messages
+        message = native(client.poll, _POLL_S)
+        return [] if message is None else [message]
+
+    def _take(
+        self, messages: Sequence[confluent_kafka.Message], left: dict[int, OffsetRange]
+    ) -> tuple[list[Record], bool]:
+        """The wanted records of some messages, and whether anything moved. Finished partitions leave `left`."""
+        records: list[Record] = []
+        open_before, moved = set(left), False
+        for message in messages:
+            wanted = left.get(message.partition())
+            error = message.error()
+            if error is not None and error.name() != "_PARTITION_EOF":
+                self._note(error, message, left)
+            elif wanted is not None:
+                moved |= self._advance(message, wanted, left, records)
+        for partition, end in {record.partition: record.offset + 1 for record in records}.items():
+            self._seen.reached(self._topic, partition, end)
+        self._unassign(open_before - set(left), others=bool(left))
+        return records, moved
+
+    def _advance(
+        self,
+        message: confluent_kafka.Message,
+        wanted: OffsetRange,
+        left: dict[int, OffsetRange],
+        records: list[Record],
+    ) -> bool:
+        """Move one partition to the place of a record, or of the log's end. False if that is where it was."""
+        partition, offset = message.partition(), message.offset()
+        assert offset is not None, "records and end-of-partition events carry their offset"
+        is_end = message.error() is not None
+        if offset < wanted.start and not is_end:
+            raise Corrupt(
+                "offsets of a partition went backwards",
+                hint="Read again; if it happens again, the broker's log is damaged",
+                topic=self._topic,
+                partition=partition,
+                offset=offset,
+                expected_offset=wanted.start,
+            )
+        if not is_end and offset < wanted.end:
+            records.append(Record(partition, offset, message.value() or b"", _stamp_ms(message)))
+        next_offset = offset if is_end else offset + 1
+        if next_offset >= wanted.end:
+            del left[partition]
+            return True
+        # Unchecked, for it is made for every record: neither is below the start, which was checked.
+        left[partition] = OffsetRange._make((max(next_offset, wanted.start), wanted.end))
+        return not is_end
+
+    def _note(
+        self, error: confluent_kafka.KafkaError, message: confluent_kafka.Message, left: Mapping[int, OffsetRange]
+    ) -> None:
+        """Raise for an error that ends the read; remember one that may pass, for the message of a stall."""
+        name, text = error.name(), self._config.redact(error.str())
+        self._last_error = f"{name}: {text}"
+        where: dict[str, Fact] = {"topic": self._topic, "partition": message.partition()}
+        if name in _PERHAPS_GONE:
+            self._check_available(left)
+        if name in ENDING - _OF_THE_GROUP:
+            needs = f"READ on topic {self._topic}"
+            raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, **where)
+        if name in _REFUSED_OFFSET or error.fatal():
+            hint = "Read again: the offset is there now, a leader may have moved while it was read"
+            raise BrokerUnavailable(f"the read was refused: {text}", hint=hint, **where)
+
+    def _check_stall(self, waited_s: float, stall_timeout_s: float, left: Mapping[int, OffsetRange]) -> None:
+        """Once nothing came for too long: raise the typed reason if the log shrank meanwhile, or BrokerUnavailable."""
+        if not left or waited_s < stall_timeout_s:
+            return
+        self._check_available(left)
+        partition, wanted = next(iter(left.items()))
+        told = [f"{error.name()}: {self._config.redact(error.str())}" for error in list(self._errors)[-1:]]
+        raise BrokerUnavailable(
+            "; ".join((f"no record came within {stall_timeout_s:g} s", *(told or filter(None, [self._last_error])))),
+            bootstrap_servers=self._config.bootstrap_servers,
+            topic=self._topic,
+            partition=partition,
+            next_offset=wanted.start,
+            end_offset=wanted.end,
+        )
+
+    def _unassign(self, done: set[int], *, others: bool) -> None:
+        """Stop fetching what nobody wants any more. Not by pausing: a pause outlives the assignment it was made in."""
+        if done and others:
+            native(self._client().incremental_unassign, [TopicPartition(self._topic, p) for p in done])
+
+    def _client(self) -> confluent_kafka.Consumer:
+        self._guard.check()
+        if self._native is None:
+            properties = consumer_properties(self._config)
+            try:
+                client = native(confluent_kafka.Consumer, properties, logger=_LOG, error_cb=self._errors.append)
+            except confluent_kafka.KafkaException as refused:
+                name, text = kafka_error(refused, self._config)
+                raise client_error(name, text, "making a consumer", self._config.bootstrap_servers) from None
+            self._native = client
+            self._guard.hold(client)
+        return self._native
+
+    def _release(self, turn: int) -> None:
+        """End of a read that came out well or was abandoned: keep the connection, drop what was fetched ahead."""
+        if turn == self._turn and self._native is not None and not self._guard.is_foreign:
+            native(self._native.unassign)
+
+    def _discard(self) -> None:
+        client, self._native = self._native, None
+        if client is not None and not self._guard.is_foreign:
+            self._guard.drop()
+            with suppress(confluent_kafka.KafkaException):
+                native(client.close)
+
+
+def _stamp_ms(message: confluent_kafka.Message) -> int:
+    """The broker's time. Where the topic bears the times of who sends, any clock may stand behind it."""
+    kind, stamp_ms = message.timestamp()
+    return stamp_ms if kind == _BY_BROKER else -1

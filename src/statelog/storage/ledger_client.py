@@ -1,0 +1,341 @@
+"""The ledger client: reads the ledger into a fold, and appends records whose outcome it settles.
+
+It executes; `schemas.fold` decides. One instance belongs to one thread.
+
+Invariants:
+- The fold is fed every ledger record from its base on, in order, without a gap that the broker did not make.
+- An append is never sent twice. Its outcome is an offset, a clear failure, or OutcomeUnknown, after which
+  this producer must not be used again (its record may still land).
+- A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
+- Whatever is read is read from the last folded record on, which must still be the same: so a ledger that lost its tail
+  and grew again, or was made anew, is noticed. A record that is gone by truncation proves nothing.
+- No verdict rests on a look at last record and identity that is older than `LOOK_AGAIN_S`.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import NamedTuple
+
+import xxhash
+
+from statelog.errors import AnchorMismatch, BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
+from statelog.schemas.ledger.fold import LedgerFold, Void
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka import (
+    Delivery,
+    DeliveryStatus,
+    Kafka,
+    OffsetRange,
+    Producer,
+    Reader,
+    Record,
+    with_remedy,
+)
+
+__all__ = [
+    "LOOK_AGAIN_S",
+    "STALL_TIMEOUT_S",
+    "LastRecord",
+    "LedgerClient",
+    "ValidCommit",
+    "append_record",
+    "is_restarted",
+]
+
+STALL_TIMEOUT_S = 30.0
+LOOK_AGAIN_S = 1.0
+_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
+
+
+class ValidCommit(NamedTuple):
+    """A commit that the fold found valid, its ledger offset, and Kafka's timestamp of it (see `kafka.Record`)."""
+
+    offset: int
+    commit: Commit
+    timestamp_ms: int = -1
+
+
+class LastRecord(NamedTuple):
+    """A ledger record that was folded last: its offset, and the xxh3-64 of its value."""
+
+    offset: int
+    hash: int
+
+    @classmethod
+    def of(cls, offset: int, value: bytes) -> "LastRecord":
+        """That of a record's value."""
+        return cls(offset, xxhash.xxh3_64_intdigest(value))
+
+    @classmethod
+    def below(cls, manifest: Manifest) -> "LastRecord | None":
+        """The last ledger record that a snapshot was built on."""
+        return next((cls(one.offset, one.hash) for one in manifest.anchors if one.topic == "ledger"), None)
+
+
+def _nothing_to_verify() -> None:
+    """Who only reads has no verdict that identity could spoil."""
+
+
+class _Folded(NamedTuple):
+    """A record that was just folded, and the fold's verdict."""
+
+    offset: int
+    record: LedgerRecord | None
+    void: Void | None
+    timestamp_ms: int
+
+
+def _never() -> bool:
+    return False
+
+
+def append_record(
+    producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Append to the ledger and return the offset.
+
+    Raises Unavailable if it could not even be queued, OutcomeUnknown if it may be in the ledger, now or later.
+    """
+    reports: list[Delivery] = []
+    deadline = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+    while not producer.send(topic, 0, encode(record), reports.append):
+        producer.poll(0.05)
+        if clock() > deadline:
+            raise Unavailable("the ledger record could not even be queued", topic=topic)
+    while not reports and clock() < deadline:
+        producer.poll(0.2)
+    report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+    if report.status is DeliveryStatus.UNKNOWN:
+        raise OutcomeUnknown(
+            f"whether the {type(record).__name__} is in the ledger is not known",
+            topic=topic,
+            reason=report.reason,
+            hint=with_remedy(report, "Open the writer again: that settles it"),
+        )
+    return report.offset
+
+
+def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
+    """Whether a person accepted that what stood at `offset` of the ledger is lost. Raises as `Reader.read`."""
+    records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
+    restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
+    return any(record.position > offset for record in restarts)
+
+
+class LedgerClient:
+    """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
+
+    `verify` compares the log's identity with the cluster's; it is asked before a verdict, at most once in LOOK_AGAIN_S.
+    `rebase` gives the newest snapshot's state and last record.
+    """
+
+    def __init__(
+        self,
+        kafka: Kafka,
+        topic: str,
+        identity: LogIdentity,
+        base: LedgerState | None = None,
+        *,
+        last: LastRecord | None = None,
+        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        verify: Callable[[], None] = _nothing_to_verify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._identity = identity
+        self._last: LastRecord | Record | None = last
+        self._rebase = rebase
+        self._verify = verify
+        self._clock = clock
+        self._read_s: float | None = None
+        self._verified_s: float | None = None
+        self._reader = kafka.reader(topic)
+        self._valid: list[ValidCommit] = []
+        self._is_torn = False
+        self._proof: BeyondEnd | None = None
+        self.fold = LedgerFold(identity, base)
+
+    @property
+    def topic(self) -> str:
+        """The ledger topic."""
+        return self._topic
+
+    @property
+    def last(self) -> LastRecord | None:
+        """The record that was folded last, if it is known: what stands there is compared with it by who reads on."""
+        return LastRecord.of(*self._last[1:3]) if isinstance(self._last, Record) else self._last
+
+    def end_position(self) -> int:
+        """The ledger's end now: a target to take once. Raises BrokerUnavailable."""
+        return self._kafka.offsets(self._topic, [0])[0].end
+
+    def read_to(self, end_position: int, *, most_bytes: int = sys.maxsize) -> list[ValidCommit]:
+        """Fold all records below `end_position`; returns the valid commits among those that were new.
+
+        Ends before that, at a later position than before, once the commits to return have `most_bytes` together.
+        If the ledger was truncated past the fold while its owner was idle, the fold starts anew from the newest
+        manifest (where the client was given a way to it), and the commits below that are not returned. Raises
+        OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
+        CorruptLedger, UnknownFormat, BrokerUnavailable.
+        """
+        taken = [0]
+        for offset, record, void, timestamp_ms in self._follow(end_position, lambda: taken[0] >= most_bytes):
+            if void is None and isinstance(record, Commit):
+                self._valid.append(ValidCommit(offset, record, timestamp_ms))
+                taken[0] += len(record.body)
+        valid, self._valid = self._valid, []
+        return valid
+
+    def read_end(self) -> list[ValidCommit]:
+        """Fold up to the ledger's end now. Raises as `read_to`, and BeyondEnd if it ends below the fold's position."""
+        return self.read_to(self._checked_end())
+
+    def fold_to(self, end_position: int) -> None:
+        """As `read_to`, for who needs the fold only: a long ledger's commits are not kept in memory."""
+        for _ in self._follow(end_position):
+            pass
+
+    def fold_end(self) -> None:
+        """As `read_end`, for who needs the fold only."""
+        self.fold_to(self._checked_end())
+
+    def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], None] | None = None) -> Void | None:
+        """Why the record that we appended at `offset` is void, or None if it is valid.
+
+        If nothing can lie between what is folded and our record, this needs no read, unless the last one is too old.
+        With `verify` that is asked, at any rate. Raises BeyondEnd or AnchorMismatch if the ledger lost acknowledged
+        records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours before it could be read.
+        """
+        if offset < self.fold.position:
+            raise self._lost("a record was appended below what was folded already", offset)
+        if offset == self.fold.position and not self._is_over_due(self._read_s):
+            self._last = LastRecord.of(offset, encode(record))
+            void = self.fold.apply(offset, record)
+        else:
+            void = self._read_verdict(offset, record)
+        if verify is not None or self._is_over_due(self._verified_s):
+            asked_s = self._clock()
+            (verify or self._verify)()
+            self._verified_s = asked_s
+        return void
+
+    def _is_over_due(self, looked_s: float | None) -> bool:
+        return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S
+
+    def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
+        landed = deque(self._follow(offset + 1), maxlen=1)
+        if landed:
+            return self._void_of(landed.pop(), offset, record)
+        raise OutcomeUnknown(
+            "the ledger was truncated past a record before its verdict was read",
+            topic=self._topic,
+            offset=offset,
+            hint="Open the writer again: that settles it",
+        )
+
+    def _void_of(self, landed: _Folded, offset: int, record: LedgerRecord) -> Void | None:
+        if landed.offset != offset or landed.record != record:
+            raise self._lost("another record stands where ours was acknowledged", offset)
+        return landed.void
+
+    def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Folded]:
+        """Fold what is below `end_position`, record by record, if need be from a newer base, until it is enough."""
+        while True:
+            try:
+                yield from self._fold_records(end_position, is_enough)
+            except OffsetGone:
+                newer = self._rebase() if self._rebase else None
+                if newer is None or newer[0].position <= self.fold.position:
+                    raise
+                self.fold, self._last = LedgerFold(self._identity, newer[0]), newer[1]
+            else:
+                return
+
+    def _fold_records(self, end_position: int, is_enough: Callable[[], bool]) -> Generator[_Folded]:
+        if self._is_torn:
+            raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
+        is_news = end_position > self.fold.position
+        if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
+            return
+        self._read_s, asked_s = None, self._clock()
+        for found in self._new_records(end_position):
+            record = decode(found.value)
+            # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
+            self._weigh(found.offset, record)
+            self._is_torn = True
+            void = self.fold.apply(found.offset, record)
+            self._last = found
+            yield _Folded(found.offset, record, void, found.timestamp_ms)
+            self._is_torn = False
+            if self._proof is None and is_enough():
+                return
+        if self._proof is not None:
+            raise self._proof
+        self._read_s = asked_s
+        self.fold.advance(end_position)
+
+    def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
+        """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""
+        if isinstance(record, Commit) and self.fold.position:
+            return  # Nearly all are: they prove nothing here.
+        if isinstance(record, Restart):
+            self._proof = None
+        elif isinstance(record, Open) and record.witness > offset and record.identity == self._identity:
+            self._proof = self._lost(f"an Open had seen the ledger up to {record.witness}", offset)
+        elif self.fold.position == 0 and not isinstance(record, Mark):
+            self._proof = self._lost("the ledger does not begin with its mark", offset)
+
+    def _new_records(self, end_position: int) -> Generator[Record]:
+        """The records from the fold's position on, read from the last one that was folded, if it is still there."""
+        last = self._last = self.last
+        if last is None:
+            yield from self._records(self.fold.position, end_position)
+            return
+        records = self._records(last.offset, end_position)
+        try:
+            found = next(records, None)
+        except OffsetGone:
+            self._last = None
+            yield from self._records(self.fold.position, end_position)
+            return
+        if found is None or last != LastRecord.of(found.offset, found.value):
+            records.close()
+            if is_restarted(self._reader, self.end_position(), last.offset):
+                yield from self._records(self.fold.position, end_position)
+                return
+            raise AnchorMismatch(
+                "a ledger record is not the one that was read there before",
+                topic=self._topic,
+                offset=last.offset,
+                position=self.fold.position,
+                hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+            )
+        yield from records
+
+    def _records(self, start: int, end_position: int) -> Generator[Record]:
+        yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
+
+    def _checked_end(self) -> int:
+        end_position = self.end_position()
+        if end_position < self.fold.position:
+            raise self._lost("the ledger ends below what was folded already", end_position)
+        return end_position
+
+    def _lost(self, what: str, offset: int) -> BeyondEnd:
+        return BeyondEnd(
+            f"acknowledged ledger records are gone: {what}",
+            topic=self._topic,
+            offset=offset,
+            position=self.fold.position,
+            hint="The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas",
+        )
+
+    def close(self) -> None:
+        """Release the reader. Idempotent."""
+        self._reader.close()

@@ -1,0 +1,53 @@
+"""Failures of the local disk in our own terms: which error, and what to do about it; and a hook that plays them.
+
+Never touches a file.
+
+The store has its own translation (`store_errors`): what helps there, such as credentials, is of no use here.
+"""
+
+import errno
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statelog.errors import StorageFull, StoreUnavailable
+
+__all__ = ["FULL", "NO_MORE_FILES", "DiskHook", "local_disk", "local_disk_error", "no_faults"]
+
+DiskHook = Callable[[str, Path], None]
+"""Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
+the file."""
+
+FULL = frozenset({"ENOSPC", "EDQUOT"})
+NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
+_HINTS = {
+    **dict.fromkeys(FULL, "Free space on this disk, or name a path on another one; then run again"),
+    **dict.fromkeys(NO_MORE_FILES, "Raise the limit of open files (ulimit -n), then run again"),
+    **dict.fromkeys(("ENOENT", "ENOTDIR"), "Make the directory, or name another path"),
+    **dict.fromkeys(("EISDIR", "ENOTEMPTY", "EEXIST"), "Something else is there: name another path"),
+    **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
+}
+_OTHERWISE = "Check this machine's disk and its mounts, then run again"
+
+
+def no_faults(_step: str, _path: Path) -> None:
+    """A disk that does what it is told."""
+
+
+@contextmanager
+def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults) -> Generator[None]:
+    """Failures of the local disk in our own terms. With a `step`, `disk` is asked first."""
+    try:
+        if step:
+            disk(step, path)
+        yield
+    except OSError as error:
+        raise local_disk_error(error, path) from error
+
+
+def local_disk_error(error: OSError, path: Path, *, hint: str = "") -> StorageFull | StoreUnavailable:
+    """StorageFull or StoreUnavailable with the path, the errno's name as `code`, and a hint that fits it."""
+    code = errno.errorcode.get(error.errno or 0)
+    kind = StorageFull if code in FULL else StoreUnavailable
+    hint = hint or _HINTS.get(code or "", _OTHERWISE)
+    return kind(f"the local disk failed: {error}", hint=hint, path=str(path), code=code)

@@ -1,0 +1,397 @@
+"""`Log`: create, open, describe and delete a log; the door through which writers, rounds and readers get in.
+
+Invariants:
+- The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
+- Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
+  refuses before anything is read or written.
+- A log holds its two ports; whoever made it closes it. It does not outlive a fork: open it again in the child.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.descriptor import Descriptor, HashRule, verify
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.records import VOID_VALUE, AcceptLoss, LossRange, check_committed
+from statelog.schemas.ledger.state import LastCommit, LedgerState
+from statelog.schemas.names import check_log_name, data_topic, ledger_topic
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
+from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
+from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription
+from statelog.storage.ledger_client import LastRecord, LedgerClient, append_record
+from statelog.storage.log.bulk import append_all
+from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.life import delete_log, make_log
+from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
+from statelog.storage.log.settings import check_log_counts, one_of
+from statelog.storage.log.topics import check_made, check_owner, find_topics, identity_of
+from statelog.storage.log.topics_in_force import topics_in_force
+from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.store import Store
+from statelog.storage.value_schemas import ValueSchemas
+
+__all__ = ["Log", "LogDescription"]
+
+_ASK_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDescription:
+    """A log at one moment.
+
+    `data_offsets` and `ledger_offsets` are log start and log end. `state` is the ledger folded to its end,
+    `manifest` the newest one, or None before the first, `value_schemas` all of them by ascending id.
+    """
+
+    descriptor: Descriptor
+    url: str
+    data_offsets: Mapping[int, OffsetRange]
+    ledger_offsets: OffsetRange
+    state: LedgerState
+    manifest: Manifest | None
+    manifests: int
+    value_schemas: tuple[ValueSchema, ...]
+
+
+class Log:
+    """A named history of keyed state changes: two topics and a directory, verified to belong together."""
+
+    def __init__(
+        self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
+    ) -> None:
+        self.descriptor = descriptor
+        self.kafka = kafka
+        self.store = store
+        self.manifests = ManifestChain(store, descriptor)
+        self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
+        self.patience_s = 10.0
+        """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+        self._position = 0
+        self._waived = waived
+        self._schemas: dict[int, pa.Schema] = {}
+
+    # ---- life
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        kafka: KafkaSource,
+        root: StoreSource,
+        partitions: int = 8,
+        key_groups: int = 128,
+        key_type: KeyType | str = KeyType.BYTES,
+        hash_rule: HashRule | str = HashRule.CRC32,
+        value_schema: str | None = None,
+        replication_factor: int = 3,
+        allow_unsafe: Collection[str] = (),
+        storage_options: Mapping[str, object] | None = None,
+    ) -> "Log":
+        """Make a log and open it.
+
+        `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL;
+        `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names waived checks.
+
+        Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
+        """
+        check_log_counts(partitions, key_groups, replication_factor)
+        rule, kind = one_of(HashRule, "hash_rule", hash_rule), one_of(KeyType, "key_type", key_type)
+        schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
+        waived = parse_waivers(allow_unsafe)
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=False):
+            descriptor = make_log(
+                client,
+                store,
+                name,
+                partitions=partitions,
+                key_groups=key_groups,
+                key_type=kind,
+                hash_rule=rule,
+                value_schema=schema,
+                replication_factor=replication_factor,
+                waived=waived,
+            )
+        return cls(descriptor, client, store, waived=waived)
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        kafka: KafkaSource,
+        root: StoreSource,
+        allow_unsafe: Collection[str] = (),
+        storage_options: Mapping[str, object] | None = None,
+    ) -> "Log":
+        """Open a log, verified against cluster and store.
+
+        Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
+        """
+        waived = parse_waivers(allow_unsafe)
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=False):
+            descriptor = descriptor_or_none(store)
+            if descriptor is None:
+                hint = "Create it with Log.create or `statelog init`"
+                raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
+            log = cls(descriptor, client, store, waived=waived)
+            try:
+                log.verify()
+            except IdentityChanged:
+                accepted = topics_in_force(client, store, descriptor)
+                if accepted == descriptor:
+                    raise
+                log = cls(accepted, client, store, waived=waived)
+                log.verify()
+            check_owner(client, log.descriptor, log.manifests, store.url)
+        return log
+
+    @classmethod
+    def delete(
+        cls,
+        name: str,
+        *,
+        kafka: KafkaSource,
+        root: StoreSource,
+        storage_options: Mapping[str, object] | None = None,
+        allow_unsafe: Collection[str] = (),
+    ) -> None:
+        """Delete a log for good: topics, snapshots, descriptor. Run again, it finishes what it began.
+
+        Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
+        """
+        waived = parse_waivers(allow_unsafe)
+        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
+        with closing_port(client, kafka, on_success=True):
+            delete_log(client, store, name)
+
+    def verify(self, rights: Rights = NO_RIGHTS) -> None:
+        """Compare descriptor, cluster and topic settings, as every open, round and recovery does.
+
+        `rights` are those that this client is going to need. Raises ConfigError if one is missing,
+        NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
+        only warn.
+        """
+        data, ledger, warning = self._identified()
+        if warning:
+            warnings.warn(warning, stacklevel=3)
+        for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
+            check_made(topic, role, self._waived)
+        needed = {data.name: rights.data, ledger.name: rights.ledger}
+        check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
+
+    def verify_identity(self) -> None:
+        """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.
+
+        Raises IdentityChanged, BrokerUnavailable.
+        """
+        self._identified()
+
+    def close(self) -> None:
+        """Release the clients. Idempotent."""
+        self.kafka.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Log({self.name!r}, url={self.store.url!r})"
+
+    # ---- what it is
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self.descriptor.name
+
+    @property
+    def data_topic(self) -> str:
+        """The topic of the chunks."""
+        return data_topic(self.name)
+
+    @property
+    def ledger_topic(self) -> str:
+        """The topic of the ledger."""
+        return ledger_topic(self.name)
+
+    def evolve_value_schema(self, avsc: str) -> ValueSchema:
+        """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
+
+        Writers that open from now on write with the newest; those that are open go on with theirs, and readers get all
+        values in the newest. Which changes are allowed is in docs/values.md; two processes may evolve at once.
+
+        Raises IncompatibleSchema, with the field and both types, before anything is written; ConfigError, Unavailable.
+        """
+        return self.value_schemas.add(avsc)
+
+    def change_schema(self, value_schema_id: int) -> pa.Schema:
+        """The Arrow schema of changes whose values have this schema id."""
+        if value_schema_id not in self._schemas:
+            value_type = self.value_schemas.get(value_schema_id).arrow_type
+            self._schemas[value_schema_id] = change_schema(self.descriptor.key_type, value_type)
+        return self._schemas[value_schema_id]
+
+    @property
+    def position(self) -> int:
+        """The highest ledger position that was opened at, acknowledged or read through this object."""
+        return self._position
+
+    def saw(self, position: int) -> None:
+        """Note a position: nothing that is read through this object from now on may end below it."""
+        self._position = max(self._position, position)
+
+    def barrier(self) -> int:
+        """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
+        was told before the call: a linearizable read. Needs the right to write the ledger.
+
+        Raises ConfigError without that right, OutcomeUnknown, Unavailable.
+        """
+        self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
+        producer = self.kafka.producer()
+        try:
+            return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
+        finally:
+            producer.close()
+
+    def ledger_end(self, *, at_least: int = 0) -> int:
+        """The ledger's end now. An answer below `at_least` is asked again for `patience_s`: it may be an old one."""
+        deadline_s = time.monotonic() + self.patience_s
+        while True:
+            end = self.kafka.offsets(self.ledger_topic, [0])[0].end
+            if end >= at_least or time.monotonic() >= deadline_s:
+                return end
+            time.sleep(_ASK_AGAIN_S)
+
+    def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
+        """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""
+        return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions), at_least=at_least)
+
+    def commits(self) -> dict[str, LastCommit]:
+        """Every writer's last commit (checkpoint, ledger offset, metadata), now. Reads the ledger behind the newest
+        manifest, and no data.
+
+        After a writer opened, those of the writers that it replaced are final: this is where a job that was re-scaled
+        finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
+        """
+        return self._fold_to_end().freeze().commits
+
+    def describe(self) -> LogDescription:
+        """The log at this moment. Raises Damaged, Unavailable."""
+        stored = self.manifests.newest()
+        ledger = self.ledger(stored.manifest if stored else None)
+        try:
+            ledger.fold_end()
+            return LogDescription(
+                descriptor=self.descriptor,
+                url=self.store.url,
+                data_offsets=self.data_offsets(),
+                ledger_offsets=self.kafka.offsets(self.ledger_topic, [0])[0],
+                state=ledger.fold.freeze(),
+                manifest=stored.manifest if stored else None,
+                manifests=len(self.manifests.numbers()),
+                value_schemas=self.value_schemas.all(),
+            )
+        finally:
+            ledger.close()
+
+    # ---- the ledger
+
+    def ledger(
+        self,
+        base: Manifest | None = None,
+        *,
+        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> LedgerClient:
+        """A ledger client that starts from `base`, or from the ledger's first record; see LedgerClient for `rebase`.
+
+        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
+        valid commits.
+        """
+        if base is None:
+            start, end = self.kafka.offsets(self.ledger_topic, [0])[0]
+            if end == 0 and self.ledger_end(at_least=1) == 0:
+                raise BeyondEnd(
+                    "the ledger is empty: it lost its mark, and all that stood behind it",
+                    topic=self.ledger_topic,
+                    hint="Restore the topic, or accept the loss by name",
+                )
+            if start > 0:
+                raise OffsetGone(
+                    "the ledger was truncated, and no manifest says what stood there",
+                    topic=self.ledger_topic,
+                    log_start=start,
+                    url=self.store.url,
+                    hint="Restore the manifests, or check that the root URL is the right one",
+                )
+        return LedgerClient(
+            self.kafka,
+            self.ledger_topic,
+            self.descriptor.identity,
+            base.state if base else None,
+            last=LastRecord.below(base) if base else None,
+            rebase=rebase,
+            verify=self.verify_identity,
+            clock=clock,
+        )
+
+    def newest_ledger(self) -> LedgerClient:
+        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
+        stored = self.manifests.newest()
+        return self.ledger(stored.manifest if stored else None, rebase=self.newest_state)
+
+    def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
+        """The state that the newest manifest holds, and the ledger's last record below it: a ledger client's `rebase`.
+
+        None before the first manifest.
+        """
+        stored = self.manifests.newest()
+        return (stored.manifest.state, LastRecord.below(stored.manifest)) if stored else None
+
+    def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
+        """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
+
+        A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come. The
+        system itself never calls this. Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
+        """
+        if not ranges or not reason.strip() or not operator.strip():
+            raise ConfigError("accepting a loss needs ranges, a reason and an operator")
+        self.verify(LEDGER_WRITING)
+        check_committed(ranges, self._fold_to_end().committed_positions)
+        producer = self.kafka.producer()
+        try:
+            record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
+            return append_record(producer, self.ledger_topic, record)
+        finally:
+            producer.close()
+
+    def _fold_to_end(self) -> LedgerFold:
+        ledger = self.newest_ledger()
+        try:
+            ledger.fold_end()
+            self.saw(ledger.fold.position)
+            return ledger.fold
+        finally:
+            ledger.close()
+
+    def _identified(self) -> tuple[TopicDescription, TopicDescription, str | None]:
+        data, ledger = find_topics(self.kafka, self.store, self.descriptor)
+        return data, ledger, verify(self.descriptor, identity_of(self.kafka, data, ledger), data.partitions)

@@ -1,0 +1,110 @@
+"""Accepting that the ledger lost records: a person says that what is left, or the newest snapshot, is the history.
+
+Owns the decision what counts, and the Restarts that say it (docs/format-ledger.md). Never run by the system itself.
+
+Invariants:
+- Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old.
+- The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
+  One that died on the way is run again: the Restarts of the first are void beside those of the second.
+"""
+
+from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
+from statelog.schemas.ledger.records import Restart, encode
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.topics.rights import LEDGER_WRITING
+from statelog.storage.log.anchors import newest_witness
+from statelog.storage.log.bulk import append_all
+from statelog.storage.log.log import Log
+from statelog.storage.store import Store
+
+__all__ = ["accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
+
+_AT_ONCE = 100_000
+
+
+def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
+    """Record that a person gives up what the ledger lost. Returns the offset of the Restart that counts.
+
+    If the newest snapshot reaches further than the ledger, or stands on records that are others now, it is the history;
+    else what the ledger still holds is. Every writer that is open is fenced, and commits that are in neither are gone.
+
+    Raises ConfigError if nothing is lost or there is no reason or operator, NotFound if a run of that snapshot is gone,
+    OutcomeUnknown (run it again), Damaged, Unavailable.
+    """
+    check_acceptance(reason, operator)
+    log.verify(LEDGER_WRITING)
+    stored = log.manifests.newest()
+    newest = stored.manifest if stored else None
+    reach = newest.position if newest else 0
+    witness = newest_witness(log)
+    end = log.ledger_end(at_least=max(reach, witness, 1))
+    is_replaced = end < reach or _is_other(log)
+    if not is_replaced and end >= max(witness, 1) and not _is_torn(log):
+        raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
+    if newest is not None and is_replaced:
+        check_runs(log.store, newest)
+    record = Restart(
+        digest=log.descriptor.digest, position=reach if is_replaced else 0, reason=reason, operator=operator
+    )
+    return append_restarts(log, record, max(record.position, witness - 1, end))
+
+
+def check_acceptance(reason: str, operator: str) -> None:
+    """Raise ConfigError unless somebody says who accepts the loss, and why."""
+    if not reason.strip() or not operator.strip():
+        raise ConfigError("accepting a loss needs a reason and an operator")
+
+
+def _is_other(log: Log) -> bool:
+    """Whether the newest snapshot stands on other records than the ledger has now."""
+    try:
+        _fold(log)
+    except AnchorMismatch:
+        return True
+    except DataLoss:
+        return False
+    return False
+
+
+def _is_torn(log: Log) -> bool:
+    """Whether the ledger itself tells that it lost records."""
+    try:
+        _fold(log)
+    except BeyondEnd:
+        return True
+    return False
+
+
+def _fold(log: Log) -> None:
+    ledger = log.newest_ledger()
+    try:
+        ledger.fold_end()
+    finally:
+        ledger.close()
+
+
+def check_runs(store: Store, manifest: Manifest) -> None:
+    """Raise NotFound if the snapshot that is to be the history is not whole."""
+    sizes = {info.path: info.size_bytes for info in store.list("runs/")}
+    for run in manifest.runs:
+        if sizes.get(run.path) != run.size_bytes:
+            raise NotFound(
+                "a run of the newest snapshot is gone, or has another size",
+                path=run.path,
+                manifest=manifest.number,
+                hint="Restore it from a copy of the store first: nothing else holds what the ledger lost",
+            )
+
+
+def append_restarts(log: Log, record: Restart, offset: int) -> int:
+    """Append the record until one of them lies at `offset` or above; the offset of the last one."""
+    value, last = encode(record), log.ledger_end() - 1
+    producer = log.kafka.producer()
+    try:
+        while last < offset:
+            last = max(append_all(producer, log.ledger_topic, 0, value, min(_AT_ONCE, offset - last)))
+    except OutcomeUnknown as error:
+        raise OutcomeUnknown(error.message, hint="Accept the loss again: that settles it", **error.facts) from error
+    finally:
+        producer.close()
+    return last

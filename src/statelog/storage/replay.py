@@ -1,0 +1,94 @@
+"""The one replay path: materializer, recovery and Spark read committed changes here and nowhere else.
+
+It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
+if anything listed is missing or differs. Whoever consumes the batches must publish nothing before the
+iterator has ended: only its end says that all that was listed is there.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from statelog.errors import CorruptChunk, UnknownFormat
+from statelog.schemas.changes.chunk import decode_batch, decode_head
+from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.records import CommitBody
+from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from statelog.storage.log.log import Log  # The log imports this module's room; only the type is needed here.
+
+__all__ = ["CommittedChunk", "replay", "verify_handle"]
+
+
+class CommittedChunk(NamedTuple):
+    """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`."""
+
+    partition: int
+    offset: int
+    value_schema_id: int
+    size_bytes: int
+    changes: pa.RecordBatch
+
+
+def replay(
+    reader: Reader,
+    topic: str,
+    plan: ReplayPlan,
+    change_schema: Callable[[int], pa.Schema],
+    *,
+    stall_timeout_s: float,
+) -> Iterator[CommittedChunk]:
+    """Yield the committed chunks of `plan`, in offset order within a partition.
+
+    `change_schema` gives the Arrow schema of changes whose values have a schema id. Raises IncompleteChangeSet,
+    CorruptChunk, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
+    checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
+    rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
+    for i in range(rounds):
+        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
+        for record in reader.read(wanted, stall_timeout_s=stall_timeout_s):
+            check = checks[record.partition]
+            if not check.lists(record.offset):
+                continue
+            try:
+                chunk = _decode(record, check, change_schema)
+            except (CorruptChunk, UnknownFormat) as error:
+                raise _located(error, topic, record) from error
+            if chunk is not None:
+                yield chunk
+    for check in checks.values():
+        check.finish()
+
+
+def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk | None:
+    """The chunk at a listed offset. None if a stranger's record lies there: what is missing shows at the end."""
+    decoded = decode_head(record.value)
+    if decoded is None:
+        return None
+    head, at = decoded
+    check.add(record.offset, head)
+    changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
+    return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
+
+
+def _located(error: CorruptChunk | UnknownFormat, topic: str, record: Record) -> CorruptChunk | UnknownFormat:
+    """Say where it was, whatever is wrong with a record."""
+    facts = {**error.facts, "topic": topic, "partition": record.partition, "offset": record.offset}
+    return type(error)(error.message, hint=error.hint, **facts)
+
+
+def verify_handle(log: "Log", handle: Handle) -> None:
+    """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
+    body = CommitBody(metadata={}, handles=(handle,))
+    plan = plan_replay([body], range(log.descriptor.partitions))
+    reader = log.kafka.reader(log.data_topic)
+    try:
+        for _ in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S):
+            pass
+    finally:
+        reader.close()

@@ -1,0 +1,3 @@
+"""Runs on the store: written, read, merged."""
+
+__all__: list[str] = []

@@ -1,0 +1,255 @@
+"""Reading runs: whole or by row group, from a store or from a local copy, verified either way.
+
+Invariants:
+- No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
+- What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
+- Memory holds one row group at a time, besides what the caller keeps.
+"""
+
+import errno
+import hashlib
+import io
+from collections.abc import Collection, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from statelog.errors import CorruptRun, Fact, NotFound, StoreUnavailable
+from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS
+from statelog.schemas.snapshot.runs import (
+    RowGroupSpan,
+    RunFile,
+    RunMetadata,
+    first_unsorted,
+    key_groups_of,
+    only_key_groups,
+    row_groups_for,
+)
+
+__all__ = ["LocalRun", "RunReader", "RunSource", "read_back"]
+
+
+class RunSource(Protocol):
+    """Where a run's bytes come from: any Store, or a local copy."""
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A seekable reader. Raises NotFound, StoreUnavailable."""
+        ...
+
+
+class LocalRun:
+    """The source of a run that was downloaded to a local file, whatever its path in the store."""
+
+    def __init__(self, file: Path) -> None:
+        self._local = file
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open the local copy. Raises NotFound, StoreUnavailable."""
+        try:
+            return self._local.open("rb")
+        except FileNotFoundError as error:
+            raise NotFound("the local copy of a run is gone", path=path, local=str(self._local)) from error
+        except OSError as error:
+            raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(self._local)) from error
+
+
+class RunReader:
+    """Reads one run by row group. Opened files and the decoded footer are kept until `close`.
+
+    Errors of every method: CorruptRun (with path and facts), NotFound, StoreUnavailable.
+    """
+
+    def __init__(self, source: RunSource, run: RunFile) -> None:
+        self.run = run
+        self._context = source.open(run.path)
+        self._file = self._context.__enter__()
+        try:
+            self._check_size()
+            self._metadata = self._read_footer()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the run's columns, without metadata."""
+        return self._parquet(b"", 0).schema_arrow.remove_metadata()
+
+    @property
+    def label(self) -> RunMetadata:
+        """What the run says about itself."""
+        return RunMetadata.from_parquet(self._metadata.metadata or {})
+
+    def tables(self, wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
+        """The changes of the wanted key groups (None: all) in order, one table for each row group that has some."""
+        index = self.run.index
+        numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
+        for number in numbers:
+            table = self.row_group(number, wanted)
+            if table.num_rows:
+                yield table
+
+    def row_group(self, number: int, wanted: Collection[int] | None = None) -> pa.Table:
+        """The changes of the wanted key groups (None: all) of one row group, in order."""
+        table = self._decode(number, self._bytes_of(self.run.index.row_groups[number]))
+        return table if wanted is None else only_key_groups(table, wanted)
+
+    def table(self, wanted: Collection[int] | None = None) -> pa.Table:
+        """The changes of the wanted key groups (None: all) as one table."""
+        tables = list(self.tables(wanted))
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
+
+    def verify(self) -> None:
+        """Read and decode the whole file, and compare its sha256."""
+        digest = hashlib.sha256()
+        last: pa.Table | None = None
+        digest.update(self._read(0, self._data_start()))
+        for number, span in enumerate(self.run.index.row_groups):
+            data = self._bytes_of(span)
+            digest.update(data)
+            table = self._decode(number, data)
+            joined = table if last is None else pa.concat_tables([last, table])
+            if first_unsorted(joined) is not None:
+                raise self._corrupt("changes out of order", row_group=number)
+            last = table.slice(table.num_rows - 1)
+        footer = self.run.index.footer_offset
+        digest.update(self._read(footer, self.run.size_bytes - footer))
+        if digest.hexdigest() != self.run.sha256:
+            raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._context.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_size(self) -> None:
+        with self._reading():
+            size_bytes = self._file.seek(0, 2)
+        if size_bytes != self.run.size_bytes:
+            raise self._corrupt("the file's length differs", got=size_bytes, expected=self.run.size_bytes)
+        index = self.run.index
+        ends = self._data_start()
+        for span in index.row_groups:
+            if span.offset != ends or span.rows < 1 or not 0 <= span.first_key_group < span.end_key_group:
+                raise self._corrupt("the index does not describe one file", offset=span.offset, expected=ends)
+            ends = span.offset + span.size_bytes
+        if ends != index.footer_offset or ends > size_bytes or index.rows != self.run.rows:
+            raise self._corrupt("the index does not describe one file", footer=index.footer_offset, expected=ends)
+
+    def _data_start(self) -> int:
+        index = self.run.index
+        return index.row_groups[0].offset if index.row_groups else index.footer_offset
+
+    def _read_footer(self) -> pq.FileMetaData:
+        footer = self.run.index.footer_offset
+        data = self._read(footer, self.run.size_bytes - footer)
+        if xxhash.xxh3_64_intdigest(data) != self.run.index.footer_checksum:
+            raise self._corrupt("the footer's checksum differs", offset=footer)
+        with self._decoding():
+            metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + data))
+            columns = metadata.schema.to_arrow_schema()
+        if metadata.num_rows != self.run.rows or metadata.num_row_groups != len(self.run.index.row_groups):
+            raise self._corrupt("the footer counts other rows", got=metadata.num_rows, expected=self.run.rows)
+        kinds = [columns.field(name).type for name in ("key_group", "op") if name in columns.names]
+        if len({"key", "value"} & set(columns.names)) != 2 or kinds != [pa.uint16(), pa.uint8()]:
+            raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
+        return metadata
+
+    def _bytes_of(self, span: RowGroupSpan) -> bytes:
+        data = self._read(span.offset, span.size_bytes)
+        if xxhash.xxh3_64_intdigest(data) != span.checksum:
+            raise self._corrupt("a row group's checksum differs", offset=span.offset)
+        return data
+
+    def _decode(self, number: int, data: bytes) -> pa.Table:
+        span = self.run.index.row_groups[number]
+        with self._decoding():
+            table = self._parquet(data, span.offset).read_row_group(number).replace_schema_metadata(None)
+            table.validate(full=True)
+            groups = key_groups_of(table)
+        if table.num_rows != span.rows:
+            raise self._corrupt("a row group has other rows", got=table.num_rows, expected=span.rows)
+        if len(groups) and not span.first_key_group <= groups.min() <= groups.max() < span.end_key_group:
+            raise self._corrupt("a row group holds a key group outside its span", row_group=number)
+        return table
+
+    def _parquet(self, data: bytes, offset: int) -> pq.ParquetFile:
+        """The file as Parquet, of which only the verified bytes from `offset` can be read."""
+        source = pa.PythonFile(_Window(data, offset, self.run.size_bytes), mode="r")
+        return pq.ParquetFile(source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        with self._reading():
+            self._file.seek(offset)
+            data = self._file.read(size_bytes)
+        if len(data) != size_bytes:
+            raise self._corrupt("the file ends early", offset=offset, got=len(data), expected=size_bytes)
+        return data
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"reading a run failed: {error}", path=self.run.path) from error
+
+    @contextmanager
+    def _decoding(self) -> Generator[None]:
+        try:
+            yield
+        except DECODING_ERRORS as error:
+            raise self._corrupt(f"the Parquet data does not decode: {error}") from error
+
+    def _corrupt(self, message: str, **facts: Fact) -> CorruptRun:
+        hint = "Recover from an older snapshot, and restore this file from a copy of the store"
+        return CorruptRun(message, hint=hint, path=self.run.path, **facts)
+
+
+def read_back(source: RunSource, run: RunFile) -> None:
+    """Read a whole run once more and check everything: length, sha256, every checksum, every row group.
+
+    Raises CorruptRun, NotFound, StoreUnavailable.
+    """
+    with RunReader(source, run) as reader:
+        reader.verify()
+
+
+class _Window(io.RawIOBase):
+    """A file of which only some bytes are at hand, from `offset` on. Reading others is an error, not a guess."""
+
+    def __init__(self, data: bytes, offset: int, file_bytes: int) -> None:
+        super().__init__()
+        self._data = memoryview(data)
+        self._offset = offset
+        self._file_bytes = file_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        start = self._position - self._offset
+        if start < 0 or size < 0 or start + size > len(self._data):
+            raise OSError(errno.EIO, f"bytes outside the row group: {size} at {self._position}")
+        self._position += size
+        return bytes(self._data[start : start + size])

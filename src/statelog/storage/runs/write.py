@@ -1,0 +1,211 @@
+"""Writing runs: to a local file, row group by row group, and then up to the store whole.
+
+Owns the Parquet settings of a run and the index of its bytes. Never decides what goes into a run.
+
+Invariants:
+- A writer that is closed before `finish` leaves no file. What `finish` returns was hashed from the disk.
+- Changes that are not strictly ascending by (key group, key) are refused: a run out of order would hide changes.
+"""
+
+import errno
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from statelog.errors import CorruptRun, Fact
+from statelog.schemas.names import run_path
+from statelog.schemas.snapshot.runs import (
+    TARGET_ROWS,
+    RowGroupPacker,
+    RowGroupSpan,
+    RunFile,
+    RunIndex,
+    RunMetadata,
+    first_unsorted,
+    key_groups_of,
+)
+from statelog.storage.local.disk import DiskHook, local_disk, no_faults
+from statelog.storage.store import Store
+
+__all__ = ["RunWriter", "WrittenRun", "upload_run"]
+
+_BLOCK_BYTES = 1024 * 1024
+_PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenRun:
+    """A finished run on the local disk, and the facts that its manifest will keep."""
+
+    local: Path
+    rows: int
+    size_bytes: int
+    sha256: str
+    index: RunIndex
+
+
+class RunWriter:
+    """Writes one run to a local file, row group by row group; memory stays at about two row groups.
+
+    Use it as a context manager: leaving it without `finish` aborts and removes the file.
+    """
+
+    def __init__(
+        self,
+        local: Path,
+        schema: pa.Schema,
+        metadata: RunMetadata,
+        *,
+        target_rows: int = TARGET_ROWS,
+        disk: DiskHook = no_faults,
+    ) -> None:
+        self._local = local
+        self._disk = disk
+        self._schema = schema
+        self._packer = RowGroupPacker(target_rows)
+        self._spans: list[tuple[int, int, int]] = []
+        self._last: pa.Table | None = None
+        self._open = True
+        try:
+            self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
+        except BaseException:
+            # Nobody gets a writer to close, so the file that was just made goes here.
+            local.unlink(missing_ok=True)
+            raise
+
+    def append(self, table: pa.Table) -> None:
+        """Add changes that come after all earlier ones by (key group, key).
+
+        Raises CorruptRun if they do not: the caller's merge is wrong, and a run out of order would hide changes.
+        StorageFull, StoreUnavailable for the local disk.
+        """
+        if not table.schema.equals(self._schema):
+            raise self._broken("a table of another schema", got=str(table.schema), expected=str(self._schema))
+        if not table.num_rows:
+            return
+        joined = table if self._last is None else pa.concat_tables([self._last, table])
+        row = first_unsorted(joined)
+        if row is not None:
+            raise self._broken("changes out of order, or two of one key", row=row - joined.num_rows + table.num_rows)
+        self._last = table.slice(table.num_rows - 1)
+        for row_group in self._packer.add(table):
+            self._write(row_group)
+
+    def finish(self) -> WrittenRun:
+        """Complete the file, read it once for its checksums, and give its facts. The file is now the caller's."""
+        for row_group in self._packer.finish():
+            self._write(row_group)
+        with local_disk(self._local, "verify", self._disk):
+            self._file.close()
+            written = _facts(self._local, self._spans)
+        self._open = False
+        return written
+
+    def close(self) -> None:
+        """Abort, unless `finish` was reached: the file is removed."""
+        if not self._open:
+            return
+        self._open = False
+        # The file goes away, so it does not matter whether its last bytes could still be written.
+        with suppress(OSError):
+            self._file.close()
+        self._local.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, table: pa.Table) -> None:
+        groups = key_groups_of(table)
+        self._spans.append((int(groups[0]), int(groups[-1]) + 1, table.num_rows))
+        with local_disk(self._local, "write", self._disk):
+            self._file.write_table(table, row_group_size=table.num_rows)
+
+    def _broken(self, message: str, **facts: Fact) -> CorruptRun:
+        hint = "This is a defect of the program that merged; nothing was published"
+        return CorruptRun(message, hint=hint, path=str(self._local), **facts)
+
+
+def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
+    """Put a finished run under a name that nobody used before, and remove the local file.
+
+    Raises StoreUnavailable, StorageFull; the local file is gone either way, because a retry writes a new run.
+    """
+    path = run_path(run_id)
+    try:
+        store.upload(written.local, path)
+    finally:
+        written.local.unlink(missing_ok=True)
+    return RunFile(
+        path=path, size_bytes=written.size_bytes, rows=written.rows, sha256=written.sha256, index=written.index
+    )
+
+
+def _open_parquet(local: Path, schema: pa.Schema, disk: DiskHook) -> pq.ParquetWriter:
+    with local_disk(local, "open", disk):
+        return pq.ParquetWriter(
+            str(local),
+            schema,
+            compression="lz4",
+            use_dictionary=["key_group", "op"],
+            write_statistics=["key_group", "key"],
+            write_page_checksum=True,
+        )
+
+
+def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
+    """Read a finished file once and describe it: row groups one after the other, then the footer."""
+    size_bytes = local.stat().st_size
+    starts = _starts(pq.read_metadata(str(local)))
+    with local.open("rb") as file:
+        file.seek(size_bytes - _PARQUET_TAIL_BYTES)
+        footer = size_bytes - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
+        file.seek(0)
+        digest = hashlib.sha256()
+        _checksum(file, starts[0] if starts else footer, digest)
+        row_groups = tuple(
+            RowGroupSpan(first, end, rows, start, stop - start, _checksum(file, stop - start, digest))
+            for (first, end, rows), start, stop in zip(spans, starts, [*starts, footer][1:], strict=True)
+        )
+        footer_checksum = _checksum(file, size_bytes - footer, digest)
+    index = RunIndex(row_groups=row_groups, footer_offset=footer, footer_checksum=footer_checksum)
+    return WrittenRun(local=local, rows=index.rows, size_bytes=size_bytes, sha256=digest.hexdigest(), index=index)
+
+
+def _starts(metadata: pq.FileMetaData) -> list[int]:
+    """The offset of every row group's first page."""
+    return [
+        min(_first_page(metadata.row_group(i).column(j)) for j in range(metadata.num_columns))
+        for i in range(metadata.num_row_groups)
+    ]
+
+
+def _first_page(column: pq.ColumnChunkMetaData) -> int:
+    if column.dictionary_page_offset is None:
+        return column.data_page_offset
+    return min(column.dictionary_page_offset, column.data_page_offset)
+
+
+def _checksum(file: BinaryIO, size_bytes: int, digest: _Digest) -> int:
+    """xxh3-64 of the next bytes of the file, which also go into `digest`."""
+    checksum = xxhash.xxh3_64()
+    while size_bytes:
+        block = file.read(min(size_bytes, _BLOCK_BYTES))
+        if not block:
+            raise OSError(errno.EIO, "a file that was just written ends early")
+        checksum.update(block)
+        digest.update(block)
+        size_bytes -= len(block)
+    return checksum.intdigest()

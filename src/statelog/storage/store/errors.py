@@ -1,0 +1,215 @@
+"""What goes wrong in a file system, told in statelog's own errors.
+
+Owns the one translation from the exceptions of the operating system, of fsspec and of the cloud clients below
+it into NotFound, AlreadyExists, StoreRefused, StoreUnavailable, StorageFull. It reads codes and attributes only, so
+that no client library has to be imported. Programming errors pass through untouched.
+
+Invariant: only an answer that says "this file is not there" becomes NotFound. A missing bucket or a refused login is
+StoreRefused, a silence is StoreUnavailable, because a decision taken on it as on an absence could delete live files.
+"""
+
+import errno
+import io
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+
+from statelog.errors import NotFound, StatelogError, StorageFull, StoreRefused, StoreUnavailable
+from statelog.storage.store.url import mask_url
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["GuardedReader", "guarded", "is_conflict", "is_missing", "is_taken", "is_transient", "translate"]
+
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "quotaExceeded"})
+_FULL_WORDS = ("QuotaExceededException", "No space left on device")
+_NO_PLACE_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "FilesystemNotFound"})
+_CONFLICT_CODES = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_TRANSIENT_STATUSES = frozenset({500, 502, 503, 504})
+_BROKEN_NAMES = frozenset({"ConnectionError", "ChunkedEncodingError"})
+_DENIED_NAMES = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "RefreshError", "ClientAuthenticationError"}
+)
+_DENIED_HINT = "Check the credentials in the storage options, and what they may do on this path"
+_LOCAL_HINT = (
+    "Check which user this is, and the rights of the log's directory: a log that several users share is made with the "
+    "storage option directory_mode=2770, or given to their group with chmod -R g+rwXs"
+)
+_NO_PLACE_HINT = "Create the bucket or container, or correct the root URL; statelog never creates one"
+_OURS = (StatelogError, TypeError, AttributeError, AssertionError, MemoryError)
+
+
+class _Answer(NamedTuple):
+    """The code and HTTP status that a cloud store answered with; '' and 0 where there are none."""
+
+    code: str
+    status: int
+
+
+def _answer(error: BaseException) -> _Answer:
+    """Look through an exception and its causes for what the store itself said."""
+    seen: BaseException | None = error
+    for _ in range(4):
+        if seen is None:
+            break
+        response = getattr(seen, "response", None)
+        if isinstance(response, Mapping):
+            return _aws_answer(cast("Mapping[str, object]", response))
+        code = getattr(seen, "error_code", "") or ""
+        for name in ("status_code", "status", "code"):
+            status = getattr(seen, name, None)
+            if isinstance(status, int):
+                return _Answer(str(code), status)
+        seen = seen.__cause__
+    return _Answer("", 0)
+
+
+def _aws_answer(response: Mapping[str, object]) -> _Answer:
+    code = _inner(response, "Error").get("Code", "")
+    status = _inner(response, "ResponseMetadata").get("HTTPStatusCode", 0)
+    return _Answer(str(code), status if isinstance(status, int) else 0)
+
+
+def _inner(response: Mapping[str, object], name: str) -> Mapping[str, object]:
+    inner = response.get(name)
+    return cast("Mapping[str, object]", inner) if isinstance(inner, Mapping) else {}
+
+
+def is_taken(error: BaseException) -> bool:
+    """Whether a conditional create was refused because the file is there."""
+    return isinstance(error, FileExistsError) or _answer(error).status == 412
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether two conditional creates met: nothing is known yet, ask again."""
+    answer = _answer(error)
+    return answer.status == 409 or answer.code in _CONFLICT_CODES
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the store says that this file (not the place that holds it) is not there."""
+    return isinstance(error, FileNotFoundError) and _answer(error).code not in _NO_PLACE_CODES
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may well succeed at once: the store says so (500, 502, 503, 504), or a connection broke.
+
+    Not a timeout, which took its time already, nor a connection that broke below a client that repeats by itself.
+    """
+    if isinstance(error, ConnectionError):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, OSError) and names & _BROKEN_NAMES and "Timeout" not in names:
+        return True
+    return _answer(error).status in _TRANSIENT_STATUSES
+
+
+def _is_full(error: BaseException, answer: _Answer) -> bool:
+    number = getattr(error, "errno", None)
+    text = str(error)
+    return (
+        number in _FULL_ERRNOS
+        or answer.code in _FULL_CODES
+        or answer.status == 507
+        or any(word in text for word in _FULL_WORDS)
+    )
+
+
+def _is_refused(error: BaseException, answer: _Answer) -> bool:
+    return (
+        isinstance(error, PermissionError)
+        or getattr(error, "errno", None) in _REFUSED_ERRNOS
+        or answer.status in (401, 403)
+        or answer.code in _NO_PLACE_CODES
+        or type(error).__name__ in _DENIED_NAMES
+    )
+
+
+def _kind_and_hint(error: Exception, answer: _Answer, url: str) -> tuple[type[StatelogError], str]:
+    if _is_full(error, answer):
+        return StorageFull, ""
+    if not _is_refused(error, answer):
+        return StoreUnavailable, ""
+    if answer.code in _NO_PLACE_CODES:
+        return StoreRefused, _NO_PLACE_HINT
+    return StoreRefused, _LOCAL_HINT if url.startswith("file:") else _DENIED_HINT
+
+
+def translate(error: Exception, *, action: str, url: str, path: str, reading: bool) -> StatelogError:
+    """The error of ours that says what `error` means for a call that tried to `action` the file `path` of `url`.
+
+    Only a call that is `reading` can find a file missing; a write that finds nothing has lost its place.
+    """
+    if reading and is_missing(error):
+        return NotFound(f"There is no {path}", store=url, path=path)
+    answer = _answer(error)
+    number = getattr(error, "errno", None)
+    reason = mask_url(f"{type(error).__name__}: {error}")
+    code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "") or None
+    kind, hint = _kind_and_hint(error, answer, url)
+    return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, code=code)
+
+
+@contextmanager
+def guarded(*, action: str, url: str, path: str, reading: bool) -> Generator[None]:
+    """Translate whatever the body's file system raises; our own and programming errors pass."""
+    try:
+        yield
+    except _OURS:
+        raise
+    except Exception as error:
+        raise translate(error, action=action, url=url, path=path, reading=reading) from error
+
+
+class GuardedReader(io.RawIOBase):
+    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader.
+
+    `repeat` makes a read again that failed for a moment; a read that failed leaves the source where it was.
+    """
+
+    def __init__(
+        self,
+        source: BinaryIO,
+        guard: Callable[[], AbstractContextManager[None]],
+        repeat: Callable[[Callable[[], bytes]], bytes] | None = None,
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._guard = guard
+        self._repeat = repeat
+
+    def readable(self) -> bool:
+        """True: it only reads."""
+        return True
+
+    def seekable(self) -> bool:
+        """True: ranges are what it is for."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move, and return the new position in bytes."""
+        with self._guard():
+            return self._source.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The position in bytes."""
+        return self._source.tell()
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """Fill `buffer` as far as one read goes; 0 at the end."""
+        with self._guard(), memoryview(buffer).cast("B") as view:
+            data = self._read(len(view))
+            view[: len(data)] = data
+            return len(data)
+
+    def _read(self, size: int) -> bytes:
+        return self._repeat(lambda: self._source.read(size)) if self._repeat else self._source.read(size)
+
+    def close(self) -> None:
+        """Close the source too."""
+        if not self.closed:
+            self._source.close()
+        super().close()

@@ -1,0 +1,358 @@
+"""The store port on any fsspec file system, and the factory that picks an implementation for a root URL.
+
+Owns the client's settings (no cache, no sharing, timeouts), the exclusive create by a conditional write, and the
+repeats of what failed for a moment. Never asks `exists()`, never renames, never streams into a published name.
+
+Invariants: the file system is made in the process that uses it, once per process (a client does not survive a
+fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
+from statelog.storage.kafka.config import mask_text
+from statelog.storage.store import FileInfo, Store
+from statelog.storage.store.errors import GuardedReader, guarded, is_conflict, is_missing, is_taken
+from statelog.storage.store.local import LocalStore, make_private
+from statelog.storage.store.probe import ProbeOperations, prove_put_if_absent, stale_temporaries
+from statelog.storage.store.repeats import Repeats
+from statelog.storage.store.url import (
+    RootUrl,
+    check_options,
+    check_path,
+    check_prefix,
+    is_temporary,
+    log_url,
+    mask_options,
+    parse_directory_mode,
+    parse_root,
+    temporary_name,
+)
+
+__all__ = ["Connect", "FsspecStore", "open_store"]
+
+Connect = Callable[[], tuple[AbstractFileSystem, str]]
+"""Makes a fresh file system, and tells the path of the log's directory on it."""
+
+T = TypeVar("T")
+
+_MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
+_CREATE_TRIES = 4
+_READ_BYTES = 256 << 10
+_PACKAGES = {"s3": "statelog[s3]", "gs": "gcsfs", "abfs": "adlfs", "webhdfs": "statelog[hdfs]"}
+# fsspec's memory file system checks and writes in two steps and is shared by the whole process.
+_MEMORY_LOCK = RLock()
+
+
+class _Made(NamedTuple):
+    """A connected file system and the process that it belongs to."""
+
+    pid: int
+    fs: AbstractFileSystem
+    base: str
+
+
+def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | None = None) -> Store:
+    """The store of one log below a root URL. Does no I/O: call `check()` to prove that it is safe and reachable.
+
+    Raises ConfigError for a URL or options that are not allowed, or if the package for the protocol is missing.
+    """
+    root = parse_root(root_url, cwd=Path.cwd())
+    options = dict(storage_options or {})
+    check_options(root, options)
+    if root.local is not None:
+        return LocalStore(root.local, log, directory_mode=parse_directory_mode(options))
+    _require_package(root)
+    return FsspecStore(root, log, options)
+
+
+def _require_package(root: RootUrl) -> None:
+    try:
+        fsspec.get_filesystem_class(root.protocol)
+    except (ImportError, ValueError) as error:
+        package = _PACKAGES.get(root.protocol, "fsspec")
+        raise ConfigError(f"Nothing here can open {root.protocol}:// URLs", hint=f"Install {package}") from error
+
+
+def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, object]:
+    """The options of the file system: the caller's, our timeouts where it names none, and what it may not choose."""
+    options: dict[str, object] = {}
+    if protocol == "s3":
+        # s3fs repeats timeouts and broken connections by itself, and we repeat 500, 502, 503 and 504: botocore's own
+        # repeats would multiply with both.
+        ours = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1, "mode": "standard"}}
+        theirs = given.get("config_kwargs", {})
+        options["config_kwargs"] = {**ours, **theirs} if isinstance(theirs, Mapping) else theirs
+    elif protocol == "gs":
+        options["requests_timeout"] = 60
+    elif protocol == "abfs":
+        options |= {"connection_timeout": 10, "read_timeout": 30}
+    rest = {name: value for name, value in given.items() if name != "config_kwargs" or protocol != "s3"}
+    return {**options, **rest, "use_listings_cache": False, "skip_instance_cache": True}
+
+
+def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
+    from statelog.storage.store.webhdfs import WebHdfs  # It needs requests: an extra of its own
+
+    place = urlsplit(url)
+    user = {"user": place.username} if place.username else {}
+    return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
+
+
+class FsspecStore:
+    """One log's directory on an fsspec file system. Usable from threads; connects anew in a forked process."""
+
+    def __init__(
+        self,
+        root: RootUrl,
+        log: str,
+        storage_options: Mapping[str, object] | None = None,
+        *,
+        connect: Connect | None = None,
+        repeats: Repeats | None = None,
+    ) -> None:
+        """`connect` stands in for the file system that the URL names, and `repeats` for the usual ones, in tests."""
+        self._root = root
+        self._log = log
+        self._url = log_url(root, log)
+        self._options = dict(storage_options or {})
+        self._connect = connect
+        self._repeats = repeats or Repeats()
+        self._in_memory = root.protocol == "memory"
+        self._made: _Made | None = None
+
+    def __repr__(self) -> str:
+        return f"FsspecStore({self._url!r}, storage_options={mask_options(self._options)!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        # The receiving process connects by itself: a client can be neither pickled nor shared.
+        return FsspecStore, (self._root, self._log, self._options)
+
+    @property
+    def url(self) -> str:
+        """The directory's URL; it never holds credentials."""
+        return self._url
+
+    def check(self) -> None:
+        """Prove put-if-absent here, and clear out temporary files that a crash left more than a day ago."""
+        operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
+        prove_put_if_absent(operations, url=self._url, token=uuid4().hex)
+        self.sweep(self.now_s())
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """Create a file by a conditional write of the whole of it."""
+        self._create(check_path(path), data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Replace a file by one write of the whole of it."""
+        full = self._full(check_path(path))
+        self._ask("write", path, lambda: self._fs.pipe_file(full, data))
+
+    def upload(self, local: Path, path: str) -> None:
+        """Copy a local file here; it shows only when it is whole."""
+        full = self._full(check_path(path))
+        if self._in_memory:
+            self._ask("upload", path, lambda: self._fs.pipe_file(full, local.read_bytes()))
+        else:
+            self._ask("upload", path, lambda: self._fs.put_file(str(local), full))
+
+    def download(self, path: str, local: Path) -> None:
+        """Copy a file to `local`, which appears whole or not at all."""
+        source = self._full(check_path(path))
+        temporary = local.with_name(temporary_name(uuid4().hex))
+        with self._guard("make a local copy of", path, reading=False):
+            os.close(make_private(temporary))
+        try:
+            self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
+            with self._guard("make a local copy of", path, reading=False):
+                temporary.replace(local)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        return self._read(check_path(path))
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A buffered reader of ranges; its reads raise our errors."""
+        full = self._full(check_path(path))
+        if self._in_memory:  # All its readers share one cursor.
+            source: BinaryIO = io.BytesIO(self._read(path))
+        else:
+            source = self._ask("open", path, lambda: self._open_range(full), reading=True)
+        reader = GuardedReader(source, lambda: self._guard("read", path, reading=True), self._repeats)
+        return io.BufferedReader(reader, _READ_BYTES)
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        """Every published file below `prefix`: one request per directory, or per page of one."""
+        return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
+
+    def delete(self, path: str) -> None:
+        """Delete a file."""
+        self._delete(check_path(path))
+
+    def sweep(self, now_s: float) -> None:
+        """Delete temporary files that are a day old: probes of the clock and of conditional writes, HDFS' uploads."""
+        for path in stale_temporaries(self._files(""), now_s):
+            self._delete(path)
+
+    def now_s(self) -> float:
+        """The store's clock: the time that it stamps on a small object written now. Three small requests.
+
+        Some stores stamp whole seconds, rounded down.
+        """
+        path = temporary_name(f"clock-{uuid4().hex}")
+        full = self._full(path)
+        self._ask("ask the time of", path, lambda: self._fs.pipe_file(full, b"t"))
+        try:
+            return _modified_s(self._ask("ask the time of", path, lambda: self._fs.info(full)))
+        finally:
+            self._delete(path)
+
+    # ---- below here: paths that may be temporary
+
+    @property
+    def _fs(self) -> AbstractFileSystem:
+        return self._connected().fs
+
+    def _connected(self) -> _Made:
+        """This process's client. Two threads may make one each at first; either serves."""
+        made = self._made
+        if made is None or made.pid != os.getpid():
+            with self._guard("connect to", "the store", reading=False):
+                fs, base = self._connect() if self._connect is not None else self._open_url()
+            made = self._made = _Made(os.getpid(), fs, base.rstrip("/"))
+        return made
+
+    def _open_url(self) -> tuple[AbstractFileSystem, str]:
+        try:
+            if self._root.protocol == "webhdfs":
+                return _open_webhdfs(self._url, client_options("webhdfs", self._options))
+            fs, base = fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
+            if self._root.protocol == "s3":
+                cast(
+                    "Any", fs
+                ).connect()  # It looks at most of its options only now, and would do so inside the first request.
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"The storage options do not fit: {mask_text(str(error))}", store=self._url) from None
+        return fs, base
+
+    def _open_range(self, full: str) -> BinaryIO:
+        # The file system's own read-ahead would fetch tens of megabytes around every range.
+        return self._fs.open(full, "rb", cache_type="none")
+
+    def _full(self, path: str) -> str:
+        return f"{self._connected().base}/{path}"
+
+    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
+        return guarded(action=action, url=self._url, path=path, reading=reading)
+
+    def _ask(self, action: str, path: str, call: Callable[[], T], *, reading: bool = False) -> T:
+        """What one call of the file system returns, repeated where it failed for a moment; its errors are ours."""
+        with self._guard(action, path, reading=reading):
+            return self._repeats(call)
+
+    def _create(self, path: str, data: bytes) -> None:
+        with self._guard("create", path, reading=False), _MEMORY_LOCK if self._in_memory else nullcontext():
+            self._create_conditionally(path, data)
+
+    def _create_conditionally(self, path: str, data: bytes) -> None:
+        """One conditional write; two that met at the store are told apart by looking, and tried again."""
+        for tries_left in reversed(range(_CREATE_TRIES)):
+            try:
+                self._repeats(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
+            except Exception as error:
+                if is_taken(error) or (is_conflict(error) and self._is_there(path)):
+                    raise self._taken(path) from error
+                if not is_conflict(error) or not tries_left:
+                    raise
+            else:
+                return
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._read(path)
+        except NotFound:
+            return False
+        return True
+
+    def _taken(self, path: str) -> AlreadyExists:
+        return AlreadyExists(f"{path} is there already", store=self._url, path=path)
+
+    def _read(self, path: str) -> bytes:
+        return self._ask("read", path, lambda: self._fs.cat_file(self._full(path)), reading=True)
+
+    def _delete(self, path: str) -> None:
+        def remove() -> None:
+            try:
+                self._fs.rm_file(self._full(path))
+            except FileNotFoundError as error:
+                if not is_missing(error):
+                    raise
+
+        self._ask("delete", path, remove)
+
+    def _files(self, prefix: str) -> Sequence[FileInfo]:
+        """All files below a prefix, temporary ones too, complete or not at all."""
+        base = self._connected().base
+        with self._guard("list", prefix, reading=False):
+            found = _walk(self._entries, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))
+            infos = [self._info(base, entry) for entry in found]
+        return [info for info in infos if info.path.startswith(prefix)]
+
+    def _entries(self, directory: str) -> Sequence[dict[str, object]]:
+        return self._repeats(lambda: self._fs.ls(directory, detail=True))
+
+    def _info(self, base: str, entry: Mapping[str, object]) -> FileInfo:
+        name, size = str(entry["name"]), entry["size"]
+        if not name.startswith(f"{base}/") or not isinstance(size, int):
+            raise StoreUnavailable("The store lists what is not a file of this log", store=self._url, path=name)
+        return FileInfo(name[len(base) + 1 :], size, _modified_s(entry))
+
+
+def _walk(ls: Callable[[str], Sequence[dict[str, object]]], directory: str) -> list[dict[str, object]]:
+    """All files below a directory. fsspec's own `find` leaves out, silently, what it could not list."""
+    files: list[dict[str, object]] = []
+    pending = [directory]
+    while pending:
+        current = pending.pop()
+        try:
+            entries = ls(current)
+        except FileNotFoundError as error:
+            if not is_missing(error):
+                raise
+            continue
+        for entry in entries:
+            # An object store may list a marker object of the directory itself.
+            name = str(entry["name"]).rstrip("/")
+            if entry["type"] != "directory":
+                files.append(entry)
+            elif name != current:
+                pending.append(name)
+    return files
+
+
+def _modified_s(entry: Mapping[str, object]) -> float:
+    """The time of the last write in a listing's entry, whatever the file system calls it."""
+    if "modificationTime" in entry:  # HDFS counts milliseconds.
+        entry = {**entry, "modificationTime": float(str(entry["modificationTime"])) / 1000}
+    value = next((entry[key] for key in _MODIFIED_KEYS if entry.get(key) is not None), None)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, int | float):
+        return float(value)
+    raise StoreUnavailable("The store lists files without the time of their last write", path=str(entry.get("name")))

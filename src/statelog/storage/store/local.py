@@ -1,0 +1,262 @@
+"""The store port on a local or mounted directory.
+
+Owns the durable write: a temporary file in the same directory, fsync, an exclusive hard link (or a rename, where
+replacing is meant), and fsync of the directory. Never overwrites a file that must only be created, never follows a
+symbolic link out of the log's directory to delete something.
+
+The rights of the log's directory are those of all that is made below it, whatever the umask and whoever makes it: 0700,
+and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
+
+Invariant: a call that returned survives a power cut, and no name ever shows a part of a file.
+"""
+
+import errno
+import io
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from statelog.errors import AlreadyExists, UnsafeStore
+from statelog.schemas.names import check_name
+from statelog.storage.store import FileInfo
+from statelog.storage.store.errors import GuardedReader, guarded
+from statelog.storage.store.probe import ProbeOperations, prove_put_if_absent, stale_temporaries
+from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
+
+__all__ = ["LocalStore", "make_private"]
+
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_COPY_BYTES = 4 << 20
+
+
+def _fsync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _make_directory(directory: Path, mode: int) -> None:
+    """Make it and what is missing above it, each one durable in its parent."""
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent, mode)
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+        directory.chmod(mode)
+    _fsync_directory(directory.parent)
+
+
+def make_private(path: Path) -> int:
+    """Create an empty file that only this user may read, and return its descriptor for writing. Raises OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> Path:
+    """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
+    temporary = directory / temporary_name(uuid4().hex)
+    handle = make_private(temporary)
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123 - it takes over a descriptor, which Path cannot
+            fill(file)
+            file.flush()
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _replace_durably(target: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> None:
+    """Write `target` whole, replacing an earlier one atomically; it is on disk when this returns. Raises OSError."""
+    temporary = _write_temporary(target.parent, fill, mode)
+    try:
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _fsync_directory(target.parent)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Give a finished file its name, if the name is free."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        # A server can repeat a request whose answer was lost: two names of our file mean that this call did it.
+        if temporary.stat().st_nlink != 2:
+            raise
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise UnsafeStore(
+                "The file system has no hard links, so a file cannot be created exclusively",
+                hint="Use a POSIX file system, or an object store with conditional writes",
+                path=str(target),
+            ) from error
+        raise
+
+
+class LocalStore:
+    """One log's directory below a local root. Stateless: safe in threads, after a fork, and to pickle."""
+
+    def __init__(self, root: Path, log: str, *, directory_mode: int = 0o700) -> None:
+        """`directory_mode` are the rights of the log's directory, and of what is missing above it, if made here."""
+        self._root = root
+        self._directory_mode = directory_mode
+        self._directory = root / check_name("log", log)
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The directory as a file URL."""
+        return f"file://{self._directory}"
+
+    def check(self) -> None:
+        """Prove put-if-absent here, and clear out temporary files that a crash left more than a day ago."""
+        if self._directory.is_symlink():
+            raise UnsafeStore(
+                "The log's directory is a symbolic link", hint="Point the root at its target", store=self.url
+            )
+        operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
+        prove_put_if_absent(operations, url=self.url, token=uuid4().hex)
+        self.sweep(self.now_s())
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """Create a file by an exclusive hard link, so that exactly one caller wins."""
+        self._create(check_path(path), data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Replace a file by a rename."""
+        self._replace("write", check_path(path), lambda file: file.write(data))
+
+    def upload(self, local: Path, path: str) -> None:
+        """Copy a local file here; it is durable before this returns."""
+        check_path(path)
+        with self._guard("upload", path, reading=False), local.open("rb") as source:
+            self._replace("upload", path, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
+
+    def download(self, path: str, local: Path) -> None:
+        """Copy a file to `local`, which appears whole or not at all."""
+        check_path(path)
+        with self._guard("download", path, reading=True):
+            source = (self._directory / path).open("rb")
+        # What is missing from here on is the place to copy to, not the file.
+        with source, self._guard("make a local copy of", path, reading=False):
+            _replace_durably(local, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
+
+    def read(self, path: str) -> bytes:
+        """A whole file."""
+        return self._read(check_path(path))
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A buffered reader; its reads raise our errors."""
+        check_path(path)
+        with self._guard("open", path, reading=True):
+            source = (self._directory / path).open("rb", buffering=0)
+        return io.BufferedReader(GuardedReader(source, lambda: self._guard("read", path, reading=True)))
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        """Every published file below `prefix`."""
+        return iter(self._files(check_prefix(prefix), hidden=False))
+
+    def delete(self, path: str) -> None:
+        """Delete a file, unless a symbolic link leads out of the log's directory."""
+        self._delete(check_path(path))
+
+    def sweep(self, now_s: float) -> None:
+        """Delete temporary files that are a day old."""
+        for path in stale_temporaries(self._files("", hidden=True), now_s):
+            self._delete(path)
+
+    def now_s(self) -> float:
+        """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
+        with self._guard("ask the time of", ".", reading=False):
+            self._make(self._directory)
+            probe = _write_temporary(self._directory, lambda file: file.write(b"t"))
+            try:
+                return probe.stat().st_mtime
+            finally:
+                probe.unlink()
+
+    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
+        return guarded(action=action, url=self.url, path=path, reading=reading)
+
+    def _make(self, directory: Path) -> int:
+        """Have a directory of the log, or the log's own, and return the rights of the latter. Raises OSError."""
+        _make_directory(self._directory, self._directory_mode)
+        mode = stat.S_IMODE(self._directory.stat().st_mode) & 0o2777
+        _make_directory(directory, mode)
+        return mode
+
+    def _create(self, path: str, data: bytes) -> None:
+        target = self._directory / path
+        with self._guard("create", path, reading=False):
+            mode = self._make(target.parent)
+            temporary = _write_temporary(target.parent, lambda file: file.write(data), mode & 0o666)
+            try:
+                _link(temporary, target)
+            except FileExistsError as error:
+                raise AlreadyExists(f"{path} is there already", store=self.url, path=path) from error
+            finally:
+                temporary.unlink(missing_ok=True)
+            _fsync_directory(target.parent)
+
+    def _replace(self, action: str, path: str, fill: Callable[[BinaryIO], object]) -> None:
+        target = self._directory / path
+        with self._guard(action, path, reading=False):
+            mode = self._make(target.parent)
+            _replace_durably(target, fill, mode & 0o666)
+
+    def _read(self, path: str) -> bytes:
+        with self._guard("read", path, reading=True):
+            return (self._directory / path).read_bytes()
+
+    def _delete(self, path: str) -> None:
+        target = self._directory / path
+        with self._guard("delete", path, reading=False), suppress(FileNotFoundError):
+            # Only the root may be reached through links: below it, one could lead to somebody else's files.
+            if target.parent.resolve(strict=True) != self._root.resolve() / target.parent.relative_to(self._root):
+                raise UnsafeStore("A symbolic link leads out of the log's directory", store=self.url, path=path)
+            target.unlink()
+            _fsync_directory(target.parent)
+
+    def _files(self, prefix: str, *, hidden: bool) -> Sequence[FileInfo]:
+        """Published files, or with `hidden` the temporary ones too, complete or not at all."""
+        with self._guard("list", prefix, reading=False):
+            found = _walk(self._directory / prefix.rpartition("/")[0])
+        relative = (info._replace(path=os.path.relpath(info.path, self._directory)) for info in found)
+        return [info for info in relative if info.path.startswith(prefix) and (hidden or not is_temporary(info.path))]
+
+
+def _walk(directory: Path) -> list[FileInfo]:
+    """All regular files below a directory; a directory that is not there has none. Raises OSError."""
+    files: list[FileInfo] = []
+    pending = [directory]
+    while pending:
+        try:
+            entries = os.scandir(pending.pop())
+        except FileNotFoundError:
+            continue
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    files.extend(_info(entry))
+    return files
+
+
+def _info(entry: os.DirEntry[str]) -> Iterator[FileInfo]:
+    # A file that was deleted since the directory was read is not there: nothing to tell.
+    with suppress(FileNotFoundError):
+        status = entry.stat(follow_symlinks=False)
+        yield FileInfo(entry.path, status.st_size, status.st_mtime)

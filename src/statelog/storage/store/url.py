@@ -1,0 +1,219 @@
+"""Root URLs and the paths below them: what a store may be pointed at, as pure values.
+
+Owns the allow list of protocols, the rules for paths inside a log's directory, the names of temporary
+files, and the masking of secrets. Does no I/O and never looks at a file system.
+
+Invariants: a `RootUrl` carries no credentials; a checked path cannot leave the log's directory; a path
+that passes `check_path` is never the name of a temporary file, so listings can leave those out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from statelog.errors import ConfigError, InvalidName
+from statelog.schemas.names import check_name
+
+__all__ = [
+    "DIRECTORY_MODE",
+    "PROTOCOLS",
+    "RootUrl",
+    "check_options",
+    "check_path",
+    "check_prefix",
+    "is_secret_option",
+    "is_temporary",
+    "log_url",
+    "mask_options",
+    "mask_url",
+    "parse_directory_mode",
+    "parse_root",
+    "temporary_name",
+]
+
+PROTOCOLS = ("file", "s3", "gs", "webhdfs", "abfs", "memory")
+DIRECTORY_MODE = "directory_mode"
+"""The one storage option of local roots."""
+_ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
+_HDFS_HINT = "HDFS is reached over WebHDFS: write webhdfs://NAME-NODE:PORT/path, with its web port, often 9870"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+_SECRET_OPTION = re.compile(
+    r"pass|secret|token|pem|key|jaas|credential|sas|connection_string|session|user", re.IGNORECASE
+)
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_TEMPORARY = ".tmp-"
+_MAX_PATH_CHARS = 512
+# Each of these would break a promise of the port: a cached listing, a shared client, an event loop of the caller's.
+_OWN_OPTIONS = frozenset({"use_listings_cache", "skip_instance_cache", "listings_expiry_time", "asynchronous", "loop"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootUrl:
+    """Where logs live. `url` is the normal form, without credentials and without a trailing slash."""
+
+    protocol: str
+    url: str
+    local: Path | None = None
+    """The absolute directory, for protocol `file` only."""
+
+
+def parse_root(url: str, *, cwd: Path) -> RootUrl:
+    """Check a root URL and bring it into normal form. A path without a scheme is local, relative to `cwd`.
+
+    Raises ConfigError for a protocol that is not in `PROTOCOLS`, a chained URL, credentials, a query, a path with
+    '..' or control characters, or a missing bucket or host.
+    """
+    shown = mask_url(url)
+    if not url or _FORBIDDEN.search(url):
+        raise ConfigError(f"Root URL {shown!r} is empty, or contains control characters or backslashes")
+    if "::" in url:
+        raise ConfigError(f"Root URL {shown!r} is a chain of file systems", hint="Name the one store itself")
+    match = _SCHEME.match(url)
+    if match is None:
+        return _local_root(url, shown, cwd)
+    protocol = _protocol(match.group(1).lower(), shown)
+    rest = url[match.end() + 2 :]
+    if protocol == "file":
+        return _file_root(rest, shown)
+    return _remote_root(protocol, rest, shown)
+
+
+def _protocol(scheme: str, shown: str) -> str:
+    protocol = _ALIASES.get(scheme, scheme)
+    if protocol not in PROTOCOLS:
+        allowed = ", ".join((*PROTOCOLS, *_ALIASES))
+        if protocol == "hdfs":
+            raise ConfigError(f"Root URL {shown!r} is of HDFS' own protocol", hint=_HDFS_HINT)
+        raise ConfigError(f"Root URL {shown!r} has the unsupported protocol {scheme!r}", hint=f"Use one of {allowed}")
+    return protocol
+
+
+def _local_root(text: str, shown: str, cwd: Path) -> RootUrl:
+    if ":/" in text.split("/", 1)[0] + "/":
+        raise ConfigError(f"Root URL {shown!r} is neither a path nor a URL", hint="Write scheme://place/path")
+    path = Path(text)
+    if ".." in path.parts:
+        raise ConfigError(f"Root URL {shown!r} contains '..'", hint="Give the directory itself")
+    path = path if path.is_absolute() else cwd / path
+    return RootUrl(protocol="file", url=f"file://{path}", local=path)
+
+
+def _file_root(rest: str, shown: str) -> RootUrl:
+    if not rest.startswith("/"):
+        raise ConfigError(f"Root URL {shown!r} is not absolute", hint="Write file:///absolute/path, or a plain path")
+    return _local_root("/" + unquote(rest).strip("/"), shown, Path("/"))
+
+
+def _remote_root(protocol: str, rest: str, shown: str) -> RootUrl:
+    parts = rest.rstrip("/").split("/")
+    if ".." in parts or "." in parts or "" in parts[1:] or "?" in rest or "#" in rest:
+        raise ConfigError(f"Root URL {shown!r} has '.', '..', an empty part, a query or a fragment in its path")
+    if not parts[0]:
+        raise ConfigError(f"Root URL {shown!r} names no bucket, container or host")
+    _check_place(protocol, parts[0], shown)
+    return RootUrl(protocol=protocol, url=f"{protocol}://{'/'.join(parts)}")
+
+
+def _check_place(protocol: str, place: str, shown: str) -> None:
+    """What stands before '@' is a user on HDFS and a container on Azure; elsewhere, and with ':', it is a secret."""
+    before, at, _ = place.rpartition("@")
+    if at and (":" in before or protocol not in ("webhdfs", "abfs")):
+        raise ConfigError(f"Root URL {shown!r} carries credentials", hint="Give them as storage options instead")
+    if protocol == "webhdfs":
+        try:
+            port = urlsplit(f"webhdfs://{place}").port
+        except ValueError as error:
+            raise ConfigError(f"Root URL {shown!r} has an invalid port") from error
+        if port is None:
+            raise ConfigError(f"Root URL {shown!r} names no port", hint=_HDFS_HINT)
+
+
+def log_url(root: RootUrl, log: str) -> str:
+    """The URL of a log's directory. Raises InvalidName."""
+    separator = "" if root.url.endswith("/") else "/"
+    return f"{root.url}{separator}{check_name('log', log)}"
+
+
+def check_path(path: str) -> str:
+    """Return `path` if it names a file inside a log's directory, else raise InvalidName."""
+    if not path or path.endswith("/"):
+        raise InvalidName(f"path {path!r} names no file")
+    return check_prefix(path)
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if it may start a path inside a log's directory ('' and 'runs/' do), else raise InvalidName."""
+    parts = prefix.split("/")
+    if prefix and (
+        _FORBIDDEN.search(prefix)
+        or len(prefix) > _MAX_PATH_CHARS
+        or any(part in ("", ".", "..") for part in parts[:-1])
+        or parts[-1] in (".", "..")
+        or any(part.startswith(_TEMPORARY) for part in parts)
+    ):
+        raise InvalidName(
+            f"path {prefix!r} is not one of a log's directory",
+            hint="Use relative paths without '.', '..', empty parts, control characters or temporary names",
+        )
+    return prefix
+
+
+def temporary_name(token: str) -> str:
+    """The file name of something that is not published yet; `token` makes it unique."""
+    return f"{_TEMPORARY}{token}"
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a path is that of a temporary file, which no listing shows."""
+    return path.rsplit("/", 1)[-1].startswith(_TEMPORARY)
+
+
+def check_options(root: RootUrl, options: Mapping[str, object]) -> None:
+    """Refuse storage options that would break the port's promises, or that the protocol cannot take (ConfigError)."""
+    own = sorted(_OWN_OPTIONS & options.keys())
+    if own:
+        raise ConfigError(f"Storage options {own} are set by statelog itself", hint="Leave them out")
+    if root.local is not None and options.keys() - {DIRECTORY_MODE}:
+        hint = f"The only one is {DIRECTORY_MODE}: the rights of the log's directory, as in chmod"
+        raise ConfigError(f"A local root does not take the storage options {sorted(options)}", hint=hint, root=root.url)
+
+
+def parse_directory_mode(options: Mapping[str, object]) -> int:
+    """The rights of a new local log directory, 0700 unless the options name others. Raises ConfigError."""
+    given = options.get(DIRECTORY_MODE, 0o700)
+    try:
+        mode = given if isinstance(given, int) else int(str(given), 8)
+    except ValueError:
+        mode = -1
+    if mode & ~0o2777 or mode & 0o700 != 0o700:
+        hint = "Write it as in chmod; 2770 shares the log with the group of the directory"
+        raise ConfigError(f"{DIRECTORY_MODE} is {given!r} and does not give its owner all rights", hint=hint)
+    return mode
+
+
+def mask_url(text: str) -> str:
+    """`text` with the `user:password@` of every URL in it masked."""
+    return _CREDENTIALS.sub("***@", text)
+
+
+def mask_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Storage options for people: values that may be secret are masked, nested ones too."""
+    return {name: _masked(name, value) for name, value in options.items()}
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether a storage option of this name may hold a secret."""
+    return _SECRET_OPTION.search(name) is not None
+
+
+def _masked(name: str, value: object) -> object:
+    if is_secret_option(name):
+        return "***"
+    if isinstance(value, Mapping):
+        nested = cast("Mapping[object, object]", value)
+        return {str(key): _masked(str(key), inner) for key, inner in nested.items()}
+    return mask_url(value) if isinstance(value, str) else value

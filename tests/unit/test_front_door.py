@@ -1,0 +1,51 @@
+"""`import statelog`: the first names of a program, and nothing loaded before it is used."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import statelog
+from tests.support import style
+from tests.support.file_map import SOURCE
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", statelog.__all__)
+def test_every_name_is_there(name: str) -> None:
+    """What the front door promises can be had from it, and is listed."""
+    assert getattr(statelog, name) is not None
+    assert name in dir(statelog)
+
+
+def test_types_and_names_agree() -> None:
+    """Type checkers see the names that programs get."""
+    source = (SOURCE / "__init__.py").read_text(encoding="utf-8")
+    assert style.exported_names(source) >= set(statelog.__all__)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    """`statelog.__version__` repeats nothing."""
+    assert statelog.__version__ == version("statelog")
+
+
+def test_importing_it_loads_no_room() -> None:
+    """Neither Arrow nor Kafka nor a room of ours."""
+    heavy = ("statelog.", "pyarrow", "confluent_kafka")
+    code = f"import statelog, sys; print([name for name in sys.modules if name.startswith({heavy})])"
+    assert _run("-c", code).stdout.strip() == "[]"
+
+
+def test_rooms_and_errors_are_attributes() -> None:
+    """`statelog.errors.NotFound` after nothing but `import statelog`; what is not there is an AttributeError."""
+    code = "import statelog; print(statelog.errors.NotFound.__name__, hasattr(statelog, 'elsewhere'))"
+    assert _run("-c", code).stdout.split() == ["NotFound", "False"]
+
+
+def test_the_package_is_the_command() -> None:
+    """`python -m statelog` is `statelog`."""
+    assert "Usage: " in _run("-m", "statelog", "--help").stdout
