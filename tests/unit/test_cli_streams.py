@@ -12,6 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from statelog.cli.program import program
+from statelog.cli.screen.streams import Interrupt
+from statelog.schemas.names import DESCRIPTOR_PATH
+from tests.support.format_examples import EXAMPLES
 
 _CODE = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from statelog.cli import main; "
@@ -61,6 +64,8 @@ def test_text_that_the_locale_lacks_is_escaped_and_json_is_utf8() -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.4])
 def test_ctrl_c_while_it_loads_is_130(delay_s: float, tmp_path: Path) -> None:
     """A real SIGINT at some moment of the imports, or of a wait for brokers, leaves no traceback."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / DESCRIPTOR_PATH).write_bytes(EXAMPLES["descriptor"].data)  # So there is something to wait for.
     process = start("describe", "x", STATELOG_BOOTSTRAP="127.0.0.1:1", STATELOG_ROOT=str(tmp_path))
     assert process.stderr is not None
     assert process.stderr.readline() == b"begun\n"
@@ -69,6 +74,21 @@ def test_ctrl_c_while_it_loads_is_130(delay_s: float, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
+
+
+class _Swallowed(Interrupt):
+    """Ctrl-C was pressed, and a library that was being imported made nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = True
+
+
+def test_an_error_after_a_swallowed_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever pressed it is told of that, whatever the command met afterwards."""
+    monkeypatch.setattr("statelog.cli.program.Interrupt", _Swallowed)
+    result = CliRunner().invoke(program, ["describe", "x", "--bootstrap", "127.0.0.1:1", "--root", str(tmp_path)])
+    assert (result.exit_code, "NotFound" in result.output) == (130, True)
 
 
 def test_version_and_help_are_where_people_look() -> None:

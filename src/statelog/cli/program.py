@@ -93,7 +93,7 @@ def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
             return INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else MISUSE
         case StatelogError():
             print_error(error, as_json=as_json)
-            return exit_code(error)
+            return INTERRUPTED if interrupted else exit_code(error)  # A library may have swallowed it on the way here.
         case BrokenPipeError():
             give_up_stdout()  # Whoever read our output has gone; nobody is left to tell.
             return OTHER
