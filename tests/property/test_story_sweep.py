@@ -94,6 +94,14 @@ def test_one_fault(tmp_path: Path, kind: Kind, first: int) -> None:
     _sweep(tmp_path, ((f"{one} {kind.value}", {one.number: kind}) for one in operations))
 
 
+@pytest.mark.parametrize("kind", [Kind.OLDER, Kind.HALF], ids=lambda kind: kind.value)
+def test_an_odd_answer_and_a_broker_that_knows_of_no_topic(tmp_path: Path, kind: Kind) -> None:
+    """Who asks behind a doubtful answer who the topic is, and is told that there is none, asks both again."""
+    doubted = [one for one in _operations(tmp_path) if one.method == "offsets" and one.can(kind)]
+    assert doubted
+    _sweep(tmp_path, ((f"{one} {kind.value}", {one.number: kind, one.number + 1: Kind.OLD}) for one in doubted))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", (*RARE, Kind.BEFORE, Kind.OLD), ids=lambda kind: kind.value)
 def test_one_rare_fault(tmp_path: Path, kind: Kind) -> None:

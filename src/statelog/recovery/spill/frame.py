@@ -76,6 +76,8 @@ def decode_frame(data: memoryview) -> tuple[pa.Table, Place]:
         with pa.ipc.open_stream(pa.py_buffer(data).slice(_PLACE.size)) as reader:
             table = reader.read_all()
         table.validate(full=True)
+        if table.num_rows > data.nbytes:
+            raise ValueError("more rows than bytes")
     except DECODING_ERRORS as error:
         raise Corrupt(f"a frame does not decode: {error}", size_bytes=data.nbytes) from error
     return table, Place(position, next_key_group, rows)

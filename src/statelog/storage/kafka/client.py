@@ -282,13 +282,12 @@ class ConfluentKafka:
         return answers
 
     def _topic_id(self, topic: str) -> str | None:
+        """Who the topic is, None if nobody could say: a broker that knows of none may only be late to learn of it."""
         try:
             described = self.describe_topic(topic)
         except Unavailable:
             return None
-        if described is None:
-            raise NotFound(f"topic {topic} does not exist", hint="Create the log first", topic=topic)
-        return described.topic_id
+        return None if described is None else described.topic_id
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
         self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.

@@ -14,7 +14,6 @@ from statelog.errors import (
     BrokerUnavailable,
     ClosedError,
     Misuse,
-    NotFound,
     Unavailable,
     ValueTooLarge,
 )
@@ -173,9 +172,7 @@ class MemoryKafka:
             described = self.describe_topic(topic)
         except Unavailable:
             return None
-        if described is None:
-            raise NotFound("no such topic", hint="Create the log first", topic=topic)
-        return described.topic_id
+        return None if described is None else described.topic_id
 
     def _check_open(self) -> None:
         if self._is_closed:
