@@ -51,7 +51,9 @@ def __getattr__(name: str) -> Any:
         return found
     try:
         return import_module(f"statelog.{name}")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != f"statelog.{name}":
+            raise  # The room is there; what it needs is not.
         raise AttributeError(f"module 'statelog' has no attribute {name!r}") from None
 
 

@@ -4,4 +4,5 @@ from statelog.cli import main
 
 __all__: list[str] = []
 
-main()
+if __name__ == "__main__":
+    main()

@@ -156,11 +156,6 @@ class SpillQueue:
         """Whether it was closed."""
         return self._is_closed
 
-    def wait_ended(self, timeout_s: float | None) -> bool:
-        """Wait until nothing more will be put; whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._is_settled, timeout_s)
-
     def statistics(self) -> SpillStatistics:
         """As it is now."""
         with self._changed:

@@ -1,8 +1,11 @@
 """Questions to a cluster: an admin client made at first use, and thrown away when it looks in the wrong place.
 
-Owns which admin client is asked, one at a time, and the rule when it is replaced: it goes on asking a broker that it
-once took for the controller or the leader, dead or alive. So a client that gave answers before and then gives none in a
-quarter of the time is replaced by a new one, which gets all of the time.
+Owns which admin client is asked, one at a time, and the rules when it is replaced:
+
+- It goes on asking a broker that it once took for the controller or the leader, dead or alive. So a client that gave
+  answers before and then gives none in a quarter of the time is replaced by a new one, which gets all of the time.
+- It gives up what it asked a broker that it then hears is none of the cluster's. The next one is asked at once, as
+  long as there is time.
 """
 
 import threading
@@ -10,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from statelog.storage.kafka.admin_client import LOST, AdminClient, Leaders, Request
+from statelog.storage.kafka.admin_client import DROPPED, LOST, AdminClient, Leaders, Request
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.native import Refused
 from statelog.storage.kafka.process import ProcessGuard
@@ -47,18 +50,21 @@ class AdminSession:
         client that never got an answer for what it is.
         """
         limit_s = self._timeout_s if limit_s is None else max(limit_s, 0.001)
-        client = self._client()
-        if client.is_proven:
+        until_s = self._clock() + limit_s
+        is_first = True
+        while True:
+            client = self._client()
+            is_doubted = is_first and client.is_proven
             try:
-                return client.ask(request, limit_s / _FIRST_SHARE, leaders)
+                return client.ask(request, limit_s / _FIRST_SHARE if is_doubted else limit_s, leaders)
             except Refused as refused:
-                if refused.name not in LOST:
+                if refused.name not in (LOST if is_doubted else DROPPED):
                     raise
                 self._drop(client)
-                if not twice and _UNSENT not in refused.text:
+                is_late = not is_doubted and self._clock() >= until_s
+                if is_late or (not twice and _UNSENT not in refused.text):
                     raise
-            client = self._client()
-        return client.ask(request, limit_s, leaders)
+            is_first = False
 
     def drop(self) -> None:
         """Give the client up: the next question makes a new one. Threads that are asking it keep it until they end."""

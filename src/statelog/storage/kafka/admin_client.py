@@ -12,7 +12,6 @@ leaders. It decides nothing about topics and offsets. What it knows about librdk
 """
 
 import concurrent.futures
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,23 +21,24 @@ import confluent_kafka
 from confluent_kafka import TopicCollection, admin
 
 from statelog.storage.kafka.config import ClientConfig, admin_properties
-from statelog.storage.kafka.errors import client_error, refusal_of
-from statelog.storage.kafka.native import Refused, kafka_error, native
+from statelog.storage.kafka.errors import refusal_of
+from statelog.storage.kafka.native import Refused, kafka_error, make_client, native
 from statelog.storage.kafka.tls import speaks_tls
 
-__all__ = ["LOST", "AdminClient", "Answers", "Leaders", "Request"]
+__all__ = ["DROPPED", "LOST", "AdminClient", "Answers", "Leaders", "Request"]
 
 Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
 Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
 """Sends requests that may take so many seconds; returns the client's mappings to futures."""
 
+DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER"})
+"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers."""
 LOST = frozenset({
     "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_DESTROY", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD",
-    "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION",
+    "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", *DROPPED,
 })  # fmt: skip
 """Answers that say more of where the client looked than of the cluster."""
 
-_LOG = logging.getLogger("statelog.kafka")
 _GRACE_S = 1.0
 """The client reports its own time-out, with its reason; we wait this much longer to hear it."""
 _LOOK_S = 0.1
@@ -74,12 +74,8 @@ class AdminClient:
         self._unanswered: list[Sequence[Answers]] = []
         self._led: dict[str, _Led] = {}
         self._is_proven = False
-        try:
-            # A callback in C: what a signal's handler raises in one in Python is lost by the client.
-            self.native = native(admin.AdminClient, admin_properties(config), logger=_LOG, error_cb=self._errors.append)
-        except confluent_kafka.KafkaException as refused:
-            name, text = kafka_error(refused, config)
-            raise client_error(name, text, "making a client", config.bootstrap_servers) from None
+        properties = admin_properties(config)
+        self.native = make_client(admin.AdminClient, "a client", properties, config, self._errors)
 
     @property
     def is_proven(self) -> bool:

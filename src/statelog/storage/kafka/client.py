@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
 
-from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound, Unavailable
+from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka.admin import AdminSession
 from statelog.storage.kafka.admin_client import Leaders
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
 from statelog.storage.kafka.native import Refused
-from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets
+from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.kafka.reader import ConfluentReader
 
@@ -169,7 +169,7 @@ class ConfluentKafka:
             topic,
             self._seen,
             ask=lambda: self._ask_leaders(topic, partitions, patience),
-            topic_id=lambda: self._topic_id(topic),
+            topic_id=lambda: known_id(self.describe_topic, topic),
             again=patience.again,
             enough=lambda: patience.is_mostly_over,
             at_least=at_least,
@@ -280,14 +280,6 @@ class ConfluentKafka:
             leaders=Leaders(topic, keys.keys()),
         )
         return answers
-
-    def _topic_id(self, topic: str) -> str | None:
-        """Who the topic is, None if nobody could say: a broker that knows of none may only be late to learn of it."""
-        try:
-            described = self.describe_topic(topic)
-        except Unavailable:
-            return None
-        return None if described is None else described.topic_id
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
         self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.

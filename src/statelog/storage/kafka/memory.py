@@ -14,7 +14,6 @@ from statelog.errors import (
     BrokerUnavailable,
     ClosedError,
     Misuse,
-    Unavailable,
     ValueTooLarge,
 )
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -22,7 +21,7 @@ from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.errors import check_range
 from statelog.storage.kafka.memory_cluster import MemoryCluster, Sending
 from statelog.storage.kafka.memory_faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
-from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets
+from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 
 __all__ = ["MemoryKafka", "MemoryProducer", "MemoryReader"]
 
@@ -104,7 +103,7 @@ class MemoryKafka:
             topic,
             self._seen,
             ask=lambda: self._list_offsets(topic, partitions),
-            topic_id=lambda: self._topic_id(topic),
+            topic_id=lambda: known_id(self.describe_topic, topic),
             again=lambda: next(tries, None) is not None,
             at_least=at_least,
         )
@@ -166,13 +165,6 @@ class MemoryKafka:
             if answer.kind is AnswerKind.HALF:
                 listed[partitions[-1]] = Listed(-1001, -1001)
             return listed
-
-    def _topic_id(self, topic: str) -> str | None:
-        try:
-            described = self.describe_topic(topic)
-        except Unavailable:
-            return None
-        return None if described is None else described.topic_id
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -279,13 +279,6 @@ class MemoryCluster:
                 sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: no answer in time")
             return len(waiting)
 
-    def forget_held(self) -> int:
-        """Delayed records never arrive. Returns how many; each is reported UNKNOWN at its producer's next poll."""
-        with self.lock:
-            self.expire()
-            lost, self._held = len(self._held), []
-            return lost
-
     def set_down(self, *, is_down: bool) -> None:
         """Stop or start answering. While it is down nothing is appended and every call raises BrokerUnavailable."""
         with self.lock:
@@ -319,11 +312,6 @@ class MemoryCluster:
         with self.lock:
             log = self.log(topic, partition)
             log.start = min(log.start, start)
-
-    def elect(self, topic: str, partition: int) -> None:
-        """Another replica becomes the leader, and has every record."""
-        with self.lock:
-            self.log(topic, partition).leader_epoch += 1
 
     def lose_tail(self, topic: str, partition: int, end: int) -> None:
         """An unclean election: the new leader's log ends at `end`."""

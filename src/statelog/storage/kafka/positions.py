@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from statelog.errors import BrokerUnavailable
-from statelog.storage.kafka import OffsetRange
+from statelog.errors import BrokerUnavailable, Unavailable
+from statelog.storage.kafka import OffsetRange, TopicDescription
 
-__all__ = ["HighWater", "Listed", "ask_offsets"]
+__all__ = ["HighWater", "Listed", "ask_offsets", "known_id"]
 
 UNKNOWN_EPOCH = -1
 
@@ -160,6 +160,15 @@ def ask_offsets(
         before, was_enough = listed, enough()
     seen.believe(topic, listed)
     return {p: OffsetRange(answer.start, answer.end) for p, answer in listed.items()}
+
+
+def known_id(describe: Callable[[str], TopicDescription | None], topic: str) -> str | None:
+    """Who the topic is, None if nobody could say: a broker that knows of none may only be late to learn of it."""
+    try:
+        described = describe(topic)
+    except Unavailable:
+        return None
+    return None if described is None else described.topic_id
 
 
 def _check_answers(topic: str, doubtful: Mapping[int, Listed]) -> None:

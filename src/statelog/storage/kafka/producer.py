@@ -9,7 +9,6 @@ re-sends and never waits longer than it was told. Invariants:
   handler raises in a callback in Python, the client loses what was raised, Ctrl-C included.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,13 +20,12 @@ from statelog.errors import BrokerUnavailable, ValueTooLarge
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES, ClientConfig, producer_properties
 from statelog.storage.kafka.errors import classify_delivery, client_error
-from statelog.storage.kafka.native import kafka_error, native
+from statelog.storage.kafka.native import kafka_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.kafka.process import ProcessGuard
 
 __all__ = ["ConfluentProducer"]
 
-_LOG = logging.getLogger("statelog.kafka")
 _CONNECT_S = 0.05
 """A new client gets this head start to connect. A record queued earlier makes it look for a leader while it asks for
 its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
@@ -118,11 +116,7 @@ class ConfluentProducer:
         self._guard.check()
         if self._native is None:
             properties = producer_properties(self._config)
-            try:
-                client = native(confluent_kafka.Producer, properties, logger=_LOG, error_cb=self._errors.append)
-            except confluent_kafka.KafkaException as refused:
-                name, text = kafka_error(refused, self._config)
-                raise client_error(name, text, "making a producer", self._config.bootstrap_servers) from None
+            client = make_client(confluent_kafka.Producer, "a producer", properties, self._config, self._errors)
             self._native = client
             self._guard.hold(client)
             self._serve(client, _CONNECT_S)

@@ -6,7 +6,6 @@ Invariants: offsets of a partition strictly increase, and after any exception ou
 consumer is thrown away, because the client may have moved its position past records that it then dropped.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misus
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import ENDING, check_range, client_error
-from statelog.storage.kafka.native import kafka_error, native
+from statelog.storage.kafka.native import make_client, native
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.kafka.process import ProcessGuard
 
@@ -36,7 +35,6 @@ class ListOffsets(Protocol):
         ...
 
 
-_LOG = logging.getLogger("statelog.kafka")
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
@@ -225,11 +223,7 @@ class ConfluentReader:
         self._guard.check()
         if self._native is None:
             properties = consumer_properties(self._config)
-            try:
-                client = native(confluent_kafka.Consumer, properties, logger=_LOG, error_cb=self._errors.append)
-            except confluent_kafka.KafkaException as refused:
-                name, text = kafka_error(refused, self._config)
-                raise client_error(name, text, "making a consumer", self._config.bootstrap_servers) from None
+            client = make_client(confluent_kafka.Consumer, "a consumer", properties, self._config, self._errors)
             self._native = client
             self._guard.hold(client)
         return self._native
