@@ -26,7 +26,7 @@ def test_every_behaviour_has_its_row() -> None:
 @pytest.mark.parametrize("shown_by", sorted({shown_by for _, shown_by in rows()}))
 def test_a_row_names_tests_that_exist(shown_by: str) -> None:
     """By file, or by file and function."""
-    named = re.findall(r"`(tests/\w+/test_\w+\.py)(?:::(\w+))?`", shown_by)
+    named = re.findall(r"`(tests/(?:\w+/)+test_\w+\.py)(?:::(\w+))?`", shown_by)
 
     assert named
     assert shown_by.count("`") == 2 * len(named)

@@ -32,7 +32,7 @@ from statelog.errors import (
     UnsafeTopic,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
