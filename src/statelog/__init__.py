@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
-    from statelog.storage import Log
+    from statelog.storage import Log, open  # noqa: A004 - the name that users look for, as gzip.open
 
 __all__ = [
     "AtCheckpoint",
@@ -25,6 +25,7 @@ __all__ = [
     "TaskWriter",
     "Writer",
     "WriterSettings",
+    "open",
     "recover",
     "recover_snapshot",
     "run_round",
@@ -36,7 +37,7 @@ _HOMES = {
     "statelog.materializer": ("Materializer", "MaterializerSettings", "run_round"),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
-    "statelog.storage": ("Log",),
+    "statelog.storage": ("Log", "open"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}
 

@@ -145,7 +145,7 @@ class Log:
         with closing_port(client, kafka, on_success=False):
             descriptor = descriptor_or_none(store)
             if descriptor is None:
-                hint = "Create it with Log.create or `statelog init`"
+                hint = "Open it with statelog.open(..., create=True), or make it with `statelog init`"
                 raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
             log = cls(descriptor, client, store, waived=waived)
             try:

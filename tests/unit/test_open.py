@@ -1,0 +1,196 @@
+"""`statelog.open`: the second run, rivals that make the log at the same moment, and options that contradict it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import statelog
+from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, StoreUnavailable
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log import opening
+from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
+
+_UNSAFE = ("replication", "min-insync")
+_POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
+_WIDER = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}, {"name": "y", "type": "long", "default": 0}]}'  # noqa: E501 - one document
+_OTHER = '{"type": "record", "name": "Point", "fields": [{"name": "z", "type": "long"}]}'
+
+
+class _World:
+    """A cluster and a disk that any number of processes open the log `visits` on."""
+
+    def __init__(self) -> None:
+        self.cluster = MemoryCluster()
+        self.disk = MemoryDisk(lambda: 1_000.0)
+
+    def open(self, faults: FaultHook | None = None, **options: Any) -> statelog.Log:
+        """As a process of its own; `create` unless told otherwise."""
+        store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
+        said: dict[str, Any] = {"create": True, "replication_factor": 1, **options}
+        return statelog.open(
+            "visits", kafka=MemoryKafka(cluster=self.cluster), root=store, allow_unsafe=_UNSAFE, **said
+        )
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> _World:
+    """Nobody waits for a rival: each of them has done all that it will do when it is looked for."""
+    monkeypatch.setattr(opening, "_PAUSES_S", (0.0,) * 5)
+    return _World()
+
+
+def test_the_second_run_opens_what_the_first_one_made(world: _World) -> None:
+    """One program, run twice: the state of the first run is there in the second."""
+    with world.open(partitions=3) as log, statelog.Writer(log, "web") as writer:
+        writer.put(b"alice", b"1")
+        writer.commit(1)
+    with world.open(partitions=3) as log:
+        assert log.descriptor.partitions == 3
+        assert statelog.recover(log).to_dict() == {b"alice": b"1"}
+
+
+def test_without_create_nothing_is_made(world: _World) -> None:
+    """An absent log is NotFound, the hint names the way to one, and neither topics nor files are left behind."""
+    with pytest.raises(NotFound, match="no log visits") as raised:
+        world.open(create=False)
+    assert "create=True" in raised.value.hint
+    assert MemoryKafka(cluster=world.cluster).describe_topic("visits") is None
+    assert list(world.disk.files("visits/")) == []
+
+
+def test_a_name_is_checked_first(world: _World) -> None:
+    """A name that no log can have is refused before anything is asked."""
+    with pytest.raises(InvalidName):
+        statelog.open("no such name", kafka=MemoryKafka(), root="/nowhere", create=True)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_options_that_differ_are_named(world: _World, create: bool) -> None:
+    """Every one that contradicts the log, with both values, and no other."""
+    with world.open(partitions=3, key_groups=16, key_type="string"):
+        pass
+    with pytest.raises(ConfigError) as raised:
+        world.open(
+            create=create, partitions=4, key_groups=16, key_type="bytes", hash_rule="caller", value_schema=_POINT
+        )
+    text = str(raised.value)
+    assert "partitions is 3 and not 4, " in text
+    assert "key_type is string and not bytes, " in text
+    assert "hash_rule is crc32 and not caller, " in text
+    assert "value_schema is not one of the log's" in text
+    assert "key_groups" not in text
+    assert "Leave them out" in raised.value.hint
+
+
+def test_options_that_agree_are_no_error(world: _World) -> None:
+    """Whether they were given at first or were the defaults; the number of replicas is no property of a log."""
+    with world.open():
+        pass
+    with world.open(partitions=8, key_groups=128, key_type="bytes", hash_rule="crc32", replication_factor=3) as log:
+        assert log.name == "visits"
+
+
+def test_an_unknown_kind_is_refused(world: _World) -> None:
+    """It is no difference, but a word that says nothing."""
+    with world.open():
+        pass
+    with pytest.raises(ConfigError, match="key_type is 'text'") as raised:
+        world.open(key_type="text")
+    assert "bytes" in raised.value.hint
+
+
+def test_a_schema_that_the_log_had_or_has_agrees(world: _World) -> None:
+    """An old program opens a log that has evolved; one that says a schema of its own has to evolve the log first."""
+    with world.open(value_schema=_POINT) as log:
+        log.evolve_value_schema(_WIDER)
+    for known in (_POINT, _WIDER):
+        with world.open(value_schema=known) as log:
+            assert log.value_schemas.newest().id == 2
+    with pytest.raises(ConfigError, match="evolve_value_schema"):
+        world.open(value_schema=_OTHER)
+
+
+def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, world: _World) -> None:
+    """Settings, and not a port, were given: nobody else could close what was made of them."""
+    made = MemoryKafka(cluster=world.cluster)
+    closed: list[bool] = []
+
+    def open_ports(*_: object) -> tuple[MemoryKafka, MemoryStore]:
+        return made, MemoryStore(world.disk, "visits")
+
+    monkeypatch.setattr(opening, "open_ports", open_ports)
+    monkeypatch.setattr(made, "close", lambda: closed.append(True))
+    with pytest.raises(NotFound):
+        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root="/nowhere")
+    assert closed == [True]
+
+
+# ---- rivals
+
+
+class _At:
+    """A store's hook that does something at one of its calls, once. `calls` counts them all."""
+
+    def __init__(self, number: int, work: Callable[[], Fault | None]) -> None:
+        self.calls = 0
+        self._number = number
+        self._work = work
+
+    def __call__(self, _method: str, _path: str) -> Fault | None:
+        self.calls += 1
+        return self._work() if self.calls == self._number else None
+
+
+def _calls_of_a_create() -> int:
+    counting = _At(0, lambda: None)
+    _World().open(counting).close()
+    return counting.calls
+
+
+@pytest.mark.parametrize("number", range(1, _calls_of_a_create() + 1))
+def test_a_rival_that_makes_it_meanwhile(world: _World, number: int) -> None:
+    """Whichever step of ours it comes before: both open one and the same log."""
+    rivals: list[statelog.Log] = []
+
+    def rival() -> None:
+        rivals.append(world.open(partitions=2))
+
+    with world.open(_At(number, rival), partitions=2) as log:
+        assert [one.descriptor for one in rivals] == [log.descriptor]
+        with statelog.Writer(rivals[0], "rival") as writer:
+            writer.put(b"k", b"v")
+            writer.commit(1)
+        assert statelog.recover(log).to_dict() == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("number", range(1, _calls_of_a_create() + 1))
+def test_a_create_that_died_is_completed(number: int) -> None:
+    """At whichever step it died, with its effect or without: the next one opens a whole log."""
+    for fault in (Fault.BEFORE, Fault.AFTER):
+        world = _World()
+        dies: Callable[[], Fault] = partial(Fault, fault)
+        try:
+            world.open(_At(number, dies)).close()
+        except StoreUnavailable:
+            world.open().close()
+        with world.open(create=False) as log:
+            assert log.describe().ledger_offsets.end >= 1, fault
+
+
+def test_a_rival_of_other_options_wins(world: _World) -> None:
+    """What it made stands, and whoever wanted it otherwise is told."""
+    step = _At(3, lambda: world.open(partitions=2).close())
+    with pytest.raises(ConfigError, match="partitions is 2 and not 3"):
+        world.open(step, partitions=3)
+
+
+def test_a_topic_in_the_way_is_told(world: _World) -> None:
+    """A topic of this name that is no log's is neither taken over nor waited for without an end."""
+    kafka = MemoryKafka(cluster=world.cluster)
+    kafka.create_topic(TopicSpec(name="visits", partitions=1, replication_factor=1))
+    with pytest.raises(AlreadyExists, match="not an empty one of this shape"):
+        world.open()
