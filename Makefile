@@ -15,7 +15,9 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
 STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | cksum | cut -d' ' -f1)
 
-.PHONY: help venv java demo test check bench soak clean
+DOCS_STAMP := $(subst .made-of-,.docs-of-,$(STAMP))
+
+.PHONY: help venv java demo test check bench soak docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +26,7 @@ help:
 	@echo 'make check   style, types and the import contract'
 	@echo 'make bench   the figures of bench/'
 	@echo 'make soak    long random runs'
+	@echo 'make docs    the documentation as a site, in build/docs; fails on a broken link'
 	@echo 'make clean   remove what these targets made'
 
 demo: venv java
@@ -47,11 +50,20 @@ check: venv
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/unit/test_style.py
 
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(STAMP)
+
+# The site's own tools, for those who build it.
+$(DOCS_STAMP): $(STAMP)
+	@rm -f $(VENV)/.docs-of-*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 # The new stamp is written last, so that an interrupted installation is done again.
 $(STAMP):

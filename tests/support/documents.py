@@ -1,0 +1,65 @@
+"""The documents of the tree: their links, the files they mention, and the programs in them."""
+
+import re
+import runpy
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+__all__ = ["DOCS", "OUTSIDE", "ROOT", "anchors", "documents", "links", "mentions", "nav", "programs", "said"]
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE: dict[str, str] = runpy.run_path(str(DOCS / "mkdocs_hook.py"))["OUTSIDE"]
+"""Documents outside docs/ that are pages of the site: path in the tree, and path on the site."""
+
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"[\w.*/-]+\.(?:py|pyi|md|toml|yml|json|avsc)|[\w-]+/(?:[\w-]+/)*")
+_PRINT = re.compile(r"^ *(?:.*print\(.*\)|\}?\)+)  # (.*?)(?:: [a-z0-9].*)?$", re.MULTILINE)
+
+
+@cache
+def documents() -> tuple[Path, ...]:
+    """Every Markdown file that people read."""
+    return (*sorted(DOCS.rglob("*.md")), *(ROOT / path for path in OUTSIDE))
+
+
+def nav() -> list[str]:
+    """The pages that the site's navigation names."""
+    _, _, text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    return re.findall(r"^ +- .*?([\w/-]+\.md)$", text.partition("\n\n")[0], re.MULTILINE)
+
+
+def links(document: Path) -> list[str]:
+    """What a document links to, within the tree: a path, an anchor, or both."""
+    found: list[str] = _LINK.findall(_FENCED.sub("", document.read_text(encoding="utf-8")))
+    return [target for target in found if not re.match(r"https?:|mailto:", target)]
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", document.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def mentions(document: Path) -> Iterator[str]:
+    """The files and folders that a document names in its prose; the map of files has a test of its own."""
+    text, _, _ = document.read_text(encoding="utf-8").partition("\n### statelog\n")
+    for code in _CODE.findall(_FENCED.sub("", text)):
+        file = str(code).partition("::")[0]
+        if _FILE.fullmatch(file):
+            yield file
+
+
+def programs(document: Path) -> list[str]:
+    """The Python programs of a document, in their order."""
+    return [code for language, code in _FENCED.findall(document.read_text(encoding="utf-8")) if language == "python"]
+
+
+def said(program: str) -> list[str]:
+    """What a program prints, by its comments: one behind every print, up to a colon and an explanation."""
+    found = _PRINT.findall(program)
+    assert len(found) == program.count("print("), "a print without a comment that says what it prints"
+    return found

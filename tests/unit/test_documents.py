@@ -1,0 +1,79 @@
+"""Every page is in the navigation, and every link, file and name that a document mentions is there."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import statelog
+from tests.support.documents import DOCS, OUTSIDE, ROOT, anchors, documents, links, mentions, nav
+from tests.support.file_map import ROOMS, SOURCE
+
+_ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/"}
+"""Mentioned files that are the user's, or a log's."""
+_BARE = {path.name for folder in (ROOT / "tests", SOURCE / "schemas" / "avsc") for path in folder.rglob("*.*")}
+
+each_document = pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def _is_there(document: Path, file: str) -> bool:
+    places = (ROOT, document.parent, SOURCE, SOURCE.parent)
+    return file in _BARE or any(any(place.glob(file)) for place in places)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """The navigation names each page once, and no page that is not there."""
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(nav()) == sorted([*pages, *OUTSIDE.values()])
+
+
+def test_every_room_has_a_page() -> None:
+    """The site shows every room's README."""
+    assert {f"src/statelog/{room}/README.md" for room in ROOMS} <= OUTSIDE.keys()
+
+
+@each_document
+def test_links_lead_somewhere(document: Path) -> None:
+    """Each link of a document leads to a file of the tree and, where it has an anchor, to a heading in it."""
+    broken: list[str] = []
+    for target in links(document):
+        file, _, anchor = target.partition("#")
+        path = (document.parent / file).resolve() if file else document
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+@each_document
+def test_mentioned_files_are_there(document: Path) -> None:
+    """A file or folder that a document names in its prose lies at the root, beside the document, or in the source."""
+    if document.name == "CHANGELOG.md":
+        return  # It also tells what was there.
+    assert [file for file in mentions(document) if file not in _ELSEWHERE and not _is_there(document, file)] == []
+
+
+def _names(document: Path) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    return [*re.findall(r"\]\[([\w.]+)\]", text), *re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)]
+
+
+def _resolves(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return hasattr(import_module(module), attribute)
+    return True
+
+
+@pytest.mark.parametrize("document", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_names_are_there(document: Path) -> None:
+    """Each name that an API page describes, or that a page refers to, can be imported."""
+    assert [name for name in _names(document) if not _resolves(name)] == []
+
+
+def test_the_front_door_is_described() -> None:
+    """The page of `statelog` lists every name of it."""
+    listed = {name.rpartition(".")[2] for name in _names(DOCS / "api" / "statelog.md")}
+    assert set(statelog.__all__) <= listed
