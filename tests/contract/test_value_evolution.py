@@ -14,7 +14,7 @@ import rocksdict
 from statelog.errors import IncompatibleSchema, InvalidChange
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover, recover_dict
+from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
 from tests.support.twin_log import settings_for
@@ -114,8 +114,8 @@ def test_three_schemas_in_one_log(rig: WriterRig, tmp_path: Path) -> None:
         merged = log.manifests.newest()
         assert merged is not None
         assert [run.value_schema_id for run in merged.manifest.runs] == [3]
-        assert recover_dict(log) == expected
-        assert recover_dict(log, at=AtPosition(earlier)) == before
+        assert recover(log).to_dict() == expected
+        assert recover(log, at=AtPosition(earlier)).to_dict() == before
 
 
 def test_a_writer_has_the_schema_of_its_opening(rig: WriterRig) -> None:
@@ -129,7 +129,7 @@ def test_a_writer_has_the_schema_of_its_opening(rig: WriterRig) -> None:
         with Writer(log, "w") as writer:
             writer.put(b"b", {"n": 2, "s": "new"})
             writer.commit(1)
-        assert recover_dict(log) == {b"b": {"n": 2, "s": "new"}}
+        assert recover(log).to_dict() == {b"b": {"n": 2, "s": "new"}}
 
 
 def test_an_older_schema_reads_what_it_can(rig: WriterRig) -> None:
@@ -140,10 +140,10 @@ def test_an_older_schema_reads_what_it_can(rig: WriterRig) -> None:
             writer.commit(1)
         log.evolve_value_schema(SECOND)
         first = RecoverySettings(value_schema_id=1)
-        assert recover_dict(log, settings=first) == {b"a": {"n": 1, "gone": "x"}}
+        assert recover(log, settings=first).to_dict() == {b"a": {"n": 1, "gone": "x"}}
         with Writer(log, "w") as writer:
             writer.put(b"b", {"n": 2})
             writer.commit(2)
         with pytest.raises(IncompatibleSchema) as caught:
-            recover_dict(log, settings=first)
+            recover(log, settings=first).to_dict()
         assert caught.value.facts["field"] == "value.n"

@@ -10,7 +10,7 @@ from statelog.materializer.round.outcome import Completed
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.recover import recover_dict
+from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.storage.kafka import Delivery, OffsetRange
@@ -40,9 +40,9 @@ def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -
             writer.commit(1)
     assert rig.state() == model
     with rig.open() as log:
-        assert recover_dict(log) == model
+        assert recover(log).to_dict() == model
         assert isinstance(run_round(log, settings_for(tmp_path), clock=time.time), Completed)
-        assert recover_dict(log) == model
+        assert recover(log).to_dict() == model
 
 
 def test_an_adopted_handle_is_verified_past_junk(rig: WriterRig) -> None:

@@ -5,7 +5,7 @@ import pytest
 from statelog.errors import BeyondEnd, ConfigError, Fenced
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery import recover_dict
+from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
 from tests.support.writer_rig import WriterRig, twin_rig
 
@@ -56,7 +56,7 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
         with Writer(log, "w", expect=2) as writer:
             writer.put(b"new", b"v")
             writer.commit(3)
-        assert recover_dict(log) == {b"kept": b"v", b"new": b"v"}
+        assert recover(log).to_dict() == {b"kept": b"v", b"new": b"v"}
 
 
 @pytest.mark.parametrize("lost", [LossRange(0, 0, 4), LossRange(0, -1, 1), LossRange(0, 2, 2), LossRange(1, 0, 1)])

@@ -25,7 +25,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.host import Host
 from statelog.recovery.planning.at import AtPosition
-from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chunk
@@ -152,7 +152,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
         rig.cluster.overwrite("log", 0, first.offset, second.value)
         rig.cluster.overwrite("log", 0, second.offset, first.value)
         with pytest.raises(IncompleteChangeSet, match="another chunk") as caught:
-            recover_dict(log)
+            recover(log).to_dict()
     assert caught.value.facts["offset"] == first.offset
 
 
@@ -164,7 +164,7 @@ def test_an_accepted_loss_is_passed() -> None:
     twins.log.accept_loss([LossRange(1, record.offset, record.offset + 1)], reason="test", operator="test")
     before = twins.rig.state_at(twins.rig.manifests[-1].position)
     kept = {key: before[key] if twins.rig.partition(key) == 1 else value for key, value in twins.expected.items()}
-    assert recover_dict(twins.log) == kept
+    assert recover(twins.log).to_dict() == kept
 
 
 def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:

@@ -9,7 +9,7 @@ import pytest
 from statelog.errors import IdentityChanged, NotFound, OffsetGone
 from statelog.producer.writer import Writer
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
-from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.topics.policy import TopicRole, topic_config
@@ -55,10 +55,10 @@ def test_snapshot_and_tail(log: Log) -> None:
     ordered = recovery.to_arrow(ordered=True)
     assert dict(zip(ordered.column("key").to_pylist(), ordered.column("value").to_pylist(), strict=True)) == expected
     assert recovery.plan.manifest_number == 2
-    assert recover_dict(log, key_groups=range(5)) == rig.state_at(rig.end(), range(5))
+    assert recover(log, key_groups=range(5)).to_dict() == rig.state_at(rig.end(), range(5))
     for commit in rig.history:
-        assert recover_dict(log, at=AtPosition(commit.position)) == rig.state_at(commit.position)
-        assert recover_dict(log, at=AtCheckpoint("w", commit.checkpoint_id)) == rig.state_at(commit.position)
+        assert recover(log, at=AtPosition(commit.position)).to_dict() == rig.state_at(commit.position)
+        assert recover(log, at=AtCheckpoint("w", commit.checkpoint_id)).to_dict() == rig.state_at(commit.position)
     assert list_leases(log.store) == []
 
 
@@ -68,7 +68,7 @@ def test_after_truncation_only_what_is_held(log: Log) -> None:
     _fill(rig, commits=4, snapshot_after=(1, 3))
     rig.drop(rig.manifests[0])
     rig.truncate(rig.manifests[0])
-    assert recover_dict(log) == rig.state_at(rig.end())
+    assert recover(log).to_dict() == rig.state_at(rig.end())
     with pytest.raises(NotFound) as caught:
         recover(log, at=AtPosition(rig.history[0].position))
     assert caught.value.facts["oldest_position"] == rig.manifests[0].position

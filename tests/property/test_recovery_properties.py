@@ -12,7 +12,7 @@ from statelog.errors import Fenced, NotFound
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
-from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from tests.support.recovery_rig import Committed, RecoveryRig, memory_rig
 
@@ -148,7 +148,7 @@ def test_any_retained_position_can_be_recovered(seed: int, steps: int, picks: li
     rig, end = world.rig, world.rig.end()
     for pick in picks:
         position = world.oldest + round(pick * (end - world.oldest))
-        assert recover_dict(rig.log, at=AtPosition(position)) == rig.state_at(position)
+        assert recover(rig.log, at=AtPosition(position)).to_dict() == rig.state_at(position)
     for position in (world.oldest - 1, end + 1):
         if position >= 0:
             try:
@@ -187,7 +187,7 @@ def test_key_group_subsets_add_up(seed: int, steps: int, groups: list[int]) -> N
     whole: dict[Any, Any] = {}
     for part in range(3):
         wanted = [group for group, owner in enumerate(groups) if owner == part]
-        found = recover_dict(rig.log, key_groups=wanted)
+        found = recover(rig.log, key_groups=wanted).to_dict()
         assert found == rig.state_at(end, wanted)
         assert not whole.keys() & found.keys()
         whole.update(found)

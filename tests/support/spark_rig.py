@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.recovery.recover import recover_dict
+from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
@@ -81,7 +81,7 @@ class SparkLog:
 
     def state(self) -> dict[Any, Any]:
         """The log's state, recovered without Spark."""
-        return recover_dict(self.log)
+        return recover(self.log).to_dict()
 
     def numbers(self) -> dict[Any, Any]:
         """The state as key to `n`."""

@@ -17,7 +17,8 @@ from statelog.materializer.daemon.events import (
     Started,
     Stopped,
 )
-from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate
+from statelog.materializer.daemon.flight import Start
+from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, RestoreWork, Speed
 from statelog.materializer.daemon.schedule import Cause
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
@@ -43,6 +44,7 @@ __all__ = [
     "Rates",
     "RestoreBudgetOutOfReach",
     "RestoreEstimate",
+    "RestoreWork",
     "RoundCompleted",
     "RoundEndedLate",
     "RoundFailed",
@@ -51,6 +53,8 @@ __all__ = [
     "RoundSkipped",
     "RoundStarted",
     "Skipped",
+    "Speed",
+    "Start",
     "Started",
     "Stopped",
     "Tail",

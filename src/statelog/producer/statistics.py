@@ -72,6 +72,32 @@ class Meter:
         self.full_bytes = handle.size_bytes
         self.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
 
+    def statistics(
+        self, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
+    ) -> "WriterStatistics":
+        """What it shows now, with what only the buffer and the pipeline know."""
+        return WriterStatistics(
+            changes=self.changes + buffered_changes,
+            buffered_changes=buffered_changes,
+            change_sets=self.change_sets,
+            chunk_bytes=self.chunk_bytes.summary(),
+            chunk_s=self.chunk_s.summary(),
+            failed_chunks=self.failed_chunks,
+            persists_ahead=self.ahead,
+            blocked_s=self.blocked_s.summary(),
+            persist_s=self.persist_s.summary(),
+            full_bytes=self.full_bytes,
+            incremental_bytes=self.incremental_bytes,
+            confirm_s=self.confirm_s.summary(),
+            commit_attempts=self.commit_attempts.summary(),
+            confirm_failures=self.confirm_failures,
+            settled_commits=self.settled_commits,
+            local_copy_failures=self.local_copy_failures,
+            in_flight_bytes=in_flight_bytes,
+            in_flight_chunks=in_flight_chunks,
+            available=available,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatistics:
@@ -119,30 +145,3 @@ class WriterStatistics:
     in_flight_bytes: int
     in_flight_chunks: int
     available: bool
-
-    @classmethod
-    def of(
-        cls, meter: Meter, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
-    ) -> "WriterStatistics":
-        """A meter's reading."""
-        return cls(
-            changes=meter.changes + buffered_changes,
-            buffered_changes=buffered_changes,
-            change_sets=meter.change_sets,
-            chunk_bytes=meter.chunk_bytes.summary(),
-            chunk_s=meter.chunk_s.summary(),
-            failed_chunks=meter.failed_chunks,
-            persists_ahead=meter.ahead,
-            blocked_s=meter.blocked_s.summary(),
-            persist_s=meter.persist_s.summary(),
-            full_bytes=meter.full_bytes,
-            incremental_bytes=meter.incremental_bytes,
-            confirm_s=meter.confirm_s.summary(),
-            commit_attempts=meter.commit_attempts.summary(),
-            confirm_failures=meter.confirm_failures,
-            settled_commits=meter.settled_commits,
-            local_copy_failures=meter.local_copy_failures,
-            in_flight_bytes=in_flight_bytes,
-            in_flight_chunks=in_flight_chunks,
-            available=available,
-        )

@@ -137,8 +137,7 @@ class Writer:
     def statistics(self) -> WriterStatistics:
         """Counts, sizes and times of this life so far. From any thread, also after close."""
         outbox = self._pipeline.outbox
-        return WriterStatistics.of(
-            self._meter,
+        return self._meter.statistics(
             buffered_changes=self._buffer.changes + self._pipeline.unsent_changes,
             in_flight_bytes=outbox.in_flight_bytes,
             in_flight_chunks=outbox.in_flight_chunks,

@@ -1,12 +1,17 @@
 """Recovery: the state of a log, out of a snapshot and the committed tail. Writes nothing to the log but its lease."""
 
-from statelog.recovery.cache.opener import NoCache
-from statelog.recovery.cache.shared import CacheSettings
+from statelog.recovery.cache.cache import CacheStatistics
+from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
+from statelog.recovery.cache.shared import CachedOpener, CacheSettings
+from statelog.recovery.host import Host, NewId, Start
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
+from statelog.recovery.planning.plan import RecoveryPlan, RunPart
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import Recovery, recover, recover_dict
+from statelog.recovery.recover import OnProgress, Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
+from statelog.recovery.spill.file import OpenSpillFile, SpillFile
+from statelog.recovery.spill.frame import Place
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.streaming.applied import Applied
@@ -21,19 +26,32 @@ __all__ = [
     "AtCheckpoint",
     "AtPosition",
     "CacheSettings",
+    "CacheStatistics",
+    "CachedOpener",
+    "DirectOpener",
+    "Host",
+    "NewId",
     "NoCache",
+    "OnProgress",
+    "OpenSpillFile",
+    "OpenerSettings",
     "Phase",
+    "Place",
     "Portion",
     "Progress",
     "Recovery",
+    "RecoveryPlan",
     "RecoverySettings",
     "RecoveryStatistics",
     "ResumePoint",
     "RocksdbState",
+    "RunOpener",
+    "RunPart",
+    "SpillFile",
     "SpillStatistics",
+    "Start",
     "Stream",
     "read_rocksdb_state",
     "recover",
-    "recover_dict",
     "recover_snapshot",
 ]

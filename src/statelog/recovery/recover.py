@@ -30,7 +30,7 @@ from statelog.recovery.planning.plan import RecoveryPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.reading.reading import Reading
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.recovery.spill.frame import Place
 from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.streaming.applied import Applied
@@ -46,7 +46,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.log import Log
 
-__all__ = ["OnProgress", "Recovery", "recover", "recover_dict"]
+__all__ = ["OnProgress", "Recovery", "recover"]
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
@@ -109,13 +109,6 @@ def _barrier(log: Log) -> int:
             hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
         )
     return position
-
-
-def recover_dict(
-    log: Log, *, key_groups: Iterable[int] | None = None, at: At | None = None, settings: RecoverySettings | None = None
-) -> dict[Any, Any]:
-    """The state as a dict: see `recover` and `Recovery.to_dict`."""
-    return recover(log, key_groups=key_groups, at=at, settings=settings).to_dict()
 
 
 class Recovery:
@@ -291,7 +284,7 @@ class Recovery:
         started_s, start, tracker = self._clock(), self._start(), self._tracker(self.plan)
         place = None if self._resume is None else start.place
         try:
-            queue = self._settings.queue(self._host.open_spill_file)
+            queue = memory_queue(self._settings, self._host.open_spill_file)
         except ConfigError:
             self.close()
             raise

@@ -12,7 +12,7 @@ from statelog.recovery.spill.file import OpenSpillFile, open_spill_file
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.storage.local.copy import check_directory
 
-__all__ = ["RecoverySettings"]
+__all__ = ["RecoverySettings", "disk_queue", "memory_queue"]
 
 _NO_CACHE = NoCache()
 
@@ -79,29 +79,34 @@ class RecoverySettings:
         """About how many bytes a stream hands out at once: a budget holds several."""
         return min(self.memory_bytes // 8, _FRAME_BYTES)
 
-    def queue(self, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:
-        """A queue within these bounds. Raises ConfigError for directories that cannot be used."""
-        return SpillQueue(
-            memory_bytes=self.memory_bytes,
-            segment_bytes=self.segment_bytes,
-            directories=self._directories(0),
-            open_file=open_file,
-        )
 
-    def disk_queue(self, open_file: OpenSpillFile = open_spill_file, number: int = 0) -> SpillQueue:
-        """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `queue`.
+def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:
+    """A queue that spills what its memory does not hold. Raises ConfigError for directories that cannot be used."""
+    return SpillQueue(
+        memory_bytes=settings.memory_bytes,
+        segment_bytes=settings.segment_bytes,
+        directories=_directories(settings, 0),
+        open_file=open_file,
+    )
 
-        There may be many, so each has few files.
-        """
-        return SpillQueue(
-            memory_bytes=0,
-            segment_bytes=max(self.segment_bytes, _STREAM_SEGMENT_BYTES),
-            directories=self._directories(number),
-            open_file=open_file,
-        )
 
-    def _directories(self, first: int) -> tuple[Path, ...]:
-        """All of them, beginning with this one, so that they are used in turn."""
-        paths = tuple(Path(directory) for directory in self.spill_directories)
-        first %= max(1, len(paths))
-        return paths[first:] + paths[:first]
+def disk_queue(
+    settings: RecoverySettings, open_file: OpenSpillFile = open_spill_file, *, number: int = 0
+) -> SpillQueue:
+    """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `memory_queue`.
+
+    There may be many, so each has few files.
+    """
+    return SpillQueue(
+        memory_bytes=0,
+        segment_bytes=max(settings.segment_bytes, _STREAM_SEGMENT_BYTES),
+        directories=_directories(settings, number),
+        open_file=open_file,
+    )
+
+
+def _directories(settings: RecoverySettings, first: int) -> tuple[Path, ...]:
+    """All spill directories, beginning with this one, so that they are used in turn."""
+    paths = tuple(Path(directory) for directory in settings.spill_directories)
+    first %= max(1, len(paths))
+    return paths[first:] + paths[:first]

@@ -1,48 +1,72 @@
-"""The contracts of statelog as pure values: records, folds, formats, decisions, errors. Never does I/O."""
+"""The contracts of statelog as pure values: records, folds, formats, decisions. Never does I/O."""
 
-from statelog.errors import (
-    BrokerUnavailable,
-    CheckpointMismatch,
-    CommitRefused,
-    Corrupt,
-    Damaged,
-    DataLoss,
-    Fenced,
-    Misuse,
-    OutcomeUnknown,
-    PersistFailed,
-    StatelogError,
-    Unavailable,
-    Unsafe,
-)
+from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, key_groups_of, spark_expression
 from statelog.schemas.keys.shares import share
-from statelog.schemas.ledger.handle import Checkpoint, Handle
-from statelog.schemas.ledger.records import LossRange
-from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.ledger.fold import Reason, Void
+from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.records import (
+    AcceptLoss,
+    Commit,
+    CommitBody,
+    Extent,
+    LedgerRecord,
+    LossRange,
+    Mark,
+    Open,
+    Restart,
+)
+from statelog.schemas.ledger.state import LastCommit, LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
+from statelog.schemas.topics.policy import Waiver
+from statelog.schemas.topics.rights import Rights
+from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.types import ValueField, ValueType
 
 __all__ = [
-    "BrokerUnavailable",
+    "AcceptLoss",
+    "Anchor",
+    "ChangeSetId",
     "Checkpoint",
-    "CheckpointMismatch",
-    "CommitRefused",
-    "Corrupt",
-    "Damaged",
-    "DataLoss",
+    "Commit",
+    "CommitBody",
     "Descriptor",
-    "Fenced",
+    "Entry",
+    "Extent",
     "Handle",
     "HashRule",
     "KeyType",
     "LastCommit",
+    "LedgerRecord",
+    "LedgerState",
+    "LiveEpoch",
+    "LogIdentity",
     "LossRange",
-    "Misuse",
-    "OutcomeUnknown",
-    "PersistFailed",
-    "StatelogError",
-    "Unavailable",
-    "Unsafe",
+    "Manifest",
+    "Mark",
+    "MetaRecord",
+    "Open",
+    "PartitionState",
+    "Reason",
+    "ReplayPlan",
+    "Restart",
+    "RetentionPolicy",
+    "Rights",
+    "RowGroupSpan",
+    "RunFile",
+    "RunIndex",
+    "RunRef",
+    "Step",
+    "ValueField",
+    "ValueSchema",
+    "ValueType",
+    "Void",
+    "Waiver",
+    "WriterState",
     "key_group_of",
     "key_groups_of",
     "share",

@@ -14,7 +14,7 @@ import pytest
 
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
-from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover, recover_dict
+from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
 from statelog.recovery.cache.directory import CacheWarning
 from statelog.recovery.host import Host
 from statelog.recovery.trouble import RecoveryWarning
@@ -149,10 +149,10 @@ def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
     world = _World(tmp_path)
     with world.settings.cache.opener(world.rig.log):
         for _ in range(3):
-            assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+            assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         assert world.reads.downloads == world.once
     assert world.left() == []
-    assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+    assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
     assert world.reads.downloads == dict.fromkeys(world.once, 2)
     assert (world.left(), janitors()) == ([], [])
 
@@ -187,7 +187,7 @@ def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
     world = _World(tmp_path)
     with NoCache().opener(world.rig.log) as opener:
         opener.hold()
-        assert recover_dict(world.rig.log) == world.expected
+        assert recover(world.rig.log).to_dict() == world.expected
         assert not opener.distrust(world.rig.manifests[-1].runs[0].file)
     assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
 
@@ -233,7 +233,7 @@ def test_a_full_cache_is_gone_around(tmp_path: Path) -> None:
     world = _World(tmp_path)
     cache = CacheSettings(directory=world.base, max_bytes=1)
     with pytest.warns(CacheWarning, match="max_bytes=1"):
-        assert recover_dict(world.rig.log, settings=RecoverySettings(cache=cache)) == world.expected
+        assert recover(world.rig.log, settings=RecoverySettings(cache=cache)).to_dict() == world.expected
     assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
 
 
@@ -252,7 +252,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
     """However many were damaged on the local disk after they were verified: a warning each, no attempt, no snapshot."""
     world = _World(tmp_path)
     with world.settings.cache.opener(world.rig.log):
-        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         for file in world.base.rglob("*.run"):
             _flip(file)
         recovery = recover(world.rig.log, settings=replace(world.settings, attempts=1))
@@ -261,7 +261,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
         assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
         assert recovery.statistics().plans == 1 + len(world.once)
         assert (world.reads.downloads, world.reads.opens.keys()) == (world.once, world.once.keys())
-        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
     assert world.reads.downloads == dict.fromkeys(world.once, 2)
 
 
@@ -269,14 +269,14 @@ def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
     """A cleaner of temporary files costs a warning and a reading of the store's file, and blames no snapshot."""
     world = _World(tmp_path)
     with world.settings.cache.opener(world.rig.log):
-        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         for file in world.base.rglob("*.run"):
             file.unlink()
         recovery = recover(world.rig.log, settings=world.settings)
         with pytest.warns(CacheWarning, match="cannot be opened"):
             assert recovery.to_dict() == world.expected
         assert (recovery.plan.manifest_number, recovery.warnings, recovery.statistics().plans) == (3, (), 1)
-        assert recover_dict(world.rig.log, settings=world.settings) == world.expected
+        assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
     assert (world.reads.opens, world.reads.downloads) == (world.once, dict.fromkeys(world.once, 2))
 
 

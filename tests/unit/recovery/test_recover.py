@@ -13,7 +13,7 @@ from statelog.recovery.host import Host
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import recover, recover_dict
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.recovery_rig import RecoveryRig, memory_rig
@@ -131,7 +131,7 @@ def test_recovering_writes_nothing_to_the_log() -> None:
     """Data and ledger end where they ended before, and the store holds the files that it held."""
     rig = _filled()
     before = rig.log.data_offsets(), rig.end(), sorted(rig.log.store.list())
-    assert recover_dict(rig.log) == recover_dict(rig.log) == rig.state_at(rig.end())
+    assert recover(rig.log).to_dict() == recover(rig.log).to_dict() == rig.state_at(rig.end())
     assert (rig.log.data_offsets(), rig.end(), sorted(rig.log.store.list())) == before
 
 
@@ -169,7 +169,7 @@ def test_keys_of_every_type(key_type: str, keys: list[object]) -> None:
         rig.commit(writer, 1, [(key, b"1") for key in keys])
         rig.snapshot()
         rig.commit(writer, 2, [(key, b"2") for key in keys[1:]])
-    assert recover_dict(rig.log) == rig.state_at(rig.end())
+    assert recover(rig.log).to_dict() == rig.state_at(rig.end())
     ordered = recover(rig.log).to_arrow(ordered=True)
     rows = list(zip(ordered.column(0).to_pylist(), ordered.column(1).to_pylist(), strict=True))
     order = [(group, key.encode() if isinstance(key, str) else key) for group, key in rows]
@@ -191,7 +191,7 @@ def test_values_are_converted_to_the_newest_schema() -> None:
         b"c": {"n": 3, "s": None, "d": 7},
         b"d": {"n": 4, "s": "x", "d": 1},
     }
-    assert recover_dict(rig.log) == expected
+    assert recover(rig.log).to_dict() == expected
     ordered = recover(rig.log).to_arrow(ordered=True)
     assert dict(zip(ordered.column("key").to_pylist(), ordered.column("value").to_pylist(), strict=True)) == expected
     assert pa.types.is_struct(ordered.schema.field("value").type)
@@ -203,7 +203,7 @@ def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
     rig.log.value_schemas.add(_V2)
-    assert recover_dict(rig.log, settings=RecoverySettings(value_schema_id=1)) == {b"a": {"n": 1}}
+    assert recover(rig.log, settings=RecoverySettings(value_schema_id=1)).to_dict() == {b"a": {"n": 1}}
 
 
 def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
@@ -213,7 +213,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
         writer.append(0, b"a", b"zero")
         writer.append(5, b"a", b"five")
         writer.commit(1)
-    assert recover_dict(rig.log) == {(0, b"a"): b"zero", (5, b"a"): b"five"}
+    assert recover(rig.log).to_dict() == {(0, b"a"): b"zero", (5, b"a"): b"five"}
 
 
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

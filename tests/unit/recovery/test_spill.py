@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.recovery.spill.file import open_spill_file
 from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
@@ -33,7 +33,7 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directories in ((), (tmp_path / "none",), (tmp_path / "file",)):
         with pytest.raises(ConfigError) as caught:
-            RecoverySettings(spill_directories=directories).queue()
+            memory_queue(RecoverySettings(spill_directories=directories))
         assert "spill_directories" in caught.value.hint
 
 

@@ -31,7 +31,7 @@ from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.reading.sources import Converter, Counter, run_pieces, run_tables, tail_changes
 from statelog.recovery.reading.spilled_tail import SpilledTail
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.keys.key_groups import partition_starts
 from statelog.schemas.snapshot.runs import key_groups_of
@@ -137,7 +137,7 @@ class Reading:
         return SpilledTail(
             fold_bytes=self.settings.fold_bytes,
             frame_bytes=_SORTED_FRAME_BYTES,
-            open_queue=lambda: self.settings.disk_queue(self.host.open_spill_file, next(numbers)),
+            open_queue=lambda: disk_queue(self.settings, self.host.open_spill_file, number=next(numbers)),
         )
 
     def fill(self, tail: SpilledTail) -> None:

@@ -1,0 +1,174 @@
+"""Public names, read from source: what the faces export, and which names of ours stand in the signatures of that."""
+
+import ast
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+from tests.support.file_map import SOURCE
+from tests.support.style import declared_names
+
+__all__ = ["Name", "exported", "homeless", "named_by"]
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Signature = tuple[str, str, ast.expr]  # whose it is, the module that its names are looked up in, an annotation
+
+
+class Name(NamedTuple):
+    """A class, function, alias or constant of ours: the module that defines it, and its name there."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def exported(face: str) -> dict[str, Name]:
+    """The names in the `__all__` of a module, each with where it is defined."""
+    return {name: _definition(Name(face, name)) for name in declared_names(_source(face)) or []}
+
+
+def homeless(faces: Iterable[str]) -> dict[Name, str]:
+    """What no face exports, although it stands in a public signature: of an exported name, or of what that leads to."""
+    homes = {name for face in faces for name in exported(face).values()}
+    found: dict[Name, str] = {}
+    queue = deque(sorted(homes))
+    while queue:
+        for where, name in named_by(queue.popleft()):
+            if name not in homes and name not in found:
+                found[name] = where
+                queue.append(name)
+    return found
+
+
+def named_by(owner: Name) -> Iterator[tuple[str, Name]]:
+    """The names of ours in the public signatures of a name, its methods and its attributes, each with whose it is.
+
+    The constructor of a class that is "made by `...`", as its docstring says, is not for its users.
+    """
+    for where, module, annotation in _signatures(owner):
+        for word in _words(annotation):
+            if not word.startswith("_") and word in _bindings(module):
+                found = _definition(Name(module, word))
+                if _is_type(found):
+                    yield where, found
+
+
+def _signatures(owner: Name) -> Iterator[_Signature]:
+    match _node(owner):
+        case ast.ClassDef() as node:
+            yield from _of_class(owner, node)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() as node:
+            yield from ((str(owner), owner.module, annotation) for annotation in _of_function(node))
+        case ast.Assign(value=value) if _is_alias(value):
+            yield str(owner), owner.module, value
+        case _:
+            return
+
+
+def _of_class(owner: Name, node: ast.ClassDef) -> Iterator[_Signature]:
+    for base in node.bases:
+        for word in _words(base):
+            if word in _bindings(owner.module):
+                yield from _signatures(_definition(Name(owner.module, word)))
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and _is_public(part.target.id):
+            yield f"{owner}.{part.target.id}", owner.module, part.annotation
+        elif isinstance(part, _Function):
+            if _is_public(part.name) and not (part.name == "__init__" and _is_made_by_us(node)):
+                yield from ((f"{owner}.{part.name}", owner.module, annotation) for annotation in _of_function(part))
+            yield from ((f"{owner}.{name}", owner.module, annotation) for name, annotation in _of_self(part))
+
+
+def _of_function(node: _Function) -> Iterator[ast.expr]:
+    arguments = node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        if argument is not None and argument.annotation is not None:
+            yield argument.annotation
+    if node.returns is not None:
+        yield node.returns
+
+
+def _of_self(node: _Function) -> Iterator[tuple[str, ast.expr]]:
+    """The annotated public attributes that a method gives its object."""
+    for part in ast.walk(node):
+        match part:
+            case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name), annotation=annotation):
+                if _is_public(name):
+                    yield name, annotation
+            case _:
+                continue
+
+
+def _words(annotation: ast.AST) -> Iterator[str]:
+    for part in ast.walk(annotation):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            try:
+                yield from _words(ast.parse(part.value, mode="eval"))
+            except SyntaxError:
+                continue  # Text of a Literal, which names nothing.
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def _is_made_by_us(node: ast.ClassDef) -> bool:
+    return "made by `" in " ".join((ast.get_docstring(node) or "").lower().split())
+
+
+def _is_alias(value: ast.expr) -> bool:
+    return isinstance(value, ast.BinOp | ast.Subscript | ast.Name)
+
+
+def _is_type(name: Name) -> bool:
+    match _node(name):
+        case ast.ClassDef():
+            return True
+        case ast.Assign(value=value):
+            return _is_alias(value)
+        case _:
+            return False
+
+
+def _definition(name: Name) -> Name:
+    bound = _bindings(name.module).get(name.name)
+    return _definition(bound) if isinstance(bound, Name) else name
+
+
+def _node(name: Name) -> ast.stmt | None:
+    bound = _bindings(name.module).get(name.name)
+    return None if isinstance(bound, Name) else bound
+
+
+def _bindings(module: str) -> dict[str, ast.stmt | Name]:
+    """What a module defines at its top, and what of ours it imports, for type checkers alone or not."""
+    return _bound(_source(module))
+
+
+@cache
+def _bound(source: str) -> dict[str, ast.stmt | Name]:
+    tree = ast.parse(source)
+    found: dict[str, ast.stmt | Name] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == SOURCE.name:
+            found |= {alias.asname or alias.name: Name(node.module or "", alias.name) for alias in node.names}
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = node
+            case _:
+                continue
+    return found
+
+
+def _source(module: str) -> str:
+    path = SOURCE.parent.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.read_text("utf-8") if path.exists() else ""

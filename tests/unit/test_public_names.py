@@ -1,0 +1,62 @@
+"""Every name that a program meets has one public home, and a face exports nothing else.
+
+The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
+that a document names and those in the public signatures of exported names, of this room or another. Errors and
+warnings have `statelog.errors`, and `statelog` has again what a first program needs.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_map import ROOMS
+from tests.support.public_names import Name, exported, homeless, named_by
+
+ROOT = Path(__file__).parents[2]
+FACES = tuple(f"statelog.{room}" for room in ROOMS)
+HOMES = ("statelog", "statelog.errors", *FACES)
+DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")
+
+
+def _documented() -> set[str]:
+    return {
+        word
+        for pattern in DOCUMENTS
+        for path in ROOT.glob(pattern)
+        for word in re.findall(r"\w+", path.read_text("utf-8"))
+    }
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_face_exports_names_of_its_own_room(face: str) -> None:
+    """So that a name has one home, and its room says where it is defined."""
+    assert [str(name) for name in exported(face).values() if not f"{name.module}.".startswith(f"{face}.")] == []
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_face_exports_what_programs_meet(face: str) -> None:
+    """In a document, or in a signature of something exported."""
+    met = {named for home in HOMES for name in exported(home).values() for _, named in named_by(name) if named != name}
+    words = _documented()
+    assert [label for label, name in exported(face).items() if label not in words and name not in met] == []
+
+
+def test_a_name_without_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a parameter, a result, an attribute, an alias, a base's method; not in what is private or made by us."""
+    package = tmp_path / "statelog"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from statelog.deep import Door, Made, open_it\n__all__ = ['Door', 'Made', 'open_it']\n"
+    )
+    (package / "deep.py").write_text(
+        "class A: ...\nclass B: ...\nclass C: ...\nclass D: ...\nclass E: ...\nclass F: ...\n"
+        "AorB = A | B\nLIMIT = 3\n"
+        "class _Base:\n    def enter(self, at: 'C') -> None: ...\n"
+        "class Door(_Base):\n    inside: D\n    _outside: F\n    def _knock(self, by: F) -> None: ...\n"
+        "class Made:\n    '''Made by `open_it`.'''\n    def __init__(self, f: F) -> None:\n        self.e: E = E()\n"
+        "def open_it(what: AorB) -> Made: ...\n"
+    )
+    monkeypatch.setattr("tests.support.public_names.SOURCE", package)
+    assert {name.name for name in homeless(["statelog"])} == {"A", "AorB", "B", "C", "D", "E"}
+    assert exported("statelog")["Door"] == Name("statelog.deep", "Door")
