@@ -36,6 +36,7 @@ from typing import NamedTuple
 from statelog.producer import Coordinator, TaskGrant, TaskWriter
 from statelog.recovery import recover
 from statelog.schemas import Handle, KeyType, key_group_of, share
+from statelog.seams import Seams
 from statelog.storage import Log
 
 __all__ = ["Job", "coordinate", "count_words", "run_to_the_end"]
@@ -140,7 +141,11 @@ class Worker:
 def coordinate(job: Job) -> None:
     """Count what is not counted yet, with one commit for every few lines."""
     lines = job.text.read_text(encoding="utf-8").splitlines()
-    with job.open() as log, Coordinator(log, "word-count", crash=job.step) as coordinator, ExitStack() as stack:
+    with (
+        job.open() as log,
+        Coordinator(log, "word-count", seams=Seams(crash=job.step)) as coordinator,
+        ExitStack() as stack,
+    ):
         job.step("coordinator: opened")
         last = coordinator.last_commit
         line = int(last.metadata["line"]) if last else 0

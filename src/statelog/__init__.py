@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
+    from statelog.seams import Seams
     from statelog.storage import Log, open  # noqa: A004 - the name that users look for, as gzip.open
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Materializer",
     "MaterializerSettings",
     "RecoverySettings",
+    "Seams",
     "TaskWriter",
     "Writer",
     "WriterSettings",
@@ -37,6 +39,7 @@ _HOMES = {
     "statelog.materializer": ("Materializer", "MaterializerSettings", "run_round"),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
+    "statelog.seams": ("Seams",),
     "statelog.storage": ("Log", "open"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}

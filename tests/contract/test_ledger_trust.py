@@ -9,6 +9,7 @@ import pytest
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.tasks import Coordinator
 from statelog.producer.writer import Writer
+from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.writer_rig import WriterRig, real_rig
@@ -53,7 +54,7 @@ def test_no_writer_opens_on_a_log_that_was_made_anew(rig: WriterRig, log: Log) -
 def test_a_living_writer_learns_that_its_log_was_made_anew(rig: WriterRig, log: Log, commits: int) -> None:
     """With as many records in the new ledger as it has folded itself, and with more."""
     clock = Clock()
-    old = Writer(log, "w", clock=clock)
+    old = Writer(log, "w", seams=Seams(clock=clock))
     for i in (1, 2, 3):
         commit(old, i)
     with make_anew(rig) as new:
@@ -73,7 +74,7 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: WriterRig, log: 
 def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: WriterRig, log: Log) -> None:
     """A commit without changes on a log that was made anew is refused all the same."""
     clock = Clock()
-    old = Writer(log, "w", clock=clock)
+    old = Writer(log, "w", seams=Seams(clock=clock))
     old.commit(1)
     with make_anew(rig) as new, Writer(new, "other") as other:
         other.commit(1)

@@ -18,6 +18,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.records import CommitBody
+from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -81,7 +82,7 @@ class World:
             roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
             local_copies=self.directory, local_copies_bytes_max=bytes_max,
         )  # fmt: skip
-        return Writer(log, name, settings=settings, clock=self.clock)
+        return Writer(log, name, settings=settings, seams=Seams(clock=self.clock))
 
     def state(self) -> dict[bytes, bytes]:
         """Recovered from local copies, or from Kafka with a warning."""

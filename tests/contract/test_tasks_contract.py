@@ -26,6 +26,7 @@ from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_g
 from statelog.producer.writer import Writer
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
+from statelog.seams import Seams
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -133,9 +134,9 @@ def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> Non
         coordinator.commit(1, [handle])
 
 
-def zero() -> int:
+def zero() -> bytes:
     """No salt: the slot alone is the number, as where the random bits coincide."""
-    return 0
+    return bytes(16)
 
 
 def test_a_slot_that_is_given_again_loses_nothing(rig: WriterRig, log: Log, producer: Producer) -> None:
@@ -143,7 +144,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: WriterRig, log: Log, prod
     expected: dict[bytes, bytes] = {}
     with Coordinator(log, "c") as coordinator:
         for checkpoint_id in (1, 2, 3):
-            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, salt=zero)
+            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, seams=Seams(nonce=zero))
             for i in range(30):
                 key = b"%d-%d" % (checkpoint_id, i)
                 writer.put(key, b"v")

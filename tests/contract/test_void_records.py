@@ -13,6 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.chunk import decode_head, encode_chunk
+from statelog.seams import Seams
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log.log import Log
 from tests.support.chunks import rows_batch
@@ -41,7 +42,7 @@ def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -
     assert rig.state() == model
     with rig.open() as log:
         assert recover(log).to_dict() == model
-        assert isinstance(run_round(log, settings_for(tmp_path), clock=time.time), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=time.time)), Completed)
         assert recover(log).to_dict() == model
 
 

@@ -70,12 +70,12 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
         if i < 2:
-            run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+            run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
     before = twin.run_paths()
 
     def play(disk: Disk) -> None:
         try:
-            outcome = run_round(twin.open(), settings_for(tmp_path, fanout=2), clock=twin.clock, disk=disk)
+            outcome = run_round(twin.open(), settings_for(tmp_path, fanout=2), seams=twin.seams, disk=disk)
         except BaseException:
             assert twin.run_paths() == before
             assert list(tmp_path.iterdir()) == []

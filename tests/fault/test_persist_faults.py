@@ -10,6 +10,7 @@ from statelog.producer.lifecycle import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
+from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
@@ -53,7 +54,7 @@ class World:
 
     def writer(self, log: Log, settings: WriterSettings | None = None) -> Writer:
         """A writer whose waiting ends."""
-        return Writer(log, "w", settings=settings, clock=self.clock)
+        return Writer(log, "w", settings=settings, seams=Seams(clock=self.clock))
 
 
 @pytest.fixture

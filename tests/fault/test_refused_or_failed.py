@@ -25,6 +25,7 @@ from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
@@ -316,7 +317,7 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: WriterRig, log: Log
 
 def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: WriterRig, log: Log) -> None:
     """As a signal's handler does it: the commit fails with its own error, and nothing was written."""
-    writer = Writer(log, "w", crash=lambda point: writer.close() if point == "commit-made" else None)
+    writer = Writer(log, "w", seams=Seams(crash=lambda point: writer.close() if point == "commit-made" else None))
     writer.put(b"k", b"v")
     with pytest.raises(ClosedError, match="producer is closed"):
         writer.commit(1)
@@ -340,7 +341,7 @@ def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
     assert isinstance(log.kafka, MemoryKafka)
     watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store, waived=WAIVED)
     with pytest.raises(KeyboardInterrupt):
-        Writer(watched, "w", crash=interrupt)
+        Writer(watched, "w", seams=Seams(crash=interrupt))
 
     assert len(made) == 1
     with pytest.raises(ClosedError):
@@ -420,7 +421,7 @@ def test_an_interrupt_while_blocked_ends_the_writer() -> None:
     rig = twin_rig("l", Stuck())
     settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
     with rig.create() as log:
-        writer = Writer(log, "w", settings=settings, clock=clock)
+        writer = Writer(log, "w", settings=settings, seams=Seams(clock=clock))
         with pytest.raises(KeyboardInterrupt):
             for i in range(1_000):
                 writer.put(b"%d" % i, bytes(20))

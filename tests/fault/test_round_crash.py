@@ -6,6 +6,7 @@ holds nothing that no kept manifest names.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from statelog.errors import StatelogError
 from statelog.materializer.round.outcome import Completed
 from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.store.memory import Fault
 from tests.support.stepper import Killed
@@ -25,7 +27,7 @@ def _busy_log(tmp_path: Path) -> TwinLog:
     for turn in range(3):
         twin.write({f"k{i}".encode(): None if (i + turn) % 3 == 0 else f"{turn}.{i}".encode() for i in range(12)})
         if turn < 2:
-            run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock)
+            run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=twin.seams)
     return twin
 
 
@@ -37,7 +39,7 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
         assert state_of(log, lambda numbers: numbers[-2]) == twin.model
     for turn in range(3):
         twin.write({b"later": str(turn).encode()})
-        outcome = run_round(log, settings_for(tmp_path, fanout=3), clock=twin.clock)
+        outcome = run_round(log, settings_for(tmp_path, fanout=3), seams=twin.seams)
         assert isinstance(outcome, Completed)
         assert not outcome.clean_up.held_back
         assert state_of(log) == twin.model
@@ -60,7 +62,7 @@ def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> N
             raise Killed
 
     with pytest.raises(Killed):
-        run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=crash)
+        run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=replace(twin.seams, crash=crash))
     assert tuple(reached) == CRASH_POINTS[: CRASH_POINTS.index(point) + 1]
     _check_and_settle(twin, tmp_path)
 
@@ -69,7 +71,7 @@ def test_a_round_passes_every_named_point_once_and_in_order(tmp_path: Path) -> N
     """The list of crash points is the list of a round's steps."""
     twin = _busy_log(tmp_path)
     reached: list[str] = []
-    outcome = run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=reached.append)
+    outcome = run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=replace(twin.seams, crash=reached.append))
     assert isinstance(outcome, Completed)
     assert tuple(reached) == CRASH_POINTS
     assert outcome.runs_merged == 3
@@ -79,7 +81,7 @@ def _calls_of_a_round(tmp_path: Path) -> int:
     twin = _busy_log(tmp_path)
     calls: list[str] = []
     log = twin.open(lambda method, _path: calls.append(method))
-    run_round(log, settings_for(tmp_path, fanout=3), clock=twin.clock)
+    run_round(log, settings_for(tmp_path, fanout=3), seams=twin.seams)
     return len(calls)
 
 
@@ -96,7 +98,11 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> Non
     for number, fault in itertools.product(range(calls), (Fault.BEFORE, Fault.AFTER, Fault.LATE)):
         twin = _busy_log(tmp_path)
         try:
-            outcome = run_round(twin.open(_fault_at(number, fault)), settings_for(tmp_path, fanout=3), clock=twin.clock)
+            outcome = run_round(
+                twin.open(_fault_at(number, fault)),
+                settings_for(tmp_path, fanout=3),
+                seams=twin.seams,
+            )
         except StatelogError as error:
             assert type(error).__name__ == "StoreUnavailable", (number, fault, error)
             failed += 1
@@ -118,7 +124,7 @@ def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp
             cluster.set_down(is_down=True)
 
     with pytest.raises(StatelogError):
-        run_round(twin.open(), settings_for(tmp_path, fanout=3), clock=twin.clock, crash=crash)
+        run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=replace(twin.seams, crash=crash))
     cluster.set_down(is_down=False)
     assert twin.open().manifests.numbers() == [2, 3]
     _check_and_settle(twin, tmp_path)
@@ -131,7 +137,9 @@ def test_the_scratch_directory_is_empty_after_every_end(tmp_path: Path) -> None:
         run_round(
             twin.open(),
             settings_for(tmp_path, fanout=3),
-            clock=twin.clock,
-            crash=lambda name: (_ for _ in ()).throw(Killed()) if name == "after-merge" else None,
+            seams=Seams(
+                wall_clock=twin.clock,
+                crash=lambda name: (_ for _ in ()).throw(Killed()) if name == "after-merge" else None,
+            ),
         )
     assert list(tmp_path.iterdir()) == []

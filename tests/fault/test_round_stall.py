@@ -14,6 +14,7 @@ from statelog.materializer.round.verified import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.seams import Seams
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
 from tests.support.stepper import Stepper
@@ -23,7 +24,7 @@ from tests.support.twin_log import TwinLog, settings_for, state_of
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
     for turn in range(rounds):
         twin.write({b"other": str(turn).encode()})
-        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), clock=twin.clock), Completed)
+        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), seams=twin.seams), Completed)
 
 
 def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratch: Path) -> RoundOutcome:
@@ -31,7 +32,7 @@ def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratc
         if name == point:
             meanwhile()
 
-    return run_round(twin.open(), settings_for(scratch, fanout=2), clock=twin.clock, crash=crash)
+    return run_round(twin.open(), settings_for(scratch, fanout=2), seams=replace(twin.seams, crash=crash))
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def twin(tmp_path: Path) -> TwinLog:
     """A log with one snapshot and a tail."""
     made = TwinLog()
     made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(tmp_path), clock=made.clock)
+    run_round(made.open(), settings_for(tmp_path), seams=made.seams)
     made.write({b"k0": None, b"k1": b"2"})
     return made
 
@@ -95,7 +96,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
             passed.append(name)
             stepper.pause()
 
-        outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock, crash=crash)
+        outcome = run_round(twin.open(), settings_for(tmp_path), seams=replace(twin.seams, crash=crash))
         assert isinstance(outcome, Completed)
 
     actor = stepper.actor(younger)
@@ -132,7 +133,7 @@ def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp
         position=manifest.position,
         next_offsets=manifest.next_offsets,
         ttl_s=1000.0,
-        clock=twin.clock,
+        seams=Seams(clock=twin.clock),
     )
     with claim:
         _others(twin, tmp_path, 4)
@@ -149,7 +150,7 @@ def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Pat
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=60.0))
     for turn in range(4):
         twin.write({b"a": str(turn).encode()})
-        run_round(twin.open(), settings, clock=twin.clock)
+        run_round(twin.open(), settings, seams=twin.seams)
         twin.now_s += 25.0
     assert twin.open().manifests.numbers() == [2, 3, 4, 5]
 
@@ -160,7 +161,7 @@ def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLo
     ends = {p: there.end for p, there in log.data_offsets().items()}
     log.kafka.delete_records(log.data_topic, ends)
     with pytest.raises(OffsetGone):
-        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
     assert log.manifests.numbers() == [1]
 
 
@@ -174,7 +175,7 @@ def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -
         stepper.pause()
 
     first = stepper.actor(
-        lambda: _discard(run_round(twin.open(), settings_for(scratch), clock=twin.clock, crash=pause))
+        lambda: _discard(run_round(twin.open(), settings_for(scratch), seams=replace(twin.seams, crash=pause)))
     )
     while at[-1:] != ["after-win"]:
         first.step()

@@ -1,5 +1,6 @@
 """A store that was sound when the log was made, and overwrites since: no manifest is put, and nothing is lost."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
     twin = TwinLog()
     for number in range(1, snapshots + 1):
         twin.write({b"k%d" % number: b"v"})
-        outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+        outcome = run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
         assert isinstance(outcome, Completed)
     return twin
 
@@ -30,10 +31,10 @@ def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_pat
     def another_round(point: str) -> None:
         if point == "after-list":
             with pytest.raises(UnsafeStore):
-                run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+                run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
 
     with pytest.raises(UnsafeStore):
-        run_round(twin.open(), settings_for(tmp_path), clock=twin.clock, crash=another_round)
+        run_round(twin.open(), settings_for(tmp_path), seams=replace(twin.seams, crash=another_round))
     assert {info.path: info for info in twin.disk.files("log/manifests/")} == files
     assert state_of(twin.open()) == twin.model
 
@@ -49,7 +50,7 @@ def test_the_proof_is_given_once_and_only_by_who_puts(tmp_path: Path) -> None:
     log: Log = twin.open(note)
     for number in range(3):
         twin.write({b"k%d" % number: b"v"})
-        assert isinstance(run_round(log, settings_for(tmp_path), clock=twin.clock), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), Completed)
     probes = {path for path in created if "probe" in path}
     assert len(probes) == 1
     assert created.index(next(iter(probes))) < created.index("manifests/00000000000000000001.avro")

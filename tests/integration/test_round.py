@@ -12,6 +12,7 @@ from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
+from statelog.seams import Seams
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from tests.support.broker import Broker
@@ -118,7 +119,7 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
                     barrier.wait(60)
 
             def race(mine: Log) -> None:
-                outcomes.append(run_round(mine, settings, crash=wait_at_the_put))
+                outcomes.append(run_round(mine, settings, seams=Seams(crash=wait_at_the_put)))
 
             threads = [threading.Thread(target=race, args=(mine,)) for mine in logs]
             for thread in threads:

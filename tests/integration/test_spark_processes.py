@@ -17,6 +17,7 @@ from statelog.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, M
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
 from statelog.producer.writer import Writer
+from statelog.seams import Seams
 from statelog.spark import clients
 from statelog.spark.clients import task_producer
 from statelog.spark.options import WriteOptions, write_options
@@ -77,7 +78,7 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     """An epoch that another worker of the run replaced is taken over; a stranger ends the query once."""
     options = stream_options(rig)
     first = plan_batch(options)
-    open_epoch(rig.log, "job", new_nonce=sibling_nonces(first.grant.nonce)).close()
+    open_epoch(rig.log, "job", seams=Seams(nonce=sibling_nonces(first.grant.nonce))).close()
     second = plan_batch(options)
     assert second.grant.epoch > first.grant.epoch
     assert second.grant.nonce[:8] == first.grant.nonce[:8]
@@ -226,8 +227,8 @@ def test_a_job_that_is_done_or_dead_stands_in_nobodys_way(rig: SparkLog, tmp_pat
     assert commit_batch(query, [run_task(plan_batch(query), query, 1, {2: 2}, "qa")], 0)
     later = replace(load, writer="later")
     with pytest.raises(LogInUse):
-        plan_batch(later, wall_clock=lambda: time.time() + RECENT_S - 600)
-    assert plan_batch(later, wall_clock=lambda: time.time() + RECENT_S + 600)
+        plan_batch(later, seams=Seams(wall_clock=lambda: time.time() + RECENT_S - 600))
+    assert plan_batch(later, seams=Seams(wall_clock=lambda: time.time() + RECENT_S + 600))
     Writer(rig.log, "python").close()
     assert plan_batch(replace(load, writer="last"))
 

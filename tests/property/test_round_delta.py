@@ -58,7 +58,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
     with TemporaryDirectory() as scratch:
         chosen = settings_for(Path(scratch), budget_bytes=budget_bytes, budget_commits=budget_commits, fanout=fanout)
         log = twin.open()
-        taken, outcome = 0, run_round(log, chosen, clock=twin.clock)
+        taken, outcome = 0, run_round(log, chosen, seams=twin.seams)
         while isinstance(outcome, Completed):
             assert 1 <= outcome.commits <= budget_commits
             taken += outcome.commits
@@ -67,7 +67,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
             assert state_of_snapshot(log, manifest) == history[at]
             assert state_of(log) == twin.model
             assert outcome.behind == (taken < len(commits))
-            outcome = run_round(log, chosen, clock=twin.clock)
+            outcome = run_round(log, chosen, seams=twin.seams)
     assert isinstance(outcome, Skipped)
     assert taken == len(commits)
 
@@ -77,9 +77,9 @@ def test_a_first_snapshot_holds_no_deletes_and_a_later_delta_does(tmp_path: Path
     twin = TwinLog()
     twin.write({b"a": b"1", b"b": None})
     log = twin.open()
-    first = run_round(log, settings_for(tmp_path), clock=twin.clock)
+    first = run_round(log, settings_for(tmp_path), seams=twin.seams)
     twin.write({b"a": None})
-    second = run_round(log, settings_for(tmp_path), clock=twin.clock)
+    second = run_round(log, settings_for(tmp_path), seams=twin.seams)
     assert isinstance(first, Completed)
     assert isinstance(second, Completed)
     assert (first.rows, second.rows) == (1, 1)

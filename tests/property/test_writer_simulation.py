@@ -26,6 +26,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.host import Host
 from statelog.schemas.ledger.handle import Handle
+from statelog.seams import Seams
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from tests.support.writer_rig import WriterRig, twin_rig
 
@@ -99,7 +100,7 @@ class Life:
         self.under_way: list[tuple[Persist, int]] = []
         self.now_s = 0.0
         log = rig.open()
-        self.writer = Writer(log, source.name, settings=SMALL, clock=self.clock, crash=crasher(rng))
+        self.writer = Writer(log, source.name, settings=SMALL, seams=Seams(clock=self.clock, crash=crasher(rng)))
         last = self.writer.last_commit
         self.next_id = last.checkpoint.id + 1 if last else 1
         self.position = int(last.metadata["position"]) if last else 0

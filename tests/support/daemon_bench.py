@@ -13,6 +13,7 @@ from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, RoundStarted, Started
 from statelog.materializer.daemon.flight import Start
 from statelog.materializer.daemon.restore_time import Rates
+from statelog.seams import Seams
 from statelog.storage.store.memory import Fault
 from tests.support.twin_log import TwinLog, settings_for
 
@@ -42,8 +43,7 @@ class DaemonBench:
             self.log,
             settings_for(tmp_path, **defaults | settings),
             control=self.control,
-            clock=lambda: self.now_s,
-            wall_clock=self.twin.clock,
+            seams=Seams(clock=lambda: self.now_s, wall_clock=self.twin.clock),
             on_event=self.events.append,
             wait=self._wait,
             start=self._begin,

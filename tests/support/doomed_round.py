@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from statelog.materializer.round.round import run_round
+from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.support.twin_log import settings_for
 from tests.support.writer_rig import UNSAFE
@@ -26,7 +27,7 @@ def main() -> None:
 
     kafka = {"bootstrap.servers": given.bootstrap}
     with Log.open(given.log, kafka=kafka, root=given.root, allow_unsafe=UNSAFE) as log:
-        run_round(log, settings_for(Path(given.scratch)), crash=crash)
+        run_round(log, settings_for(Path(given.scratch)), seams=Seams(crash=crash))
 
 
 if __name__ == "__main__":

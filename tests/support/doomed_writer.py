@@ -15,6 +15,7 @@ from pathlib import Path
 from statelog.errors import CheckpointMismatch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
+from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.support.writer_rig import UNSAFE
 
@@ -94,7 +95,7 @@ def main() -> None:
     given = parser.parse_args()
     kafka = {"bootstrap.servers": given.bootstrap}
     with Log.open(given.log, kafka=kafka, root=given.root, allow_unsafe=UNSAFE) as log:
-        writer = Writer(log, "doomed", crash=_killer(given.point, given.times))
+        writer = Writer(log, "doomed", seams=Seams(crash=_killer(given.point, given.times)))
         _adopt(writer, Path(given.kept))
         _copy(writer, Path(given.kept), given.end)
         writer.close()

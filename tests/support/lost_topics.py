@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> TwinLog:
     for i in range(KEPT):
         twin.write({b"k%d" % i: b"v"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
     kept = dict(twin.model)
     for i in range(4):
         twin.write({b"lost%d" % i: b"v"})

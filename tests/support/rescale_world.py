@@ -23,6 +23,7 @@ from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import Seams
 from tests.support.twin_log import TwinLog, settings_for
 
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "Died", "RescaleWorld", "Worker", "first_key"]
@@ -97,7 +98,9 @@ class Worker:
         self.dies_at = ""
         self._world = world
         self._log = world.twin.open()
-        self.writer = Writer(self._log, f"job-{number}", partitions=self.partitions, settings=SMALL, crash=self._crash)
+        self.writer = Writer(
+            self._log, f"job-{number}", partitions=self.partitions, settings=SMALL, seams=Seams(crash=self._crash)
+        )
         recovery = recover(self._log, key_groups=self._log.descriptor.key_groups_in(self.partitions))
         self.state: Counts = recovery.to_dict()
         self.positions = _furthest(self._seen(recovery.commits))
@@ -198,7 +201,7 @@ class RescaleWorld:
         """One round of the materializer, with truncation."""
         self.twin.now_s += 1.0
         with self.twin.open() as log:
-            run_round(log, self._settings, clock=self.twin.clock)
+            run_round(log, self._settings, seams=self.twin.seams)
 
     def read(self, readers: int) -> None:
         """So many readers restore a share of the key groups each, of one state; together they hold the model."""

@@ -7,6 +7,7 @@ invariants of DESIGN.md section 3 are checked with a plain reader. One seed deci
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
@@ -17,6 +18,7 @@ from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
 from statelog.storage.leases import LeaseHolder
@@ -93,7 +95,7 @@ class RoundWorld:
         settings = settings_for(self._scratch)
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
-            outcome = run_round(self.twin.open(), settings, clock=self.twin.clock)
+            outcome = run_round(self.twin.open(), settings, seams=self.twin.seams)
             assert isinstance(outcome, Completed), outcome
             assert not outcome.clean_up.held_back, outcome
 
@@ -115,7 +117,7 @@ class RoundWorld:
         )
         while True:
             try:
-                outcome = run_round(self._log(), settings, clock=self.twin.clock, crash=self.stepper.pause)
+                outcome = run_round(self._log(), settings, seams=replace(self.twin.seams, crash=self.stepper.pause))
             except StoreUnavailable:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1
@@ -137,7 +139,7 @@ class RoundWorld:
     def _recover(self, log: Log) -> None:
         """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
         floor = max(self.history)
-        host = Host(clock=self.twin.clock, start=lambda work: work(), new_id=self._new_id)
+        host = Host(clock=self.twin.clock, start=lambda work: work(), nonce=self._new_nonce)
         recovery = recover(log, settings=_SETTINGS, host=host)
         state = recovery.to_dict()
         self.recoveries += 1
@@ -146,9 +148,9 @@ class RoundWorld:
         if state != self._state_at(recovery.position):
             raise ViolationError(f"a recovery returned a wrong state of position {recovery.position}")
 
-    def _new_id(self) -> str:
+    def _new_nonce(self) -> bytes:
         self._ids += 1
-        return f"{self._ids:032x}"
+        return self._ids.to_bytes(16, "big")
 
     def _recover_plainly(self, log: Log, manifest: Manifest) -> None:
         claim = LeaseHolder.claim(
@@ -158,7 +160,7 @@ class RoundWorld:
             position=manifest.position,
             next_offsets=manifest.next_offsets,
             ttl_s=80.0,
-            clock=self.twin.clock,
+            seams=Seams(clock=self.twin.clock),
         )
         self.reads += 1
         with claim:

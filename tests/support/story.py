@@ -23,6 +23,7 @@ from statelog.recovery.streaming.stream import Stream
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
+from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.support.stepper import Actor, Stepper
 from tests.support.story_nemesis import Kind, Nemesis
@@ -183,7 +184,7 @@ def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
         process.writer.close()
         process.writer = None
     if process.writer is None:
-        process.writer = Writer(process.log, "w", partitions=[0], new_nonce=world.nonce, clock=process.tick)
+        process.writer = Writer(process.log, "w", partitions=[0], seams=Seams(nonce=world.nonce, clock=process.tick))
         if restore:
             _read(process, at_least=0)
     writer = process.writer
@@ -223,7 +224,7 @@ def _commit_tasks(process: Process) -> None:
     world = process.world
     if process.coordinator is not None:
         process.coordinator.close()
-    coordinator = Coordinator(process.log, "job", partitions=[1], new_nonce=world.nonce, clock=process.tick)
+    coordinator = Coordinator(process.log, "job", partitions=[1], seams=Seams(nonce=world.nonce, clock=process.tick))
     process.coordinator = coordinator
     if coordinator.last_commit is not None:
         return
@@ -243,7 +244,8 @@ def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> H
         producer = process.kafka.producer()
         try:
             slot = int.from_bytes(world.nonce())
-            task = TaskWriter(producer, grant, slot=slot, clock=process.tick, salt=lambda: slot)
+            seams = Seams(clock=process.tick, nonce=lambda: slot.to_bytes(16, "big"))
+            task = TaskWriter(producer, grant, slot=slot, seams=seams)
             for key in KEYS[group]:
                 value = attempt.changes[key]
                 assert value is not None
@@ -261,7 +263,7 @@ def _round(process: Process) -> None:
     world = process.world
     settings = settings_for(world.scratch)
     outcome = run_round(
-        process.log, settings, clock=process.clock, new_nonce=world.nonce, verified=process.verified,
+        process.log, settings, seams=Seams(wall_clock=process.clock, nonce=world.nonce), verified=process.verified,
         disk=world.nemesis.disk_hook,
     )  # fmt: skip
     assert isinstance(outcome, Completed | Skipped), outcome
@@ -273,7 +275,7 @@ _SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)
 
 
 def _host(process: Process, start: Callable[[Callable[[], None]], None]) -> Host:
-    return Host(clock=process.tick, start=start, new_id=process.world.new_id)
+    return Host(clock=process.tick, start=start, nonce=process.world.nonce)
 
 
 def _at_once(work: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.storage.log.log import Log
@@ -115,7 +116,7 @@ class Takeover:
 
     def _old(self) -> None:
         log = self._log()
-        writer = Writer(log, "old", partitions=self.old_partitions, clock=self.twin.clock)
+        writer = Writer(log, "old", partitions=self.old_partitions, seams=Seams(clock=self.twin.clock))
         mine = log.descriptor.key_groups_in(self.old_partitions)
         keys = [key for key in _KEYS if key_group_of(key, log.descriptor.key_type, log.descriptor.key_groups) in mine]
         self.old_epoch = writer.grant.epoch
@@ -136,7 +137,7 @@ class Takeover:
 
     def _new(self) -> None:
         log = self._log()
-        writer = Writer(log, self.new_name, partitions=self.new_partitions, clock=self.twin.clock)
+        writer = Writer(log, self.new_name, partitions=self.new_partitions, seams=Seams(clock=self.twin.clock))
         self.seen = log.commits()
         groups = log.descriptor.key_groups_in(self.new_partitions)
         self.state = recover(self.open(), key_groups=groups, at=AtPosition(writer.grant.epoch + 1)).to_dict()

@@ -17,6 +17,7 @@ from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
@@ -65,6 +66,11 @@ class TwinLog:
     def clock(self) -> float:
         """Seconds since 1970."""
         return self.now_s
+
+    @property
+    def seams(self) -> Seams:
+        """Those of a round that tells this clock's time."""
+        return Seams(wall_clock=self.clock)
 
     def open(self, faults: FaultHook = _no_faults) -> Log:
         """The log as another process sees it."""

@@ -2,7 +2,7 @@
 
 The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
 that a document names and those in the public signatures of exported names, of this room or another. Errors and
-warnings have `statelog.errors`, and `statelog` has again what a first program needs.
+warnings have `statelog.errors`, the seams `statelog.seams`, and `statelog` has again what a first program needs.
 """
 
 import re
@@ -15,7 +15,7 @@ from tests.support.public_names import Name, exported, homeless, named_by
 
 ROOT = Path(__file__).parents[2]
 FACES = tuple(f"statelog.{room}" for room in ROOMS)
-HOMES = ("statelog", "statelog.errors", *FACES)
+HOMES = ("statelog", "statelog.errors", "statelog.seams", *FACES)
 DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")
 
 

@@ -13,9 +13,7 @@ Invariants:
 - A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
 """
 
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -24,9 +22,9 @@ import pyarrow as pa
 
 from statelog.errors import CheckpointMismatch, ConfigError, Fenced
 from statelog.producer.commits.commit import check_handle, refuse_overlaps
-from statelog.producer.commits.committer import Committer, nowhere
+from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
-from statelog.producer.commits.opening import Opened, open_epoch, random_nonce
+from statelog.producer.commits.opening import Opened, open_epoch
 from statelog.producer.lifecycle import Guard, Life
 from statelog.producer.sending.buffer import ChangeBuffer, Key, Value
 from statelog.producer.sending.change_set import ChangeSet
@@ -35,6 +33,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import data_topic
+from statelog.seams import REAL, Seams
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
@@ -42,13 +41,9 @@ from statelog.storage.replay import verify_handle
 __all__ = ["Coordinator", "TaskGrant", "TaskWriter", "resume_grant"]
 
 _SLOTS = 1 << 31
-_SALT_BITS = 32
+_SALT_BYTES = 4
 _AGAIN = "Make a new one for every attempt of a task"
 _APART = "Commit in the thread that opened it, or hand the grant over: resume_grant makes another of it"
-
-
-def _random_salt() -> int:
-    return int.from_bytes(os.urandom(_SALT_BITS // 8), "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +71,7 @@ class TaskWriter:
         *,
         slot: int,
         settings: WriterSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        salt: Callable[[], int] = _random_salt,
+        seams: Seams = REAL,
     ) -> None:
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
@@ -86,8 +80,8 @@ class TaskWriter:
         self._task = task
         self._guard = Guard("task writer", grant.writer, again=_AGAIN, apart="Make one in each, with a slot of its own")
         self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings)
-        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=clock)
-        self._change_set = ChangeSet(slot << _SALT_BITS | salt())
+        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=seams.clock)
+        self._change_set = ChangeSet(slot << 8 * _SALT_BYTES | int.from_bytes(seams.nonce()[-_SALT_BYTES:], "big"))
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`. Raises as `Writer.put`."""
@@ -158,15 +152,13 @@ class Coordinator:
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         opened: Opened | None = None,
-        new_nonce: Callable[[], bytes] = random_nonce,
-        clock: Callable[[], float] = time.monotonic,
-        crash: Callable[[str], None] = nowhere,
+        seams: Seams = REAL,
     ) -> None:
         if opened is None:
-            opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
+            opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
         self._log = log
         self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
-        self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
+        self._committer = Committer(log, opened, seams=seams)
 
     @property
     def grant(self) -> Grant:

@@ -17,9 +17,8 @@ Invariants:
 - All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
 """
 
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
@@ -29,9 +28,9 @@ import pyarrow as pa
 
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.producer.commits.commit import check_checkpoint_id, check_handle, check_meta, check_metadata, meta_size
-from statelog.producer.commits.committer import Committer, nowhere
+from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
-from statelog.producer.commits.opening import open_epoch, random_nonce
+from statelog.producer.commits.opening import open_epoch
 from statelog.producer.lifecycle import Guard, Life
 from statelog.producer.persist import Persist
 from statelog.producer.sending.buffer import ChangeBuffer, Key, Value
@@ -42,6 +41,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
@@ -55,7 +55,7 @@ class Writer:
 
     `partitions` limits it to some partitions, so that several writers can share a log; `expect` is the checkpoint id
     to resume from (0: none yet), and opening refuses if the log is elsewhere. Opening fences every earlier writer of
-    this name or on these partitions. `crash` is called with the name of every step, for fault tests.
+    this name or on these partitions. `seams` are for tests.
 
     Raises CheckpointMismatch, Fenced, Damaged, Unavailable.
     """
@@ -70,25 +70,22 @@ class Writer:
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         settings: WriterSettings | None = None,
-        new_nonce: Callable[[], bytes] = random_nonce,
-        clock: Callable[[], float] = time.monotonic,
-        crash: Callable[[str], None] = nowhere,
+        seams: Seams = REAL,
     ) -> None:
         self._log = log
         self._settings = settings or WriterSettings()
-        self._clock = clock
-        self._crash = crash
+        self._seams = seams
         self._meter = Meter()
         self._meta: dict[str, bytes | None] = {}
         self._meta_bytes = 0
         self._guard = Guard("writer", name, again="Open it again", apart=_APART)
-        opened = open_epoch(log, name, partitions=partitions, expect=expect, new_nonce=new_nonce, clock=clock)
+        opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
         try:
-            self._committer = Committer(log, opened, new_nonce=new_nonce, clock=clock, crash=crash)
+            self._committer = Committer(log, opened, seams=seams)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
             grant = opened.grant
             self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
-            self._crash("opened")
+            self._seams.crash("opened")
         except BaseException:
             opened.close()
             raise
@@ -234,11 +231,11 @@ class Writer:
         self._check_start(from_sqn)
         self._guard.check()
         self._check_later(checkpoint_id)
-        started_s = self._clock()
+        started_s = self._seams.clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
             self._meta, self._meta_bytes = {}, 0
-            self._crash("sent")
+            self._seams.crash("sent")
         return self._promise(step, started_s)
 
     def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
@@ -342,7 +339,7 @@ class Writer:
             self._log.data_topic,
             committer.grant,
             self._settings,
-            clock=self._clock,
+            clock=self._seams.clock,
             meter=self._meter,
             witness=lambda: committer.position,
         )
@@ -358,8 +355,8 @@ class Writer:
 
         def make() -> Handle:
             handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
-            self._meter.persisted(self._clock() - started_s, handle)
-            self._crash("persisted")
+            self._meter.persisted(self._seams.clock() - started_s, handle)
+            self._seams.crash("persisted")
             return handle
 
         return Persist(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
@@ -375,7 +372,7 @@ class Writer:
             return self._pipeline.wait(end_sqn, timeout_s)
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
-        epoch, started_s = self.grant.epoch, self._clock()
+        epoch, started_s = self.grant.epoch, self._seams.clock()
         # Chunks of a later change set, out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)
         try:
@@ -389,7 +386,7 @@ class Writer:
             if self._committer.is_over or not isinstance(error, Misuse):
                 self._guard.fail()
             raise
-        self._meter.confirm_s.add(self._clock() - started_s)
+        self._meter.confirm_s.add(self._seams.clock() - started_s)
         self._meter.commit_attempts.add(self._committer.attempts)
         if final:
             self.close()

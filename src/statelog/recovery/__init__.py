@@ -3,7 +3,7 @@
 from statelog.recovery.cache.cache import CacheStatistics
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
-from statelog.recovery.host import Host, NewId, Start
+from statelog.recovery.host import Host, Start
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.plan import RecoveryPlan, RunPart
 from statelog.recovery.reading.progress import Phase, Progress
@@ -30,7 +30,6 @@ __all__ = [
     "CachedOpener",
     "DirectOpener",
     "Host",
-    "NewId",
     "NoCache",
     "OnProgress",
     "OpenSpillFile",

@@ -11,9 +11,8 @@ Invariants:
 """
 
 import time
-import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -21,6 +20,7 @@ from typing import NamedTuple, Self
 from statelog.errors import Corrupt, NotFound, StorageFull, StoreRefused, Unavailable, UnknownFormat
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import Lease
+from statelog.seams import REAL, Clock, Seams
 from statelog.storage.store import Store
 
 __all__ = ["HeldLease", "LeaseHolder", "LeaseWarning", "list_leases"]
@@ -46,9 +46,7 @@ class LeaseHolder:
     Not `wanted`, it asks the store for nothing and holds nothing.
     """
 
-    def __init__(
-        self, store: Store, lease: Lease, *, clock: Callable[[], float] = time.monotonic, wanted: bool = True
-    ) -> None:
+    def __init__(self, store: Store, lease: Lease, *, clock: Clock = time.monotonic, wanted: bool = True) -> None:
         self._store = store
         self._lease = lease
         self._clock = clock
@@ -66,16 +64,15 @@ class LeaseHolder:
         position: int,
         next_offsets: Mapping[int, int],
         ttl_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         wanted: bool = True,
+        seams: Seams = REAL,
     ) -> "LeaseHolder":
         """A holder of a new lease, which nothing was asked for or written yet.
 
         `manifest_number` 0 pins no manifest. Raises ConfigError.
         """
         lease = Lease(
-            id=new_id(),
+            id=seams.new_id(),
             holder=holder,
             manifest_number=manifest_number,
             next_offsets=dict(next_offsets),
@@ -83,7 +80,7 @@ class LeaseHolder:
             ttl_s=ttl_s,
             created_s=0.0,
         )
-        return cls(store, lease, clock=clock, wanted=wanted)
+        return cls(store, lease, clock=seams.clock, wanted=wanted)
 
     @property
     def lease(self) -> Lease:

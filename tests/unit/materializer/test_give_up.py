@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from statelog.materializer.round.outcome import Completed, Lost, Skipped
 from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
+from statelog.seams import Seams
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for, state_of
 
@@ -25,8 +27,7 @@ def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> Completed:
     outcome = run_round(
         twin.open(),
         settings_for(tmp_path, fanout=2),
-        clock=twin.clock,
-        crash=passed.append,
+        seams=replace(twin.seams, crash=passed.append),
         is_given_up=lambda: point in passed,
     )
     assert isinstance(outcome, Completed)
@@ -38,7 +39,7 @@ def twin(tmp_path: Path) -> TwinLog:
     """A log with a snapshot and a tail."""
     made = TwinLog()
     made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(tmp_path), clock=made.clock)
+    run_round(made.open(), settings_for(tmp_path), seams=made.seams)
     made.write({b"k0": None, b"k1": b"2"})
     return made
 
@@ -50,7 +51,7 @@ def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: Twi
         given_up_at(point, twin, tmp_path)
     assert twin.open().manifests.numbers() == [1]
     assert list(tmp_path.iterdir()) == []
-    outcome = run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    outcome = run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
     assert isinstance(outcome, Completed)
     assert outcome.number == 2
     assert state_of(twin.open()) == twin.model
@@ -73,7 +74,7 @@ def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: 
         return passed[-1:] == ["after-fold"] and asked.count(len(passed)) > 1
 
     with pytest.raises(RoundGivenUp):
-        run_round(twin.open(), settings_for(tmp_path), crash=passed.append, is_given_up=is_given_up)
+        run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=passed.append), is_given_up=is_given_up)
     assert passed == ["after-newest", "after-fold"]
 
 

@@ -14,6 +14,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import manifest_path
+from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
@@ -104,7 +105,7 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
             writer.put(b"key-%d" % checkpoint, b"value")
             writer.commit(checkpoint)
         with suppress(StoreUnavailable):
-            run_round(mount.log, settings_for(mount.scratch), crash=crash)
+            run_round(mount.log, settings_for(mount.scratch), seams=Seams(crash=crash))
         writer.put(b"key-4", b"value")
         writer.commit(4)
     for _ in range(3):
@@ -157,13 +158,13 @@ def test_a_newest_manifest_below_one_that_was_seen_is_not_believed(
     log = twin.open()
     for turn in range(3):
         twin.write({b"a": str(turn).encode()})
-        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
     start = log.kafka.offsets(log.ledger_topic, [0])[0].start
     change(twin)
     twin.write({b"a": b"later"}) if change is _back else None
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="the store went back"):
-            run_round(log, settings_for(tmp_path), clock=twin.clock)
+            run_round(log, settings_for(tmp_path), seams=twin.seams)
         with pytest.raises(StoreUnavailable, match="the store went back"):
             recover(log).to_dict()
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == start
@@ -195,11 +196,11 @@ def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
     twin = TwinLog()
     log = twin.open()
     twin.write({b"a": b"1"})
-    run_round(log, settings_for(tmp_path), clock=twin.clock)
+    run_round(log, settings_for(tmp_path), seams=twin.seams)
     with twin.open() as other:
         Log.delete("log", kafka=other.kafka, root=other.store)
     with pytest.raises(NotFound, match="it was deleted"):
-        run_round(log, settings_for(tmp_path), clock=twin.clock)
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
 
 
 def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) -> None:

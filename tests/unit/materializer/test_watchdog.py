@@ -13,6 +13,7 @@ from statelog.materializer.daemon.events import Event, LogAgeAlarm
 from statelog.materializer.daemon.tail import TailGauge
 from statelog.materializer.daemon.watchdog import Watchdog
 from statelog.materializer.round.round import run_round
+from statelog.seams import Seams
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.daemon_bench import DaemonBench
 from tests.support.twin_log import TwinLog, settings_for
@@ -22,7 +23,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
-    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     empty = gauge.look()
@@ -42,7 +43,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     assert found.snapshot_bytes == sum(run.size_bytes for run in newest.manifest.runs)
     gauge.close()
 
-    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
     after = TailGauge(log, clock=twin.clock).look()
     assert (after.number, after.commits, after.age_s) == (2, 0, 0.0)
 
@@ -162,8 +163,7 @@ def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> 
         bench.log,
         settings_for(tmp_path, interval_s=1000.0, jitter=1.0),
         control=control,
-        clock=lambda: 0.0,
-        wall_clock=bench.twin.clock,
+        seams=Seams(clock=lambda: 0.0, wall_clock=bench.twin.clock),
         wait=end,
         start=lambda work: work(),
     )
@@ -273,7 +273,7 @@ def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> 
     def others() -> None:
         for i in range(3):
             bench.twin.write({b"a": str(i).encode()})
-            run_round(bench.twin.open(), settings_for(tmp_path), clock=bench.twin.clock)
+            run_round(bench.twin.open(), settings_for(tmp_path), seams=bench.twin.seams)
 
     bench.at(100, others)
     bench.run(until_s=200)
@@ -286,7 +286,7 @@ def test_a_gauge_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
     """It raises, rather than tell of a tail without them."""
     twin = TwinLog()
     twin.write({b"a": b"0"})
-    run_round(twin.open(), settings_for(tmp_path), clock=twin.clock)
+    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     gauge.look()

@@ -113,7 +113,7 @@ def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path)
         if steps.count("rename") == 1 and step == "rename":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    host = Host(new_id=lambda: f"{next(numbers):032x}", disk=disk)
+    host = Host(nonce=lambda: next(numbers).to_bytes(16, "big"), disk=disk)
     directory = CacheDirectory.create(tmp_path, host)
     file = directory.new_file()
     assert (directory.path.name, file.name) == (f"attempt-{0:032x}", f"{1:032x}.run")

@@ -7,6 +7,7 @@ import pytest
 
 from statelog.errors import LogInUse
 from statelog.producer.commits.opening import open_epoch
+from statelog.seams import Seams
 from statelog.spark.options import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
 from statelog.spark.sink.rivals import rivals_of
@@ -31,7 +32,7 @@ def opened_by_one(*, stamped: bool) -> Generator[Log]:
     with rig.create() as log:
         if not stamped:
             rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
-        open_epoch(log, "one", new_nonce=lambda: sibling_nonce(run_tag(ONE))).close()
+        open_epoch(log, "one", seams=Seams(nonce=lambda: sibling_nonce(run_tag(ONE)))).close()
         yield log
 
 

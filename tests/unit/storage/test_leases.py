@@ -5,6 +5,7 @@ import pytest
 from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import expired
+from statelog.seams import Seams
 from statelog.storage.leases import LeaseHolder, LeaseWarning, list_leases
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 
@@ -25,7 +26,7 @@ class _Scene:
             position=7,
             next_offsets={0: 5},
             ttl_s=30.0,
-            clock=lambda: self.now_s,
+            seams=Seams(clock=lambda: self.now_s),
         )
 
     def _ask(self, method: str, _path: str) -> Fault | None:
@@ -124,7 +125,8 @@ def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Except
 
     holder = LeaseHolder.claim(
         MemoryStore(scene.disk, "log", faults=refuse),
-        holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0, clock=lambda: scene.now_s,
+        holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0,
+        seams=Seams(clock=lambda: scene.now_s),
     )  # fmt: skip
     with pytest.warns(LeaseWarning, match="does not wait"), holder:
         assert not holder.is_held

@@ -17,7 +17,6 @@ Invariants:
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -61,9 +60,10 @@ from statelog.materializer.daemon.statistics import (
 )
 from statelog.materializer.daemon.watchdog import Watchdog
 from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.round.round import new_random_nonce, run_round
+from statelog.materializer.round.round import run_round
 from statelog.materializer.round.verified import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
+from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 
 __all__ = ["Materializer"]
@@ -79,10 +79,9 @@ def _ignore(_event: Event) -> None:
 class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
-    `control` carries wishes from elsewhere, such as signal handlers. `clock` is monotonic and paces the daemon;
-    `wall_clock` gives seconds since 1970 for manifests and ages. `wait` waits so many seconds, or shorter once the
+    `control` carries wishes from elsewhere, such as signal handlers. `wait` waits so many seconds, or shorter once the
     control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise. `rates` are
-    believed until better ones were measured.
+    believed until better ones were measured. The `clock` of `seams` paces the daemon.
     """
 
     def __init__(
@@ -91,29 +90,26 @@ class Materializer:
         settings: MaterializerSettings,
         *,
         control: Control | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        new_nonce: Callable[[], bytes] = new_random_nonce,
         on_event: Callable[[Event], None] = _ignore,
         wait: Callable[[float], object] | None = None,
         start: Start = start_thread,
         rates: Rates | None = None,
+        seams: Seams = REAL,
     ) -> None:
         self._log = log
         self._settings = settings
         self._control = control or Control()
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._new_nonce = new_nonce
+        self._seams = seams
+        self._clock = seams.clock
         self._on_event = on_event
         self._wait = wait or self._control.wait
         self._start = start
         self._verified = VerifiedRuns()
-        self._statistics = MaterializerStatistics(since_s=clock(), rates=rates or Rates())
+        self._statistics = MaterializerStatistics(since_s=seams.clock(), rates=rates or Rates())
         self._ended: deque[Flight[RoundOutcome]] = deque()
         self._round: Flight[RoundOutcome] | None = None
-        self._looks = Looks(log, settings, clock=clock, wall_clock=wall_clock, start=start, ring=self._control.ring)
-        self._due_s = clock()
+        self._looks = Looks(log, settings, start=start, ring=self._control.ring, seams=seams)
+        self._due_s = seams.clock()
         self._ended_s: float | None = None
         self._stopped_s: float | None = None
         self._told_s: float | None = None
@@ -159,10 +155,9 @@ class Materializer:
         return run_round(
             self._log,
             self._settings,
-            clock=self._wall_clock,
-            new_nonce=self._new_nonce,
             verified=self._verified,
             is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
+            seams=self._seams,
         )
 
     def _is_grace_over(self) -> bool:

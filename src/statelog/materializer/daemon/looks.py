@@ -17,6 +17,7 @@ from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOu
 from statelog.materializer.daemon.schedule import look_every_s
 from statelog.materializer.daemon.tail import Tail, TailGauge
 from statelog.materializer.settings import MaterializerSettings
+from statelog.seams import Seams
 from statelog.storage.log.log import Log
 
 __all__ = ["Looks"]
@@ -30,22 +31,21 @@ class Looks:
         log: Log,
         settings: MaterializerSettings,
         *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
         start: Start,
         ring: Callable[[], None],
+        seams: Seams,
     ) -> None:
         self._log = log
         self._settings = settings
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = seams.clock
+        self._wall_clock = seams.wall_clock
         self._start = start
         self._ring = ring
         self._over: deque[Flight[Tail]] = deque()
         self._under_way: Flight[Tail] | None = None
         self._out = 0
         self._gauge: TailGauge | None = None
-        self._due_s = clock()
+        self._due_s = seams.clock()
         self._outlook = RestoreOutlook.IN_TIME
 
     @property

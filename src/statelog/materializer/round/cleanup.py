@@ -12,7 +12,7 @@ Invariants:
   and only while the directory is still the log's.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,6 +32,7 @@ from statelog.schemas.snapshot.retention import (
     superseded_times,
     truncation_floor,
 )
+from statelog.seams import CrashPoint
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
@@ -90,7 +91,7 @@ def clean_up(
     disposal: Disposal,
     settings: MaterializerSettings,
     verified: VerifiedRuns,
-    crash: Callable[[str], None],
+    crash: CrashPoint,
 ) -> CleanUp:
     """Remove what `disposal` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
     links = verified.manifests.read(log.manifests, log.manifests.listed(), disposal.kept)
@@ -161,7 +162,7 @@ def _check_links(links: Iterable[KeptManifest]) -> str:
     return ""
 
 
-def _truncate(log: Log, floor: Floor, crash: Callable[[str], None]) -> int:
+def _truncate(log: Log, floor: Floor, crash: CrashPoint) -> int:
     """Truncate both topics to the floor; how many offsets went."""
     truncated = _truncate_topic(log, log.data_topic, floor.data)
     crash("after-truncate-data")

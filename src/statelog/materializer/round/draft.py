@@ -15,6 +15,7 @@ from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.manifest import RunRef
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
 from statelog.schemas.values.schema import ValueSchema
+from statelog.seams import NewNonce
 from statelog.storage.local.disk import DiskHook, no_faults
 from statelog.storage.log.log import Log
 from statelog.storage.runs.read import LocalRun, RunReader, read_back
@@ -31,7 +32,7 @@ class Draft:
         log: Log,
         schema: ValueSchema,
         scratch: Path,
-        new_nonce: Callable[[], bytes],
+        new_nonce: NewNonce,
         runs: Sequence[RunRef],
         go_on: Callable[[], None],
         disk: DiskHook = no_faults,

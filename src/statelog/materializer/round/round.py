@@ -14,8 +14,6 @@ Invariants:
 """
 
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,12 +43,13 @@ from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, RunRef, next_manifest
 from statelog.schemas.topics.rights import ROLLING_UP
+from statelog.seams import REAL, CrashPoint, Seams
 from statelog.storage.local.disk import DiskHook, no_faults
 from statelog.storage.log.anchors import take_anchors
 from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
-__all__ = ["CRASH_POINTS", "never", "new_random_nonce", "newest_number", "no_crash", "run_round"]
+__all__ = ["CRASH_POINTS", "newest_number", "run_round"]
 
 T = TypeVar("T")
 
@@ -79,44 +78,27 @@ QUIET_RECORDS = 1000
 _BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
 
 
-def no_crash(_point: str) -> None:
-    """What runs between two steps in production: nothing."""
-
-
-def never() -> bool:
-    """A round that nobody gives up."""
-    return False
-
-
-def new_random_nonce() -> bytes:
-    """16 random bytes: a manifest's nonce, or the name of a run."""
-    return uuid.uuid4().bytes
-
-
 def run_round(
     log: Log,
     settings: MaterializerSettings,
     *,
-    clock: Callable[[], float] = time.time,
-    new_nonce: Callable[[], bytes] = new_random_nonce,
     verified: VerifiedRuns | None = None,
-    crash: Callable[[str], None] = no_crash,
-    is_given_up: Callable[[], bool] = never,
+    is_given_up: Callable[[], bool] = lambda: False,
     disk: DiskHook = no_faults,
+    seams: Seams = REAL,
 ) -> RoundOutcome:
     """Run one round to its end.
 
-    `clock` gives seconds since 1970 (the manifest's informational time, and the duration). `verified` is what this
-    process keeps from round to round. `crash` is called at each of CRASH_POINTS; what it raises ends the round there.
-    `is_given_up` is asked between steps and between tables; once it says so before the put, the round ends. `disk` is
-    asked before every step on the scratch directory's files.
+    `verified` is what this process keeps from round to round. `is_given_up` is asked between steps and between tables;
+    once it says so before the put, the round ends. `disk` is asked before every step on the scratch directory's files.
+    `seams.crash` is called at each of CRASH_POINTS; `seams.wall_clock` gives the manifest's time and the durations.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable, RoundGivenUp among it.
     """
-    steps = _Steps(crash, is_given_up, disk)
+    steps = _Steps(seams.crash, is_given_up, disk)
     try:
-        return _round(log, settings, clock, new_nonce, verified or VerifiedRuns(), steps)
+        return _round(log, settings, seams, verified or VerifiedRuns(), steps)
     except Damaged:
         log.manifests.check_place()  # In another directory, all that the log needs is missing.
         raise
@@ -125,12 +107,11 @@ def run_round(
 def _round(
     log: Log,
     settings: MaterializerSettings,
-    clock: Callable[[], float],
-    new_nonce: Callable[[], bytes],
+    seams: Seams,
     verified: VerifiedRuns,
     steps: "_Steps",
 ) -> RoundOutcome:
-    started_s = clock()
+    started_s = seams.wall_clock()
     log.verify(ROLLING_UP)
     if not verified.may_truncate:
         prove_truncation(log)
@@ -147,8 +128,8 @@ def _round(
             return Skipped(number=number, position=newest.manifest.position if newest else 0)
 
         def roll_up(target: Target) -> RoundOutcome:
-            with scratch_directory(settings.scratch, new_id=lambda: new_nonce().hex(), disk=steps.disk) as scratch:
-                work = _Work(log, settings, newest, target, scratch, new_nonce, steps, clock)
+            with scratch_directory(settings.scratch, new_id=seams.new_id, disk=steps.disk) as scratch:
+                work = _Work(log, settings, newest, target, scratch, steps, seams)
                 return work.run(started_s, verified)
 
         try:
@@ -201,7 +182,7 @@ def _loss(error: StatelogError, number: int) -> StatelogError:
 class _Steps:
     """The gaps between steps: where tests let a round die, and where one that was given up ends."""
 
-    def __init__(self, crash: Callable[[str], None], is_given_up: Callable[[], bool], disk: DiskHook) -> None:
+    def __init__(self, crash: CrashPoint, is_given_up: Callable[[], bool], disk: DiskHook) -> None:
         self.disk = disk
         self._crash = crash
         self._is_given_up = is_given_up
@@ -234,9 +215,8 @@ class _Work:
         newest: StoredManifest | None,
         target: Target,
         scratch: Path,
-        new_nonce: Callable[[], bytes],
         steps: _Steps,
-        clock: Callable[[], float],
+        seams: Seams,
     ) -> None:
         self._log = log
         self._settings = settings
@@ -244,9 +224,8 @@ class _Work:
         self._base = newest.manifest if newest else None
         self._target = target
         self._scratch = scratch
-        self._new_nonce = new_nonce
         self._steps = steps
-        self._clock = clock
+        self._seams = seams
         self._plan = plan_replay(target.commits, range(log.descriptor.partitions), target.state.accepted)
 
     def run(self, started_s: float, verified: VerifiedRuns) -> RoundOutcome:
@@ -254,7 +233,7 @@ class _Work:
         # Asked for after the target: a value schema is stored before the first chunk that uses it.
         schema = self._log.value_schemas.newest()
         runs = self._base.runs if self._base else ()
-        draft = Draft(self._log, schema, self._scratch, self._new_nonce, runs, self._steps.go_on, self._steps.disk)
+        draft = Draft(self._log, schema, self._scratch, self._seams.nonce, runs, self._steps.go_on, self._steps.disk)
         rows, replay_s = self._timed(lambda: self._write_delta(draft))
         self._steps.passed("after-delta")
         merged = merge_runs(self._log, draft, self._settings.fanout)
@@ -282,15 +261,15 @@ class _Work:
             replay_s=replay_s,
             snapshot_bytes=sum(run.size_bytes for run in won.manifest.runs),
             runs_merged=merged,
-            duration_s=self._clock() - started_s,
+            duration_s=self._seams.wall_clock() - started_s,
             behind=self._target.behind,
             clean_up=removed,
             unpublished=unpublished,
         )
 
     def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        started_s = self._clock()
-        return work(), self._clock() - started_s
+        started_s = self._seams.wall_clock()
+        return work(), self._seams.wall_clock() - started_s
 
     def _write_delta(self, draft: Draft) -> int:
         """Add the delta to the draft, unless no change set was committed. Returns its rows."""
@@ -329,12 +308,12 @@ class _Work:
         own = next_manifest(
             self._base,
             self._newest.data if self._newest else b"",
-            nonce=self._new_nonce(),
+            nonce=self._seams.nonce(),
             identity=self._log.descriptor.identity,
             state=self._target.state,
             anchors=anchors,
             runs=draft.runs,
-            created_s=self._clock(),
+            created_s=self._seams.wall_clock(),
         )
         disposal = decide(self._log, listing, own, self._settings, verified.manifests)
         self._steps.passed("after-list")

@@ -5,12 +5,12 @@ round. One that cannot be removed costs a warning, never a round: what it made s
 """
 
 import os
-import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.errors import ConfigError, StoreUnavailable
+from statelog.seams import REAL
 from statelog.storage.local.disk import DiskHook, local_disk, no_faults
 from statelog.storage.local.own_directory import OwnDirectory, make_own
 
@@ -21,7 +21,7 @@ _PREFIX = "statelog-round-"
 
 @contextmanager
 def scratch_directory(
-    parent: Path, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex, disk: DiskHook = no_faults
+    parent: Path, *, new_id: Callable[[], str] = REAL.new_id, disk: DiskHook = no_faults
 ) -> Generator[Path]:
     """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.
 

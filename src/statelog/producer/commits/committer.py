@@ -10,29 +10,25 @@ Invariants:
 - After a commit that did not end well nothing more is committed: what became of it is for a new life to read.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
 from statelog.producer.commits.commit import make_commit, refused
 from statelog.producer.commits.grant import Grant
-from statelog.producer.commits.opening import Opened, open_epoch, random_nonce
+from statelog.producer.commits.opening import Opened, open_epoch
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import REAL, Seams
 from statelog.storage.ledger_client import append_record
 from statelog.storage.log.log import Log
 
-__all__ = ["Committer", "nowhere"]
+__all__ = ["Committer"]
 
 _SETTLE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
 _TAKEN_OVER = "another writer took over"
-
-
-def nowhere(_: str) -> None:
-    """The crash point that does nothing."""
 
 
 class Committer:
@@ -43,9 +39,7 @@ class Committer:
         log: Log,
         opened: Opened,
         *,
-        new_nonce: Callable[[], bytes] = random_nonce,
-        clock: Callable[[], float] = time.monotonic,
-        crash: Callable[[str], None] = nowhere,
+        seams: Seams = REAL,
     ) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
@@ -53,9 +47,7 @@ class Committer:
         """How many Commits were sent for the newest checkpoint: 1, and 1 more for each that was found lost."""
         self._over = ""
         self._log = log
-        self._new_nonce = new_nonce
-        self._clock = clock
-        self._crash = crash
+        self._seams = seams
 
     @property
     def grant(self) -> Grant:
@@ -103,7 +95,7 @@ class Committer:
             raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
         self.attempts = 0
-        self._crash("commit-made")
+        self._seams.crash("commit-made")
         self._over = "an earlier commit did not end well"
         taken_over = ""
         try:
@@ -113,7 +105,7 @@ class Committer:
                 raise
             offset, taken_over = self._settle(commit, handles, metadata, error)
         self._log.saw(offset + 1)
-        self._crash("committed")
+        self._seams.crash("committed")
         self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
         self._over = "the last commit was final" if final else taken_over
         return self.last
@@ -136,7 +128,7 @@ class Committer:
 
     def _append(self, commit: Commit) -> int:
         self.attempts += 1
-        offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._clock)
+        offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._seams.clock)
         try:
             void = self.opened.ledger.verdict(offset, commit)
         except Unavailable as error:
@@ -192,8 +184,7 @@ class Committer:
                 old.grant.writer,
                 partitions=old.grant.partitions,
                 ours=[old.grant.nonce],
-                new_nonce=self._new_nonce,
-                clock=self._clock,
+                seams=self._seams,
             )
         except Fenced as fenced:
             position = fenced.facts.get("position")

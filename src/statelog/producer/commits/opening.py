@@ -10,9 +10,7 @@ Invariants:
 - After success the fold stands right behind our Open; the state that it shows for our partitions only we can change.
 """
 
-import os
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
@@ -22,20 +20,16 @@ from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.names import check_name
 from statelog.schemas.topics.rights import WRITING
+from statelog.seams import REAL, Clock, Seams
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log.anchors import check_data_records
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 
-__all__ = ["Opened", "open_epoch", "random_nonce"]
+__all__ = ["Opened", "open_epoch"]
 
 _ATTEMPTS = 8
-
-
-def random_nonce() -> bytes:
-    """16 random bytes: what tells one life of a writer from every other."""
-    return os.urandom(16)
 
 
 @dataclass(slots=True)
@@ -61,8 +55,7 @@ def open_epoch(
     partitions: Sequence[int] | None = None,
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
-    new_nonce: Callable[[], bytes] = random_nonce,
-    clock: Callable[[], float] = time.monotonic,
+    seams: Seams = REAL,
 ) -> Opened:
     """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
     and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
@@ -78,7 +71,7 @@ def open_epoch(
     log.verify(WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
-    ledger = log.ledger(newest, rebase=log.newest_state, clock=clock)
+    ledger = log.ledger(newest, rebase=log.newest_state, clock=seams.clock)
     try:
         for _ in range(_ATTEMPTS):
             ledger.fold_end()
@@ -87,11 +80,11 @@ def open_epoch(
             check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position, there)
             _check_expected(ledger.fold, writer, expect)
             _check_still_ours(ledger.fold, writer, taken, issued)
-            nonce = new_nonce()
+            nonce = seams.nonce()
             if issued is not None:
                 issued.add(nonce)
             try:
-                opened = _try_open(log, ledger, writer, taken, nonce, clock)
+                opened = _try_open(log, ledger, writer, taken, nonce, seams.clock)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue
@@ -109,7 +102,7 @@ def _try_open(
     writer: str,
     partitions: tuple[int, ...],
     nonce: bytes,
-    clock: Callable[[], float],
+    clock: Clock,
 ) -> Opened | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold

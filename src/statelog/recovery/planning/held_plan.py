@@ -160,8 +160,7 @@ class HeldPlan:
             position=plan.base_position,
             next_offsets=plan.held_offsets(self._partitions),
             ttl_s=self._settings.lease_ttl_s,
-            clock=self._clock,
-            new_id=self._host.new_id,
+            seams=self._host,
             wanted=self._settings.lease,
         )
 

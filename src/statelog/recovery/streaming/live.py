@@ -176,8 +176,7 @@ class Live:
             position=self._position,
             next_offsets=self._next_offsets,
             ttl_s=self._settings.lease_ttl_s,
-            clock=self._clock,
-            new_id=self._host.new_id,
+            seams=self._host,
             wanted=self._settings.lease,
         ).__enter__()
 

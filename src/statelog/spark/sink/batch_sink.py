@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from statelog.producer.commits.committer import nowhere
+from statelog.seams import REAL, Seams
 from statelog.spark.options import write_options
-from statelog.spark.sink.committing import CrashPoint, commit_batch, commit_write
+from statelog.spark.sink.committing import commit_batch, commit_write
 from statelog.spark.sink.task import TaskResult, write_task
 from statelog.spark.sink.writing import PlannedWrite
 
@@ -22,11 +22,9 @@ __all__ = ["BatchWriter"]
 class BatchWriter(DataSourceArrowWriter):
     """Spark's view of the sink. One instance is planned, copied to the tasks, and to the commit process."""
 
-    def __init__(
-        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, crash: CrashPoint = nowhere
-    ) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, seams: Seams = REAL) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
-        self._crash = crash
+        self._seams = seams
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
@@ -36,9 +34,9 @@ class BatchWriter(DataSourceArrowWriter):
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         options = self._planned.options
         if options.batch_id is None:
-            commit_write(options, messages, crash=self._crash)
+            commit_write(options, messages, seams=self._seams)
         else:
-            commit_batch(options, messages, options.batch_id, crash=self._crash)
+            commit_batch(options, messages, options.batch_id, seams=self._seams)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""

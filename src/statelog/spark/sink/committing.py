@@ -15,10 +15,10 @@ from dataclasses import replace
 from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.errors import ConfigError, Misuse
-from statelog.producer.commits.committer import nowhere
 from statelog.producer.tasks import Coordinator, resume_grant
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import REAL, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options import LogOptions, WriteOptions
 from statelog.spark.sink.decision import BatchDecision, decide_batch, decide_write
@@ -27,7 +27,6 @@ from statelog.spark.sink.task import TaskResult
 
 __all__ = ["commit_batch", "commit_write"]
 
-CrashPoint = Callable[[str], None]
 Decide = Callable[[LastCommit | None], BatchDecision]
 
 _coordinators: ProcessCache[tuple[LogOptions, bytes], Coordinator] = ProcessCache()
@@ -38,7 +37,7 @@ def commit_batch(
     messages: Sequence[WriterCommitMessage | None],
     batch_id: int,
     *,
-    crash: CrashPoint = nowhere,
+    seams: Seams = REAL,
 ) -> bool:
     """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Fenced,
     CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
@@ -55,12 +54,10 @@ def commit_batch(
             take_over_from=options.take_over_from,
         )
 
-    return _commit(options, results, decide, crash)
+    return _commit(options, results, decide, seams)
 
 
-def commit_write(
-    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, crash: CrashPoint = nowhere
-) -> bool:
+def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, seams: Seams = REAL) -> bool:
     """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
 
     def decide(last: LastCommit | None) -> BatchDecision:
@@ -71,15 +68,15 @@ def commit_write(
             take_over_from=options.take_over_from,
         )
 
-    return _commit(options, _results(messages), decide, crash)
+    return _commit(options, _results(messages), decide, seams)
 
 
-def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: Decide, crash: CrashPoint) -> bool:
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: Decide, seams: Seams) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
     try:
-        coordinator = _coordinator(options.where, results[0], crash)
+        coordinator = _coordinator(options.where, results[0], seams)
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
             return False
@@ -91,7 +88,7 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: Decide
     return True
 
 
-def _coordinator(where: LogOptions, result: TaskResult, crash: CrashPoint) -> Coordinator:
+def _coordinator(where: LogOptions, result: TaskResult, seams: Seams) -> Coordinator:
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)
@@ -104,8 +101,7 @@ def _coordinator(where: LogOptions, result: TaskResult, crash: CrashPoint) -> Co
         log,
         result.grant.writer,
         opened=resume_grant(log, result.grant),
-        new_nonce=sibling_nonces(result.grant.nonce),
-        crash=crash,
+        seams=replace(seams, nonce=sibling_nonces(result.grant.nonce)),
     )
     return _coordinators.put(key, made)
 

@@ -14,8 +14,6 @@ Invariants:
 """
 
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -26,6 +24,7 @@ from statelog.producer.commits.opening import open_epoch
 from statelog.producer.tasks import TaskGrant
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
+from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options import LogOptions, WriteOptions
 from statelog.spark.sink.ownership import check_ownership
@@ -37,7 +36,6 @@ from statelog.storage.log.log import Log
 __all__ = ["plan_batch", "sibling_nonces"]
 
 _Key = tuple[LogOptions, str, str | None]
-NewNonce = Callable[[], bytes]
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ class _Epoch:
 _epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
 
 
-def plan_batch(options: WriteOptions, *, wall_clock: Callable[[], float] = time.time) -> TaskGrant:
+def plan_batch(options: WriteOptions, *, seams: Seams = REAL) -> TaskGrant:
     """The right to write the next batch.
 
     Raises LogInUse and CheckpointMismatch before anybody is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
@@ -70,11 +68,11 @@ def plan_batch(options: WriteOptions, *, wall_clock: Callable[[], float] = time.
     log = cached_log(options.where)  # After the epoch, so that no log is idle for longer than what was made of it.
     try:
         if epoch is None:
-            epoch = _epochs.put(key, _first(log, options, wall_clock))
+            epoch = _epochs.put(key, _first(log, options, seams))
         else:
             epoch.ledger.fold_end()
             if not epoch.is_live:
-                epoch = _next(log, options, key, epoch, wall_clock)
+                epoch = _next(log, options, key, epoch, seams)
     except BaseException:
         _epochs.drop(key)
         raise
@@ -88,7 +86,7 @@ def sibling_nonces(nonce: bytes) -> NewNonce:
     return lambda: sibling_nonce(nonce)
 
 
-def _first(log: Log, options: WriteOptions, wall_clock: Callable[[], float]) -> _Epoch:
+def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
     """The epoch for a worker that has none: a sibling's, or a new one."""
     run = run_of(options)
     ledger = log.newest_ledger()
@@ -104,13 +102,13 @@ def _first(log: Log, options: WriteOptions, wall_clock: Callable[[], float]) -> 
             options.query_id or _query_id(options.checkpoint_location),
             run.tag,
             ledger.fold.last_commit(options.writer),
-            rivals_of(log, ledger.fold, options, wall_clock()),
+            rivals_of(log, ledger.fold, options, seams.wall_clock()),
         )
     except BaseException:
         ledger.close()
         raise
     ledger.close()
-    return _open(log, options, run, newest)
+    return _open(log, options, run, newest, seams)
 
 
 def _next(
@@ -118,7 +116,7 @@ def _next(
     options: WriteOptions,
     key: _Key,
     epoch: _Epoch,
-    wall_clock: Callable[[], float],
+    seams: Seams,
 ) -> _Epoch:
     """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
     and for a query that was started again after a sibling had told it that it was fenced.
@@ -130,7 +128,7 @@ def _next(
     run = run_of(options)
     if options.serves_query and run.has_opened:
         raise _taken_over(options, run, newest)
-    return _epochs.put(key, _first(log, options, wall_clock))
+    return _epochs.put(key, _first(log, options, seams))
 
 
 def _newest(log: Log, fold: LedgerFold, options: WriteOptions) -> LiveEpoch | None:
@@ -153,10 +151,10 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
     )
 
 
-def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None) -> _Epoch:
+def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
     """Open anew, unless somebody did so since the ownership was looked at."""
     ours = None if seen is None else [seen.nonce]
-    opened = open_epoch(log, options.writer, ours=ours, new_nonce=sibling_nonces(run.tag))
+    opened = open_epoch(log, options.writer, ours=ours, seams=replace(seams, nonce=sibling_nonces(run.tag)))
     opened.producer.close()
     try:
         if options.serves_query:

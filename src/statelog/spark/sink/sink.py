@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from statelog.producer.commits.committer import nowhere
+from statelog.seams import REAL, Seams
 from statelog.spark.options import write_options
-from statelog.spark.sink.committing import CrashPoint, commit_batch
+from statelog.spark.sink.committing import commit_batch
 from statelog.spark.sink.task import TaskResult, write_task
 from statelog.spark.sink.writing import PlannedWrite
 
@@ -22,13 +22,11 @@ __all__ = ["StreamWriter"]
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark's view of the sink. `crash` names the steps of a commit to whoever tests what a death there means."""
+    """Spark's view of the sink. `seams` are for tests."""
 
-    def __init__(
-        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, crash: CrashPoint = nowhere
-    ) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, seams: Seams = REAL) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=True), schema, overwrite=overwrite)
-        self._crash = crash
+        self._seams = seams
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
@@ -36,7 +34,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the batch, beside the driver. Raises as `commit_batch`."""
-        commit_batch(self._planned.options, messages, batchId, crash=self._crash)
+        commit_batch(self._planned.options, messages, batchId, seams=self._seams)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""

@@ -15,13 +15,13 @@ import fcntl
 import os
 import re
 import shutil
-import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from statelog.seams import REAL
 from statelog.storage.local.own_process import OwnProcess
 
 __all__ = ["LeftoverWarning", "OwnDirectory", "make_own", "sweep"]
@@ -71,9 +71,7 @@ class OwnDirectory:
         self.remove()
 
 
-def make_own(
-    parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
-) -> OwnDirectory:
+def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] = REAL.new_id) -> OwnDirectory:
     """A new directory `<prefix><32 hex digits><suffix>` in `parent`, for this user only; the dead ones go first.
 
     `new_id` gives the digits. Raises OSError. Warns of dead ones that cannot be removed.
