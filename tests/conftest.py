@@ -4,11 +4,11 @@ broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
 hdfs        a real name node and data node
 own_broker  a separate one that a fault test may kill, pause and restart
 cluster     three nodes of a real cluster, each of which a fault test may kill, pause and restart
-faulty_broker  another one, behind a TCP proxy that does what networks do (tests/support/faulty_broker.py)
+faulty_broker  another one, behind a TCP proxy that does what networks do (tests/support/services/faulty_broker.py)
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
-spark       a local Spark session, from tests/support/spark.py
-lives       processes that a test lets die, from tests/support/lives.py
+spark       a local Spark session, from tests/support/spark/session.py
+lives       processes that a test lets die, from tests/support/processes/lives.py
 """
 
 import os
@@ -20,14 +20,19 @@ from contextlib import ExitStack
 import pytest
 
 from statelog.cli.devbroker.ready import wait_until_ready
-from tests.support import broker as brokers
-from tests.support.cluster import Cluster, running_cluster
-from tests.support.faulty_broker import FaultyBroker, open_faulty_broker
-from tests.support.hdfs import Hdfs, open_hdfs
+from tests.support.cluster.nodes import Cluster, running_cluster
+from tests.support.services import broker as brokers
+from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker
+from tests.support.services.hdfs import Hdfs, open_hdfs
 
 __all__: list[str] = []
 
-pytest_plugins = ["tests.support.sharing", "tests.support.spark", "tests.support.lives", "tests.support.shell"]
+pytest_plugins = [
+    "tests.support.sharing",
+    "tests.support.spark.session",
+    "tests.support.processes.lives",
+    "tests.support.rigs.shell",
+]
 
 
 def pytest_report_header() -> list[str]:

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.rigs.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.services.broker import Broker
 
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])

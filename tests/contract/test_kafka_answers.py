@@ -16,8 +16,8 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.storage.kafka.positions import HighWater, Listed
-from tests.support.faulty_broker import FaultyBroker
-from tests.support.tcp_proxy import Deed
+from tests.support.services.faulty_broker import FaultyBroker
+from tests.support.services.tcp_proxy import Deed
 
 _TIMEOUT_S = 2.0
 _APIS = {

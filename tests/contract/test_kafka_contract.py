@@ -24,7 +24,7 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
-from tests.support.kafka_world import World, broker_world, memory_world
+from tests.support.rigs.kafka import World, broker_world, memory_world
 
 TIMEOUT_S = 20.0
 

@@ -12,7 +12,7 @@ from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.writer_rig import WriterRig, real_rig
+from tests.support.rigs.writer_rig import WriterRig, real_rig
 
 
 class Clock:

@@ -25,9 +25,9 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.mutation import mutations
-from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.rigs.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.samples.mutation import mutations
+from tests.support.services.broker import Broker
 
 
 class _LastRecords(MemoryReader):

@@ -15,11 +15,11 @@ from statelog.storage.store import Store
 from statelog.storage.store.fsspec import FsspecStore, open_store
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from statelog.storage.store.url import parse_root
-from tests.support.broker import docker_reason
-from tests.support.file_systems import CarelessFileSystem, unique_directory
-from tests.support.hdfs import Hdfs
-from tests.support.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
-from tests.support.s3_faulty import faulty_s3
+from tests.support.faults.file_systems import CarelessFileSystem, unique_directory
+from tests.support.services.broker import docker_reason
+from tests.support.services.hdfs import Hdfs
+from tests.support.services.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
+from tests.support.services.s3_faulty import faulty_s3
 
 LOG = "orders"
 THREADS = 8

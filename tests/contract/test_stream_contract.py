@@ -18,9 +18,9 @@ from statelog.recovery.streaming.live import Live
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.stream_reader import Reader
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.stream_reader import Reader
+from tests.support.services.broker import Broker
 
 _UNSAFE = ["replication", "min-insync"]
 _BUDGET_BYTES = 64 * 1024

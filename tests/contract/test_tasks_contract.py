@@ -31,9 +31,9 @@ from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.quick_start import quick_start
-from tests.support.writer_rig import WriterRig, real_rig
+from tests.support.processes.quick_start import quick_start
+from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.services.broker import Broker
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
 

@@ -17,8 +17,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
-from tests.support.twin_log import settings_for
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.twin_log import settings_for
+from tests.support.rigs.writer_rig import WriterRig
 
 FIRST = """{"type": "record", "name": "Order", "fields": [
     {"name": "n", "type": "int"}, {"name": "gone", "type": "string"}]}"""

@@ -16,9 +16,9 @@ from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.seams import Seams
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log.log import Log
-from tests.support.chunks import rows_batch
-from tests.support.twin_log import settings_for
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.twin_log import settings_for
+from tests.support.rigs.writer_rig import WriterRig
+from tests.support.samples.chunks import rows_batch
 
 SMALL = WriterSettings(roll_rows=4, roll_bytes=300, chunk_bytes=300)
 TIMEOUT_S = 30.0

@@ -24,7 +24,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.writer_rig import WriterRig
 
 POINT = """{"type": "record", "name": "Point", "fields": [
     {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""

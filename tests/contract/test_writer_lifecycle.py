@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.writer_rig import WriterRig
 
 AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256)
 

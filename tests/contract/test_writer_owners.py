@@ -14,7 +14,7 @@ from statelog.errors import ClosedError
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.writer_rig import WriterRig
 
 
 @pytest.fixture

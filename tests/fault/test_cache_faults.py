@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import NotFound, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.storage.store.memory import Fault, MemoryStore
-from tests.support.cache_rig import CacheRig
+from tests.support.rigs.cache import CacheRig
 
 
 def test_a_killed_process_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:

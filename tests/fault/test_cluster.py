@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import choices
-from tests.support.cluster import Cluster
-from tests.support.cluster_play import perform
+from tests.support.cluster.nodes import Cluster
+from tests.support.cluster.play import perform
+from tests.support.services.broker import choices
 
 pytestmark = pytest.mark.broker
 _MINUTES = pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
 from statelog.schemas.keys.key_groups import KeyType
-from tests.support.broker import Broker
-from tests.support.quick_start import quick_start
-from tests.support.step_hooks import DieOnce, StopOnce, coordinate, nothing
-from tests.support.writer_rig import WriterRig, real_rig
+from tests.support.processes.quick_start import quick_start
+from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing
+from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.services.broker import Broker
 
 BATCHES = 4
 DEATHS = (

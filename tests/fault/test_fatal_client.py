@@ -16,9 +16,9 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
-from tests.support.broker import Broker
-from tests.support.fatal_client import make_fatal
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.faults.fatal_client import make_fatal
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.services.broker import Broker
 
 
 class Remembering(ConfluentKafka):

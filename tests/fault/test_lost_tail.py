@@ -7,7 +7,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
 
 SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
 

@@ -11,9 +11,9 @@ import pytest
 from statelog.materializer import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
-from tests.support.broker import Broker
-from tests.support.lives import Lives
-from tests.support.writer_rig import WriterRig, real_rig
+from tests.support.processes.lives import Lives
+from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.services.broker import Broker
 
 NEVER = "never"
 
@@ -22,7 +22,7 @@ def round_in_a_process(lives: Lives, rig: WriterRig, bootstrap: str, directory: 
     """One round that dies at `point`; returns its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
-    return lives.live("tests.support.doomed_round", rig.name, bootstrap, directory / "root", scratch, point)
+    return lives.live("tests.support.processes.doomed_round", rig.name, bootstrap, directory / "root", scratch, point)
 
 
 def write(rig: WriterRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:

@@ -23,8 +23,8 @@ from statelog.schemas.ledger.records import Restart, decode
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
-from tests.support.power_loss import cut_tail
-from tests.support.twin_log import UNSAFE, settings_for
+from tests.support.faults.power_loss import cut_tail
+from tests.support.rigs.twin_log import UNSAFE, settings_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
 

@@ -12,9 +12,9 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.leases import LeaseWarning, list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.s3_faulty import FaultyS3, Told, faulty_s3
-from tests.support.twin_log import UNSAFE
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.twin_log import UNSAFE
+from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 
 WRITES = ("put", "put_if_absent", "upload", "delete", "now_s")
 

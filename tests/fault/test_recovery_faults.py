@@ -37,9 +37,9 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
-from tests.support.cache_rig import until
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.writer_rig import twin_rig
+from tests.support.rigs.cache import until
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.writer_rig import twin_rig
 
 _KEYS = [b"key-%d" % i for i in range(60)]
 

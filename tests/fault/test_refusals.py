@@ -25,8 +25,8 @@ from statelog.producer.writer import Writer
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.rigs.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.services.broker import Broker
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 

@@ -29,7 +29,7 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
+from tests.support.rigs.writer_rig import WAIVED, WriterRig, twin_rig
 
 TEXTS = """{"type": "record", "name": "Texts", "fields": [
     {"name": "text", "type": "string"}, {"name": "texts", "type": {"type": "array", "items": "bytes"}}]}"""

@@ -17,8 +17,8 @@ from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.store.memory import Fault
-from tests.support.stepper import Killed
-from tests.support.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.worlds.stepper import Killed
 
 
 def _busy_log(tmp_path: Path) -> TwinLog:

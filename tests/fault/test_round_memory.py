@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.folded_memory import VALUE_BYTES
+from tests.support.processes.folded_memory import VALUE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tests.support.folded_memory import VALUE_BYTES
 def test_a_fold_takes_a_few_limits_whatever_it_folds(mib: int, fold_mib: int) -> None:
     """Values of 16 KiB, thirty-two times the limit; and at real size more than a column of Arrow's holds, 2 GiB."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.folded_memory", str(mib), str(fold_mib)],
+        [sys.executable, "-m", "tests.support.processes.folded_memory", str(mib), str(fold_mib)],
         capture_output=True,
         check=True,
         text=True,

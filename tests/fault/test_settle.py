@@ -17,8 +17,8 @@ from statelog.seams import Seams, random_nonce
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
-from tests.support.breaking_kafka import BreakingKafka
-from tests.support.writer_rig import WAIVED, WriterRig, twin_rig
+from tests.support.faults.breaking_kafka import BreakingKafka
+from tests.support.rigs.writer_rig import WAIVED, WriterRig, twin_rig
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 WIDER = """{"type": "record", "name": "Point", "fields": [

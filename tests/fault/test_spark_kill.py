@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Broker
-from tests.support.spark_job import JobSettings
-from tests.support.spark_rig import Row, SparkLog, fold_rows, write_batches
+from tests.support.services.broker import Broker
+from tests.support.spark.job import JobSettings
+from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]  # A life of Spark takes its time.
 
@@ -40,7 +40,7 @@ class Job:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with (self.directory / "job.log").open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.support.spark_job", settings.to_json()],
+                [sys.executable, "-m", "tests.support.spark.job", settings.to_json()],
                 env=environment,
                 stdout=output,
                 stderr=output,

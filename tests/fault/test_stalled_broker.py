@@ -12,9 +12,9 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log
-from tests.support.faulty_broker import FaultyBroker
-from tests.support.tcp_proxy import Deed
-from tests.support.twin_log import UNSAFE, settings_for
+from tests.support.rigs.twin_log import UNSAFE, settings_for
+from tests.support.services.faulty_broker import FaultyBroker
+from tests.support.services.tcp_proxy import Deed
 
 pytestmark = pytest.mark.broker
 _REQUEST_TIMEOUT_S = 0.5

@@ -18,8 +18,8 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import LeaseWarning, list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
-from tests.support.recovery_rig import memory_rig
-from tests.support.twin_log import UNSAFE
+from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.twin_log import UNSAFE
 
 SIZE_BYTES = 1 << 20
 

@@ -14,8 +14,8 @@ from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.fsspec import FsspecStore
 from statelog.storage.store.repeats import REPEAT_DELAYS_S, Repeats
 from statelog.storage.store.url import parse_root
-from tests.support.manifests import IDENTITY, first_manifest
-from tests.support.s3_faulty import BROKEN, FaultyS3, Told, faulty_s3
+from tests.support.samples.manifests import IDENTITY, first_manifest
+from tests.support.services.s3_faulty import BROKEN, FaultyS3, Told, faulty_s3
 
 TRIES = len(REPEAT_DELAYS_S) + 1
 

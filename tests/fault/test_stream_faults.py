@@ -37,9 +37,9 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
-from tests.support.recovery_rig import memory_rig
-from tests.support.spill import Disks
-from tests.support.stream_reader import Reader
+from tests.support.faults.spill import Disks
+from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.stream_reader import Reader
 
 _KEYS = [b"key-%03d" % i for i in range(300)]
 _PATIENCE_S = 60.0

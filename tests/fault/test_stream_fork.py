@@ -11,9 +11,9 @@ from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.leases import list_leases
-from tests.support.forks import in_fork
-from tests.support.recovery_rig import memory_rig
-from tests.support.stream_reader import Reader
+from tests.support.processes.forks import in_fork
+from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.stream_reader import Reader
 
 _PATIENCE_S = 60.0
 
@@ -21,7 +21,7 @@ _PATIENCE_S = 60.0
 def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
     """Its exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.forked_stream"],
+        [sys.executable, "-m", "tests.support.processes.forked_stream"],
         capture_output=True,
         check=True,
         text=True,

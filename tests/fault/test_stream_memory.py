@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests.support.streamed_memory import BUDGET_BYTES, STATE_BYTES
+from tests.support.processes.streamed_memory import BUDGET_BYTES, STATE_BYTES
 
 
 @pytest.mark.parametrize("how", ["stream", "parquet", "table"])
 def test_a_stream_takes_a_few_budgets_and_a_table_takes_the_state(how: str) -> None:
     """A stream into a slow reader, or a file, takes less than half of a state of sixteen budgets; a table all."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.streamed_memory", how],
+        [sys.executable, "-m", "tests.support.processes.streamed_memory", how],
         capture_output=True,
         check=True,
         text=True,

@@ -34,9 +34,9 @@ from statelog.storage.log import topics as log_topics
 from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import Fate, TopicLoss
 from statelog.storage.store.memory import MemoryStore
-from tests.support.dying import Death, dying
-from tests.support.lost_topics import BOTH, KEPT, accept, anew, gone, made
-from tests.support.twin_log import TwinLog, settings_for
+from tests.support.faults.dying import Death, dying
+from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
+from tests.support.rigs.twin_log import TwinLog, settings_for
 
 
 @pytest.fixture(autouse=True)

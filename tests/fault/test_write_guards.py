@@ -16,7 +16,7 @@ from statelog.storage.kafka import Delivery
 from statelog.storage.kafka.memory import MemoryProducer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
 
 
 @pytest.fixture

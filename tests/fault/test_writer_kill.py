@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from statelog.producer.writer import Writer
-from tests.support.broker import Broker, OwnBroker
-from tests.support.doomed_writer import NEVER, fold
-from tests.support.lives import Lives
-from tests.support.writer_rig import WriterRig, real_rig
+from tests.support.processes.doomed_writer import NEVER, fold
+from tests.support.processes.lives import Lives
+from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.services.broker import Broker, OwnBroker
 
 END = 1_000
 REPOSITORY = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 def live(lives: Lives, rig: WriterRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
     """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
     places = (directory / "root", directory / "kept")
-    return lives.live("tests.support.doomed_writer", rig.name, bootstrap, *places, point, times, END)
+    return lives.live("tests.support.processes.doomed_writer", rig.name, bootstrap, *places, point, times, END)
 
 
 def committed(rig: WriterRig) -> int:
@@ -67,7 +67,7 @@ def test_broker_killed_and_restarted_under_load(
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
     path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
-    command = [sys.executable, "-m", "tests.support.doomed_writer", rig.name, own_broker.bootstrap]
+    command = [sys.executable, "-m", "tests.support.processes.doomed_writer", rig.name, own_broker.bootstrap]
     command += [str(tmp_path / "root"), str(tmp_path / "kept"), NEVER, "1", str(END * 20)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
         while committed(rig) == 0:

@@ -16,8 +16,8 @@ import rocksdict
 
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
-from tests.support.broker import Broker
-from tests.support.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 

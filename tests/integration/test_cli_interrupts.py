@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
 
 pytestmark = pytest.mark.broker
 

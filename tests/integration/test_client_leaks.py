@@ -15,7 +15,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
+from tests.support.services.broker import Broker
 
 
 def threads() -> int:

@@ -10,8 +10,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
-from tests.support.broker import choices
-from tests.support.compose import Stack, compose_reason, open_stack
+from tests.support.services.broker import choices
+from tests.support.services.compose import Stack, compose_reason, open_stack
 
 pytestmark = [pytest.mark.docker, pytest.mark.broker, pytest.mark.timeout(540)]
 

@@ -15,8 +15,8 @@ from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.broker import Broker
-from tests.support.forks import in_fork
+from tests.support.processes.forks import in_fork
+from tests.support.services.broker import Broker
 
 
 class _Interrupted(BaseException):

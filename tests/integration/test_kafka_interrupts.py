@@ -9,8 +9,8 @@ import pytest
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.broker import Broker
-from tests.support.interrupted import ROUNDS
+from tests.support.processes.interrupted import ROUNDS
+from tests.support.services.broker import Broker
 
 
 @pytest.mark.broker
@@ -21,7 +21,7 @@ def test_a_signal_comes_out_as_what_its_handler_raised(
     """Dozens of signals, in sends with callbacks, polls, questions and reads: never a SystemError, never lost."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
-    command = [sys.executable, "-m", "tests.support.interrupted", broker.bootstrap, topic_name, which]
+    command = [sys.executable, "-m", "tests.support.processes.interrupted", broker.bootstrap, topic_name, which]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     kafka.delete_topic(topic_name)
     kafka.close()

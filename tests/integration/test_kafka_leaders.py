@@ -18,7 +18,7 @@ from statelog.storage.kafka import OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
-from tests.support.broker import Broker
+from tests.support.services.broker import Broker
 
 T = TypeVar("T")
 _PARTITIONS = 4

@@ -12,8 +12,8 @@ from statelog.producer.writer import Writer
 from statelog.storage.kafka import OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.faulty_broker import FaultyBroker
-from tests.support.writer_rig import real_rig
+from tests.support.rigs.writer_rig import real_rig
+from tests.support.services.faulty_broker import FaultyBroker
 
 pytestmark = pytest.mark.broker
 

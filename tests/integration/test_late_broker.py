@@ -16,7 +16,7 @@ from statelog.storage.kafka.admin_client import Leaders, Request
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
-from tests.support.broker import Broker
+from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 

@@ -10,7 +10,7 @@ import pytest
 
 import statelog
 from statelog.errors import ConfigError, NotFound
-from tests.support.broker import Broker
+from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 _RIVALS = 4

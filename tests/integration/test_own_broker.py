@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.cli.devbroker.ready import produce_probe
-from tests.support.broker import Broker, OwnBroker
+from tests.support.services.broker import Broker, OwnBroker
 
 pytestmark = pytest.mark.broker
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.support.broker import Broker
+from tests.support.services.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 

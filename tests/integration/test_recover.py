@@ -16,8 +16,8 @@ from statelog.schemas.topics.policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.broker import Broker
-from tests.support.recovery_rig import RecoveryRig
+from tests.support.rigs.recovery_rig import RecoveryRig
+from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 _KEYS = [b"key-%d" % i for i in range(500)]

@@ -10,7 +10,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from tests.support.recovery_rig import memory_rig
+from tests.support.rigs.recovery_rig import memory_rig
 
 
 @pytest.mark.parametrize("rounds", [1, 6])

@@ -15,9 +15,9 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.broker import OwnBroker
-from tests.support.recovery_rig import RecoveryRig
-from tests.support.stream_reader import Reader
+from tests.support.rigs.recovery_rig import RecoveryRig
+from tests.support.rigs.stream_reader import Reader
+from tests.support.services.broker import OwnBroker
 
 pytestmark = pytest.mark.broker
 

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.support.secure_broker import SecureBroker, running_secure_broker, topic
+from tests.support.services.secure_broker import SecureBroker, running_secure_broker, topic
 
 pytestmark = pytest.mark.broker
 

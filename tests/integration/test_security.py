@@ -24,8 +24,8 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.canary import CANARY
-from tests.support.s3_faulty import Told, faulty_s3
-from tests.support.secure_broker import (
+from tests.support.services.s3_faulty import Told, faulty_s3
+from tests.support.services.secure_broker import (
     Right,
     SecureBroker,
     publishing,

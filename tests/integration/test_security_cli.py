@@ -17,8 +17,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.canary import CANARY, canary_in, files_with_canary
-from tests.support.s3_faulty import FaultyS3, Told, faulty_s3
-from tests.support.secure_broker import (
+from tests.support.rigs.shell import write_lines
+from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
+from tests.support.services.secure_broker import (
     SecureBroker,
     publishing,
     reading,
@@ -27,7 +28,6 @@ from tests.support.secure_broker import (
     topic,
     writing,
 )
-from tests.support.shell import write_lines
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
 

@@ -1,7 +1,7 @@
 """Spark on a broker that grants nothing by itself: the rights of docs/security.md suffice, what is missing or wrong is
 told by name and at once through Spark's own exceptions, and no secret is in anything that Spark shows or writes.
 
-One Spark program does it all, because a session takes long to start (`tests/support/spark_secrets.py`).
+One Spark program does it all, because a session takes long to start (`tests/support/spark/secrets.py`).
 """
 
 import json
@@ -18,10 +18,10 @@ from statelog.recovery import recover
 from statelog.spark.options import storage_text
 from statelog.storage import Log
 from tests.support.canary import CANARY, files_with_canary
-from tests.support.s3_faulty import faulty_s3
-from tests.support.secure_broker import Right, SecureBroker, reading, running_secure_broker, topic, writing
-from tests.support.spark_rig import AVSC, WAIVED
-from tests.support.spark_secrets import Met, SecretRun, Step
+from tests.support.services.s3_faulty import faulty_s3
+from tests.support.services.secure_broker import Right, SecureBroker, reading, running_secure_broker, topic, writing
+from tests.support.spark.rig import AVSC, WAIVED
+from tests.support.spark.secrets import Met, SecretRun, Step
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
 
@@ -116,7 +116,7 @@ def _run(directory: Path, steps: list[Step]) -> dict[str, Met]:
     }
     with (directory / "out.txt").open("wb") as out, (directory / "err.txt").open("wb") as err:
         subprocess.run(
-            [sys.executable, "-m", "tests.support.spark_secrets"],
+            [sys.executable, "-m", "tests.support.spark.secrets"],
             input=SecretRun(directory=str(directory), steps=steps).to_json().encode(),
             stdout=out,
             stderr=err,

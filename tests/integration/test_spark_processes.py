@@ -26,9 +26,9 @@ from statelog.spark.sink.committing import commit_batch, commit_write
 from statelog.spark.sink.ownership import RECENT_S
 from statelog.spark.sink.planning import plan_batch, sibling_nonces
 from statelog.spark.sink.task import TaskResult
-from tests.support.broker import Broker
-from tests.support.forks import in_fork
-from tests.support.spark_rig import SparkLog
+from tests.support.processes.forks import in_fork
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import SparkLog
 
 pytestmark = pytest.mark.broker
 

@@ -10,8 +10,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.producer.writer import Writer
 from statelog.spark.key_groups import repartition_by_key_group
-from tests.support.broker import Broker
-from tests.support.spark_rig import (
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import (
     Row,
     SparkLog,
     fold_rows,

@@ -20,8 +20,8 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark.source import read_plan
-from tests.support.broker import Broker
-from tests.support.spark_rig import AVSC, SparkLog
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import AVSC, SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import ConfigError
 from statelog.spark.sink.upsert import Upsert, upsert
-from tests.support.broker import Broker
-from tests.support.spark_rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

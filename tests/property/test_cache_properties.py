@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from statelog.errors import CorruptRun
 from statelog.recovery.cache.cache import CachedRun
 from statelog.schemas.snapshot.runs import RunFile
-from tests.support.cache_rig import CacheRig, until
+from tests.support.rigs.cache import CacheRig, until
 
 _NAMES = "abc"
 _IDLE_S = 10

@@ -22,7 +22,7 @@ from statelog.schemas.changes.changes import (
     split,
 )
 from statelog.schemas.keys.key_groups import KeyType, partition_of
-from tests.support.chunks import Row, rows_batch
+from tests.support.samples.chunks import Row, rows_batch
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
 # Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.

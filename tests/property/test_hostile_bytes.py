@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hostile import TARGETS, hostile, make_target
+from tests.support.samples.hostile import TARGETS, hostile, make_target
 
 UNSEALED = [name for name in (*TARGETS, "run") if name not in ("manifest", "lease", "descriptor", "applied", "frame")]
 SEALED = [name for name in (*TARGETS, "run") if not name.endswith(" file")]

@@ -8,8 +8,8 @@ import pytest
 
 from statelog.schemas.snapshot import retention
 from statelog.schemas.snapshot.manifest import Manifest
-from tests.support import manifest_world
-from tests.support.manifest_world import ManifestWorld, ViolationError, simulate
+from tests.support.worlds import manifest as manifest_world
+from tests.support.worlds.manifest import ManifestWorld, ViolationError, simulate
 
 SEEDS = 200
 MUTANT_SEEDS = 2000

@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from tests.support.recovery_rig import Committed, RecoveryRig, memory_rig
+from tests.support.rigs.recovery_rig import Committed, RecoveryRig, memory_rig
 
 _TINY = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96)
 _NAMES: tuple[str, ...] = ("A", "B")

@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, read_rocksdb_state, recover
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
 from statelog.schemas.keys.key_groups import KeyType, key_bytes
-from tests.support.recovery_rig import memory_rig
+from tests.support.rigs.recovery_rig import memory_rig
 
 _LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 _KEYS: dict[KeyType, st.SearchStrategy[Any]] = {

@@ -10,7 +10,7 @@ from statelog.materializer.round import cleanup
 from statelog.schemas.snapshot.lease import Lease
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, condemned, truncation_floor
-from tests.support.round_world import RoundWorld, ViolationError
+from tests.support.worlds.round import RoundWorld, ViolationError
 
 SEEDS = range(6)
 STEPS = 1200

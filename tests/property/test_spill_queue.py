@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from statelog.errors import Corrupt, StorageFull
 from statelog.recovery.spill.queue import SpillQueue, SpillView
-from tests.support.spill import Disks
+from tests.support.faults.spill import Disks
 
 _SIZES = st.one_of(st.integers(0, 40), st.integers(0, 400))
 _STEPS = st.lists(

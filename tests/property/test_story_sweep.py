@@ -12,9 +12,9 @@ import pytest
 
 from statelog.storage.log import log
 from statelog.storage.log import topics as log_topics
-from tests.support import story_judge as judge
-from tests.support.story import Told, tell
-from tests.support.story_nemesis import Kind, Operation
+from tests.support.story import judge as judge
+from tests.support.story.nemesis import Kind, Operation
+from tests.support.story.story import Told, tell
 
 BLOCK = 45
 BLOCKS = range(0, 405, BLOCK)

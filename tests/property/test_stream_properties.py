@@ -14,8 +14,8 @@ from statelog.recovery.spill.frame import Place
 from statelog.recovery.streaming.applied import Applied
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.storage.leases import list_leases
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.stream_reader import Reader
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.stream_reader import Reader
 
 _KEYS = [b"key-%d" % i for i in range(60)]
 

@@ -19,7 +19,7 @@ from statelog.schemas.values.schema import (
     rows_to_struct,
     struct_from_columns,
 )
-from tests.support.value_kinds import Kind, evolved_record, plain, read_avro, records, through_avro, values
+from tests.support.samples.value_kinds import Kind, evolved_record, plain, read_avro, records, through_avro, values
 
 
 def _rows(column: pa.Array, kind: Kind) -> list[Any]:

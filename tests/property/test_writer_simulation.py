@@ -28,7 +28,7 @@ from statelog.recovery.host import Host
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)
 BAD_FATES = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import broker as brokers
+from tests.support.services import broker as brokers
 
 __all__: list[str] = []
 
@@ -43,7 +43,7 @@ def _group(item: pytest.Item) -> str:
     for fixture, group in _TOGETHER.items():
         if fixture in getattr(item, "fixturenames", ()):
             return group
-    return item.path.name
+    return str(item.path)
 
 
 class _First:

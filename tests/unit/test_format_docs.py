@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.format_examples import EXAMPLES, dump_in, hex_dump, undump
+from tests.support.samples.format_examples import EXAMPLES, dump_in, hex_dump, undump
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from statelog.cli.program import program
 from statelog.cli.screen.streams import Interrupt
 from statelog.schemas.names import DESCRIPTOR_PATH
-from tests.support.format_examples import EXAMPLES
+from tests.support.samples.format_examples import EXAMPLES
 
 _CODE = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from statelog.cli import main; "

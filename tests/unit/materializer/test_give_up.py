@@ -15,8 +15,8 @@ from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
 from statelog.seams import Seams
-from tests.support.daemon_bench import DaemonBench
-from tests.support.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.daemon import DaemonBench
+from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
 
 BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 

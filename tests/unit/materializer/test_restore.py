@@ -21,7 +21,7 @@ from statelog.materializer.daemon.restore_time import (
 )
 from statelog.materializer.daemon.schedule import Situation, cause_of_round, look_every_s
 from statelog.materializer.settings import MaterializerSettings
-from tests.support.daemon_bench import DaemonBench
+from tests.support.rigs.daemon import DaemonBench
 
 SLOW = Rates(
     download=Speed(amount=1000, seconds=1),

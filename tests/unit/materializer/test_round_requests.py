@@ -15,8 +15,8 @@ from statelog.producer.writer import Writer
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.store.probe import STALE_AFTER_S
-from tests.support.daemon_bench import DaemonBench
-from tests.support.twin_log import TwinLog, settings_for
+from tests.support.rigs.daemon import DaemonBench
+from tests.support.rigs.twin_log import TwinLog, settings_for
 
 
 def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:

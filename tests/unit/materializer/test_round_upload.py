@@ -11,8 +11,8 @@ from statelog.materializer.daemon.events import OffsetUnpublished, RoundFailed
 from statelog.materializer.round.outcome import Completed, Lost
 from statelog.materializer.round.round import run_round
 from statelog.storage.store.memory import MemoryDisk
-from tests.support.daemon_bench import DaemonBench
-from tests.support.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.daemon import DaemonBench
+from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
 
 
 def _flip(disk: MemoryDisk, path: str) -> None:

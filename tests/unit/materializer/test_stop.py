@@ -20,8 +20,8 @@ from statelog.materializer.daemon.starting import ask_first_delay_s
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.storage.log.log import Log
-from tests.support.daemon_bench import DaemonBench
-from tests.support.twin_log import TwinLog, settings_for
+from tests.support.rigs.daemon import DaemonBench
+from tests.support.rigs.twin_log import TwinLog, settings_for
 
 
 def _until(happened: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from statelog.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
 from statelog.recovery.cache.cache import CachedRun, RunCache
 from statelog.recovery.cache.directory import CacheDirectory
-from tests.support.cache_rig import CacheRig, Gate, janitors, run_of, until
+from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of, until
 
 READERS = 8
 

@@ -11,8 +11,8 @@ import pytest
 from statelog.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.host import Host
-from tests.support.cache_rig import CacheRig
-from tests.support.forks import in_fork
+from tests.support.processes.forks import in_fork
+from tests.support.rigs.cache import CacheRig
 
 
 def _names(base: Path) -> set[str]:

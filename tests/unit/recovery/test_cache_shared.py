@@ -25,9 +25,9 @@ from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.cache_rig import janitors, until
-from tests.support.forks import in_fork
-from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.processes.forks import in_fork
+from tests.support.rigs.cache import janitors, until
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
 
 RECOVERIES = 4
 _UNSAFE = ["replication", "min-insync"]

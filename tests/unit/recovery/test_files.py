@@ -16,8 +16,8 @@ from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.targets.parquet import fill_parquet
 from statelog.storage.leases import list_leases
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.chunks import rows_batch
-from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.samples.chunks import rows_batch
 
 TARGETS = ("to_parquet", "to_rocksdb")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.recovery.reading.fold import TailFold, cut, newest, select_key_groups
-from tests.support.chunks import rows_batch
+from tests.support.samples.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]
 _rows = st.lists(

@@ -17,9 +17,9 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
-from tests.support.breaking_kafka import BreakingKafka
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.stream_reader import Reader
+from tests.support.faults.breaking_kafka import BreakingKafka
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.stream_reader import Reader
 
 _VALUE = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _WIDER = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},

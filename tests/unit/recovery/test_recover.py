@@ -16,8 +16,8 @@ from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.recovery_rig import RecoveryRig, memory_rig
-from tests.support.spill import Disks
+from tests.support.faults.spill import Disks
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
 
 _PATIENCE_S = 30.0
 

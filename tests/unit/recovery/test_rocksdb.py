@@ -23,7 +23,7 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
-from tests.support.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
 
 AVSC = """{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"},
     {"name": "s", "type": ["null", "string"], "default": null}]}"""

@@ -16,8 +16,8 @@ from statelog.recovery.spill.file import open_spill_file
 from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.recovery.spill.segment import SpillSegment
-from tests.support.forks import in_fork, leave_files_to_open
-from tests.support.spill import Disks
+from tests.support.faults.spill import Disks
+from tests.support.processes.forks import in_fork, leave_files_to_open
 
 _PATIENCE_S = 60.0
 

@@ -12,8 +12,8 @@ from statelog.recovery.reading.pile import Pile
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.storage.runs.merge import merge_streams
-from tests.support.chunks import rows_batch
-from tests.support.spill import Disks
+from tests.support.faults.spill import Disks
+from tests.support.samples.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]
 

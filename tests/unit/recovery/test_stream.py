@@ -21,9 +21,9 @@ from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
-from tests.support.cache_rig import until
-from tests.support.recovery_rig import memory_rig
-from tests.support.stream_reader import Reader
+from tests.support.rigs.cache import until
+from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.stream_reader import Reader
 
 _PATIENCE_S = 30.0
 _V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'

@@ -12,7 +12,7 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.changes.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
 from statelog.schemas.keys.key_groups import KeyType
-from tests.support.chunks import NONCE, chunk_of, rows_batch
+from tests.support.samples.chunks import NONCE, chunk_of, rows_batch
 
 SCHEMA = change_schema(KeyType.BYTES)
 BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])

@@ -9,7 +9,7 @@ from statelog.schemas.avro import FileCodec, RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.identity import LogIdentity
-from tests.support.mutation import mutations
+from tests.support.samples.mutation import mutations
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
 DESCRIPTOR = Descriptor(

@@ -8,7 +8,7 @@ from statelog.schemas.ledger.fold import LedgerFold, Reason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, Extent, LossRange
 from statelog.schemas.ledger.state import MetaRecord
-from tests.support.ledger_story import IDENTITY, Story, nonce
+from tests.support.samples.ledger_story import IDENTITY, Story, nonce
 
 
 def test_an_open_owns_its_partitions_from_its_offset_on() -> None:

@@ -10,8 +10,8 @@ from statelog.errors import ConfigError, CorruptLedger, InvalidName, UnknownForm
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
-from tests.support.ledger_story import IDENTITY, Story, nonce
-from tests.support.mutation import mutations
+from tests.support.samples.ledger_story import IDENTITY, Story, nonce
+from tests.support.samples.mutation import mutations
 
 
 def _open() -> Open:

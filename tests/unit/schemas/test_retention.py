@@ -20,7 +20,7 @@ from statelog.schemas.snapshot.retention import (
     superseded_times,
     truncation_floor,
 )
-from tests.support.manifests import first_manifest, run_ref, second_manifest, state_at
+from tests.support.samples.manifests import first_manifest, run_ref, second_manifest, state_at
 
 POLICY = RetentionPolicy(keep=2, min_age_s=100.0)
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.writer_rig import WriterRig
+from tests.support.rigs.writer_rig import WriterRig
 
 OPENED_S = 1_000_000.0
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}

@@ -8,7 +8,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Anchor
 from statelog.storage.log.anchors import check_anchors, take_anchors
 from statelog.storage.log.log import Log
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
 
 
 def written() -> tuple[WriterRig, Log, tuple[Anchor, ...]]:

@@ -11,7 +11,7 @@ from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.process import ProcessGuard
-from tests.support.forks import in_fork
+from tests.support.processes.forks import in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

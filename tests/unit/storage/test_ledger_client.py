@@ -9,8 +9,8 @@ from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
-from tests.support.breaking_kafka import BreakingKafka
-from tests.support.writer_rig import WriterRig, twin_rig
+from tests.support.faults.breaking_kafka import BreakingKafka
+from tests.support.rigs.writer_rig import WriterRig, twin_rig
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statelog.storage.local.own_directory import LeftoverWarning, make_own, sweep
-from tests.support.forks import in_fork
+from tests.support.processes.forks import in_fork
 
 _DEAD = f"own-{'0' * 32}.d"
 

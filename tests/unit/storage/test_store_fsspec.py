@@ -14,7 +14,7 @@ from statelog.errors import AlreadyExists, ConfigError, NotFound, StorageFull, S
 from statelog.storage.store.fsspec import FsspecStore, client_options, open_store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import parse_root
-from tests.support.file_systems import unique_directory
+from tests.support.faults.file_systems import unique_directory
 
 
 class ClientError(Exception):

@@ -1,0 +1,96 @@
+"""Logs whose topics somebody deletes, or makes anew, and the person who accepts that."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from statelog.materializer.round.round import run_round
+from statelog.storage.kafka import Kafka
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
+from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
+from statelog.storage.store import Store
+from statelog.storage.store.memory import MemoryStore
+from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+
+__all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]
+
+KEPT = 5
+"""So many commits are in the snapshot; those behind it are lost with the ledger."""
+BOTH = ("log", "log.ledger")
+
+
+def _agreed(_: TopicLoss) -> None:
+    """A person who knows."""
+
+
+def _at_once(_: float) -> None:
+    """A simulated second."""
+
+
+def made(tmp_path: Path) -> TwinLog:
+    """A log with a snapshot, and with commits behind it that are not part of the model."""
+    twin = TwinLog()
+    for i in range(KEPT):
+        twin.write({b"k%d" % i: b"v"})
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
+    kept = dict(twin.model)
+    for i in range(4):
+        twin.write({b"lost%d" % i: b"v"})
+    twin.model = kept
+    return twin
+
+
+def gone(*topics: str) -> Callable[[TwinLog], None]:
+    """Somebody deletes these topics."""
+
+    def strike(twin: TwinLog) -> None:
+        for topic in topics:
+            MemoryKafka(cluster=twin.cluster).delete_topic(topic)
+
+    return strike
+
+
+def anew(*topics: str, records: int = 0) -> Callable[[TwinLog], None]:
+    """Somebody deletes these topics and makes them again, and somebody writes to them."""
+
+    def strike(twin: TwinLog) -> None:
+        for topic in topics:
+            twin.cluster.recreate_topic(topic)
+            append(twin, topic, records)
+
+    return strike
+
+
+def append(twin: TwinLog, topic: str, count: int) -> None:
+    """Records of somebody who knows nothing of it."""
+    producer = MemoryKafka(cluster=twin.cluster).producer()
+    for _ in range(count):
+        producer.send(topic, 0, b"somebody's", lambda _: None)
+    producer.poll(1)
+    producer.close()
+
+
+def accept(
+    twin: TwinLog,
+    *,
+    kafka: Kafka | None = None,
+    root: Store | None = None,
+    reason: str = "somebody deleted the topics",
+    operator: str = "ann",
+    confirm: Callable[[TopicLoss], None] = _agreed,
+    sleep: Callable[[float], None] = _at_once,
+) -> Log:
+    """A person accepts the loss."""
+    return accept_topic_loss(
+        "log",
+        kafka=kafka or MemoryKafka(cluster=twin.cluster),
+        root=root or MemoryStore(twin.disk, "log"),
+        reason=reason,
+        operator=operator,
+        replication_factor=1,
+        allow_unsafe=UNSAFE,
+        confirm=confirm,
+        clock=twin.clock,
+        sleep=sleep,
+    )

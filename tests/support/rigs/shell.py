@@ -1,0 +1,112 @@
+"""The `statelog` command as a person types it, against one broker and one root; the fixture `shell` brings a log."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.program import program
+from statelog.storage.log.log import Log
+from tests.support.services.broker import Broker
+
+__all__ = ["UNSAFE", "Shell", "shell", "wait_for", "write_lines", "writer_row"]
+
+UNSAFE = ("replication", "min-insync")
+
+
+@dataclass(slots=True)
+class Shell:
+    """Types commands against one broker and one root, in this process or in one of its own."""
+
+    bootstrap: str
+    root: Path
+    name: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a user would have set."""
+        return {
+            "STATELOG_BOOTSTRAP": self.bootstrap,
+            "STATELOG_ROOT": str(self.root),
+            "STATELOG_REPLICATION_FACTOR": "1",
+            "STATELOG_ALLOW_UNSAFE": ",".join(UNSAFE),
+            "XDG_CONFIG_HOME": str(self.root),
+        }
+
+    def run(self, *args: object, stdin: bytes | None = None, **environment: str) -> Result:
+        """Run a command here."""
+        return CliRunner().invoke(
+            program, [str(arg) for arg in args], input=stdin, env={**self.environment, **environment}
+        )
+
+    def json(self, *args: object, code: int = 0, **options: Any) -> dict[str, Any]:
+        """Run a command that must exit with `code`, and read its JSON: the result, or the error."""
+        result = self.run(*args, "--json", **options)
+        assert result.exit_code == code, result.output
+        text = result.stdout if code == 0 else result.stderr
+        found: dict[str, Any] = json.loads(text.splitlines()[-1])
+        return found
+
+    def start(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
+        """Start a command as a process of its own, which hears Ctrl-C even if this run, in the background, does not."""
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        code += "from statelog.cli import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *[str(arg) for arg in args]],
+            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def open_log(self) -> Log:
+        """The log, through the library."""
+        return Log.open(
+            self.name, kafka={"bootstrap.servers": self.bootstrap}, root=str(self.root), allow_unsafe=UNSAFE
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The recovered state, by way of JSON lines: key to all other fields."""
+        result = self.run("recover", self.name, "--to-json", "-")
+        assert result.exit_code == 0, result.output
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        return {row.pop("key"): row for row in rows}
+
+
+@pytest.fixture
+def shell(broker: Broker, tmp_path: Path, log_name: str) -> Iterator[Shell]:
+    """A shell with a log of bytes by string keys; the log is deleted at the end, if the test did not."""
+    made = Shell(broker.bootstrap, tmp_path / "root", log_name)
+    made.root.mkdir()
+    assert made.run("init", log_name, "--partitions", 2, "--key-groups", 16, "--key-type", "string").exit_code == 0
+    yield made
+    made.run("delete", log_name, "--yes")
+
+
+def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until a condition holds, asking again and again."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.02)
+
+
+def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:
+    """A writer's row of describe."""
+    rows = shell.json("describe", shell.name)["writers"]
+    return next((row for row in rows if row["writer"] == writer), None)
