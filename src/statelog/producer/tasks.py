@@ -15,11 +15,10 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
+from statelog.closing import Closing
 from statelog.errors import CheckpointMismatch, ConfigError, Fenced
 from statelog.producer.commits.commit import check_handle, refuse_overlaps
 from statelog.producer.commits.committer import Committer
@@ -141,7 +140,7 @@ class TaskWriter:
         return self._change_set.all_landed or self._outbox.failure is not None
 
 
-class Coordinator:
+class Coordinator(Closing):
     """Opens a writer for tasks elsewhere and commits what they return. One thread, one process."""
 
     def __init__(
@@ -232,14 +231,6 @@ class Coordinator:
         self._guard.become(Life.CLOSED)
         if not self._guard.is_inherited:  # The clients belong to the parent; touching them here would hang.
             self._committer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def resume_grant(log: Log, grant: Grant) -> Opened:

@@ -17,11 +17,11 @@ Invariants:
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from statelog.closing import Closing
 from statelog.errors import BeyondEnd, ConfigError, Misuse, NotFound
 from statelog.recovery.host import Host
 from statelog.recovery.planning.at import At, AtPosition
@@ -111,7 +111,7 @@ def _barrier(log: Log) -> int:
     return position
 
 
-class Recovery:
+class Recovery(Closing):
     """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover`.
 
     `position`, `commits`, `meta` and `last_commit` are those of the plan; should the log be truncated under our hands
@@ -263,14 +263,6 @@ class Recovery:
             if self._fetch.is_running:
                 return  # The plan is the thread's, which waits for a broker or a store, and lets go of it at its end.
         self._held.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         plan = self._held.plan if self._held.is_planned else None

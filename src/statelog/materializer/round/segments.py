@@ -13,10 +13,11 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from statelog.closing import Closing
 from statelog.schemas.changes.merge import cut_by_bytes
 from statelog.storage.local.disk import DiskHook, local_disk, no_faults
 from statelog.storage.runs.merge import merge_streams
@@ -34,7 +35,7 @@ class _Segment(NamedTuple):
     batch_bytes: int  # of its largest batch
 
 
-class Segments:
+class Segments(Closing):
     """The spilled part of a fold, oldest first. As a context manager it removes its files on leaving."""
 
     def __init__(self, scratch: Path, fold_bytes: int, disk: DiskHook = no_faults) -> None:
@@ -67,12 +68,6 @@ class Segments:
         """Remove the files. Idempotent."""
         while self._segments:
             self._segments.pop().path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _batch_bytes(self) -> int:

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
+from statelog.closing import Closing
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.host import Start, begin
@@ -91,7 +92,7 @@ class CachedRun:
         self.close()
 
 
-class RunCache:
+class RunCache(Closing):
     """Runs of one log as local files. Thread-safe; whoever made it closes it. A fork neither uses nor deletes it.
 
     idle_s     how long a run stays after its last reader; 0 removes it at once
@@ -306,14 +307,6 @@ class RunCache:
             janitor = self._janitor
         if janitor is not None:
             janitor.result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
+from statelog.closing import Closing
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
@@ -65,7 +66,7 @@ class NoCache:
         return DirectOpener(log.store)
 
 
-class DirectOpener:
+class DirectOpener(Closing):
     """Opens runs on a store. Holds nothing."""
 
     def __init__(self, store: Store) -> None:
@@ -84,14 +85,6 @@ class DirectOpener:
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from threading import Condition
-from types import TracebackType
-from typing import Self
 
+from statelog.closing import Closing
 from statelog.errors import ClosedError, StorageFull, StoreUnavailable
 from statelog.recovery.spill.file import OpenSpillFile, check_directories, open_spill_file
 from statelog.recovery.spill.segment import SpillSegment
@@ -279,7 +278,7 @@ class SpillQueue:
         self._changed.notify_all()
 
 
-class SpillView:
+class SpillView(Closing):
     """Frames of a queue at one moment, oldest first. Holds its segments until it is closed, whatever the queue does."""
 
     def __init__(self, frames: list[memoryview], held: list[tuple[SpillSegment, int]], next_offset: int) -> None:
@@ -308,14 +307,6 @@ class SpillView:
             for segment, _ in self._held:
                 segment.release()
             self._frames = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

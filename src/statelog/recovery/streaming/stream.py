@@ -19,9 +19,8 @@ Invariants:
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
+from statelog.closing import Closing
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.spill.frame import Place, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
@@ -32,7 +31,7 @@ from statelog.recovery.streaming.portion import Portion
 __all__ = ["Stream"]
 
 
-class Stream:
+class Stream(Closing):
     """Made by `Recovery.stream` and `Recovery.follow`.
 
     `on_portion`, which gets the last key group of a portion, and `on_complete`, which gets the rows of the state, are
@@ -150,14 +149,6 @@ class Stream:
         """Let go of everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
         self._abandon.detach()
         self._fetch.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _put_down(self) -> None:
         if self._handed_out is not None:

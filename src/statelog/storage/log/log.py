@@ -11,11 +11,10 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
+from statelog.closing import Closing
 from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
@@ -64,7 +63,7 @@ class LogDescription:
     value_schemas: tuple[ValueSchema, ...]
 
 
-class Log:
+class Log(Closing):
     """A named history of keyed state changes: two topics and a directory, verified to belong together."""
 
     def __init__(
@@ -203,14 +202,6 @@ class Log:
     def close(self) -> None:
         """Release the clients. Idempotent."""
         self.kafka.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Log({self.name!r}, url={self.store.url!r})"

@@ -12,12 +12,13 @@ import io
 from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from statelog.closing import Closing
 from statelog.errors import CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS
 from statelog.schemas.snapshot.runs import (
@@ -57,7 +58,7 @@ class LocalRun:
             raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(self._local)) from error
 
 
-class RunReader:
+class RunReader(Closing):
     """Reads one run by row group. Opened files and the decoded footer are kept until `close`.
 
     Errors of every method: CorruptRun (with path and facts), NotFound, StoreUnavailable.
@@ -124,12 +125,6 @@ class RunReader:
     def close(self) -> None:
         """Close the file."""
         self._context.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _check_size(self) -> None:
         with self._reading():

@@ -12,12 +12,13 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from statelog.closing import Closing
 from statelog.errors import CorruptRun, Fact
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.runs import (
@@ -54,7 +55,7 @@ class WrittenRun:
     index: RunIndex
 
 
-class RunWriter:
+class RunWriter(Closing):
     """Writes one run to a local file, row group by row group; memory stays at about two row groups.
 
     Use it as a context manager: leaving it without `finish` aborts and removes the file.
@@ -120,12 +121,6 @@ class RunWriter:
         with suppress(OSError):
             self._file.close()
         self._local.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write(self, table: pa.Table) -> None:
         groups = key_groups_of(table)
