@@ -157,7 +157,7 @@ def coordinate(job: Job) -> None:
             task = coordinator.task(coordinator.base.id + 1)
             handles = ask_all(workers, task, slots, lines[line:end])
             job.step("coordinator: answered")
-            coordinator.commit(task.checkpoint_id, handles, {"line": str(end)})
+            coordinator.commit(task.checkpoint_id, handles, {"line": end})
             line = end
 
 

@@ -6,6 +6,7 @@
     │   │   └── StoreRefused        the store says no: a right, a key or the bucket itself is missing
     │   ├── InvalidName             a log, writer or topic name outside the allowed form
     │   ├── InvalidChange           a change that no log of this kind can hold
+    │   ├── InvalidMetadata         commit metadata that is not flat, or holds what no record can
     │   ├── KeyGroupMismatch        the named key group is not the key's, or not this writer's
     │   ├── ValueTooLarge           one change is larger than a chunk may be
     │   ├── IncompatibleSchema      a value schema that earlier values cannot be read with
@@ -77,6 +78,7 @@ __all__ = [
     "IncompatibleSchema",
     "IncompleteChangeSet",
     "InvalidChange",
+    "InvalidMetadata",
     "InvalidName",
     "KeyGroupMismatch",
     "LogInUse",
@@ -148,6 +150,12 @@ class InvalidName(Misuse):
 
 class InvalidChange(Misuse):
     """A change that no log of this kind can hold: no key, a wrong type, a null value in a put."""
+
+
+class InvalidMetadata(Misuse):
+    """Commit metadata of another form than names with text, whole numbers, fractions and booleans."""
+
+    default_hint = "It takes text, whole numbers of 64 bits, finite fractions and booleans; write anything else as text"
 
 
 class KeyGroupMismatch(Misuse):

@@ -20,9 +20,11 @@ from statelog.errors import (
 )
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
+from statelog.recovery import recover
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.storage.log.log import Log
 from tests.support.rigs.writer_rig import WriterRig
 
@@ -91,6 +93,24 @@ def test_commit_without_changes_is_progress(rig: WriterRig, log: Log) -> None:
 
     assert last is not None
     assert (last.checkpoint.id, last.metadata) == (7, {"offset": "20"})
+
+
+def test_metadata_come_back_as_what_they_are(rig: WriterRig, log: Log) -> None:
+    """Text, whole numbers, fractions and booleans keep their types: in the next life, and in a recovery."""
+    given: Metadata = {"text": "5", "whole": -(1 << 63), "one": 1, "yes": True, "fraction": 1.0, "": "\N{SNOWMAN}"}
+    with Writer(log, "w") as writer:
+        writer.commit(1, given)
+        assert writer.last_commit is not None
+        told = writer.last_commit.metadata
+    with rig.open() as again, Writer(again, "w") as writer:
+        last, recovered = writer.last_commit, recover(again).last_commit("w")
+
+    assert last is not None
+    assert recovered is not None
+    for metadata in (told, last.metadata, recovered.metadata):
+        assert {name: (type(value), value) for name, value in metadata.items()} == {
+            name: (type(value), value) for name, value in given.items()
+        }
 
 
 def test_checkpoint_ids_grow(log: Log) -> None:

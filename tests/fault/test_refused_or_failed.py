@@ -1,6 +1,7 @@
 """A writer after an error: a refusal leaves it as it was, anything else ends it, and nothing is lost silently."""
 
 import datetime
+import math
 import os
 import threading
 import warnings
@@ -15,8 +16,8 @@ from statelog.errors import (
     ClosedError,
     IdentityChanged,
     InvalidChange,
+    InvalidMetadata,
     KeyGroupMismatch,
-    Misuse,
     ValueTooLarge,
 )
 from statelog.producer.lifecycle import Life
@@ -134,17 +135,31 @@ def test_a_put_without_a_key_group_is_refused_at_once(rig: WriterRig) -> None:
     assert rig.state() == {b"l": b"w"}
 
 
-@pytest.mark.parametrize("metadata", [{"offset": 42}, {1: "x"}, {"offset": None}, {"offset": "\ud800"}])
-def test_metadata_is_text(rig: WriterRig, log: Log, metadata: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "blamed"),
+    [
+        ({"offset": b"42"}, "'offset' cannot hold b'42'"),
+        ({"offset": None}, "'offset' cannot hold None"),
+        ({"offset": {"a": 1}}, "'offset' cannot hold"),
+        ({"offset": 1 << 63}, "'offset' cannot hold 9223372036854775808"),
+        ({"offset": math.nan}, "'offset' cannot hold nan"),
+        ({"offset": "\ud800"}, "'offset' cannot hold"),
+        ({1: "x"}, "names of commit metadata are text, and 1 is not"),
+        ({"\ud800": "x"}, "names of commit metadata are text"),
+        (["offset"], "is a mapping, and not list"),
+    ],
+    ids=str,
+)
+def test_metadata_that_cannot_be(rig: WriterRig, log: Log, metadata: Any, blamed: str) -> None:
     """Other metadata is refused before anything is persisted, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        with pytest.raises(Misuse, match="metadata is text"):
+        with pytest.raises(InvalidMetadata, match=blamed):
             writer.commit(1, metadata)
         handle = writer.persist(1).result()
-        with pytest.raises(Misuse, match="metadata is text"):
+        with pytest.raises(InvalidMetadata, match=blamed):
             writer.confirm(handle, metadata)
-        writer.confirm(handle, {"offset": "42"})
+        writer.confirm(handle, {"offset": 42})
 
     assert rig.state() == {b"k": b"v"}
 

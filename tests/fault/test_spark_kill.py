@@ -93,7 +93,7 @@ def test_a_killed_driver_changes_nothing(job: Job) -> None:
     assert job.rig.numbers() == expected
     commits = job.rig.last_commit("job")
     assert commits is not None
-    assert (commits.checkpoint.id, commits.metadata["batchId"]) == (7, "6")
+    assert (commits.checkpoint.id, commits.metadata["batchId"]) == (7, 6)
 
     strikes[1].released.touch()
     job.await_file(strikes[1].outcome)

@@ -94,7 +94,7 @@ def test_a_log_from_init_to_delete(broker: Broker, tmp_path: Path, log_name: str
     found = shell.json("describe", log_name)
     assert (found["log"], found["newest_manifest"], found["lag_data_records"]) == (log_name, 1, 0)
     assert (found["lag_changes"], found["lag_bytes"], found["lag_age_s"]) == (0, 0, 0)
-    assert found["writers"][0]["metadata"]["input.rows"] == "5"
+    assert found["writers"][0]["metadata"]["input.rows"] == 5
     earlier = shell.json("recover", log_name, "--at-writer", "planes", "--at-checkpoint", 3)
     assert earlier["rows"] == 2
     assert shell.run("delete", log_name, stdin=b"another\n").exit_code == 2

@@ -52,7 +52,7 @@ def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp
     assert rig.ledger_end() == begun + 4, "the epoch is opened once for all batches of a run"
     last = rig.last_commit("job")
     assert last is not None
-    assert (last.checkpoint.id, last.metadata["batchId"]) == (3, "2")
+    assert (last.checkpoint.id, last.metadata["batchId"]) == (3, 2)
 
     assert forget_last_commit(tmp_path / "checkpoint") == 2
     more: list[list[Row]] = [[(1, 111), (2, None)]]
@@ -100,10 +100,10 @@ def test_a_strange_query_is_refused_until_it_takes_over(spark: SparkSession, rig
 
     last = rig.last_commit("job")
     assert last is not None
-    stream(spark, rig, two, takeOverFrom=last.metadata["queryId"])
+    stream(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
     assert rig.numbers() == {1: 1, 2: 2, 3: 3}
     forget_last_commit(two / "checkpoint")
-    stream(spark, rig, two, takeOverFrom=last.metadata["queryId"])
+    stream(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
     newest = rig.last_commit("job")
     assert newest is not None
     assert newest.checkpoint.id == 3, "the replay of a batch whose checkpoint was shifted is recognised too"

@@ -13,7 +13,7 @@ Invariants:
 - A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from statelog.producer.sending.change_set import ChangeSet
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import data_topic
 from statelog.seams import REAL, Seams
@@ -194,7 +195,7 @@ class Coordinator(Closing):
         self,
         checkpoint_id: int,
         handles: Sequence[Handle],
-        metadata: Mapping[str, str] | None = None,
+        metadata: Metadata | None = None,
         *,
         unique_keys: bool = False,
         final: bool = False,

@@ -18,7 +18,7 @@ Invariants:
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
@@ -27,7 +27,7 @@ from typing import Self
 import pyarrow as pa
 
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
-from statelog.producer.commits.commit import check_checkpoint_id, check_handle, check_meta, check_metadata, meta_size
+from statelog.producer.commits.commit import check_checkpoint_id, check_handle, check_meta, meta_size
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
@@ -40,6 +40,7 @@ from statelog.producer.sending.sequence import INITIAL
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
@@ -238,7 +239,7 @@ class Writer:
             self._seams.crash("sent")
         return self._promise(step, started_s)
 
-    def confirm(self, handle: Handle, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
+    def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> int:
         """Commit a handle that this life persisted; returns the commit's ledger offset.
 
         `final` ends the writer's row in the ledger, and this writer with it.
@@ -256,12 +257,12 @@ class Writer:
             )
         return self._commit([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
 
-    def commit(self, checkpoint_id: int, metadata: Mapping[str, str] | None = None, *, final: bool = False) -> int:
+    def commit(self, checkpoint_id: int, metadata: Metadata | None = None, *, final: bool = False) -> int:
         """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
         check_metadata(metadata or {})
         return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
 
-    def adopt(self, handle: Handle, metadata: Mapping[str, str] | None = None) -> int:
+    def adopt(self, handle: Handle, metadata: Metadata | None = None) -> int:
         """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
 
         Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
@@ -371,7 +372,7 @@ class Writer:
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
-    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Mapping[str, str], final: bool) -> int:
+    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> int:
         epoch, started_s = self.grant.epoch, self._seams.clock()
         # Chunks of a later change set, out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)

@@ -7,6 +7,7 @@ from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.fold import Reason, Void
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import (
     AcceptLoss,
     Commit,
@@ -49,6 +50,7 @@ __all__ = [
     "Manifest",
     "Mark",
     "MetaRecord",
+    "Metadata",
     "Open",
     "PartitionState",
     "Reason",

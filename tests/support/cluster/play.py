@@ -94,7 +94,7 @@ def _judge(log: Log, stage: Stage) -> History:
     rows = State(final.to_dict().items()).rows
     last = {name: Sighting(0, "", -1) for name in PARTITIONS_OF}
     for name, commit in final.commits.items():
-        last[name] = Sighting(commit.checkpoint.id, commit.metadata["life"], commit.offset)
+        last[name] = Sighting(commit.checkpoint.id, str(commit.metadata["life"]), commit.offset)
     history = judge(entries(stage.directory), last)
     assert history.complaints == []
     assert rows == history.state.rows

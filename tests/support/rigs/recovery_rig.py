@@ -18,6 +18,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RunMetadata
@@ -56,9 +57,7 @@ class RecoveryRig:
 
     # ---- writing
 
-    def commit(
-        self, writer: Writer, checkpoint_id: int, changes: Changes, metadata: Mapping[str, str] | None = None
-    ) -> int:
+    def commit(self, writer: Writer, checkpoint_id: int, changes: Changes, metadata: Metadata | None = None) -> int:
         """Append and commit; returns the position right after the commit."""
         self.append(writer, changes)
         position = writer.commit(checkpoint_id, metadata) + 1

@@ -49,7 +49,7 @@ def _commit() -> Commit:
         nonce=_NONCE,
         base=NO_CHECKPOINT,
         checkpoint=handle.checkpoint,
-        metadata={"offset": "30"},
+        metadata={"offset": 30},
         handles=[handle],
     )
 
@@ -73,7 +73,7 @@ def _restart() -> Restart:
 def _manifest() -> Manifest:
     state = LedgerState(
         position=3,
-        writers=(WriterState("w", 1, Checkpoint(1, _NONCE), 2, {"offset": "30"}),),
+        writers=(WriterState("w", 1, Checkpoint(1, _NONCE), 2, {"offset": 30}),),
         partitions=(PartitionState(1, 1, 9),),
         live=(LiveEpoch(1, "w", _NONCE, frozenset({1})),),
     )

@@ -42,7 +42,7 @@ def history_of(world: World) -> list[Fact]:
     ledger = world.cluster.log(ledger_topic(LOG), 0)
     for offset, value in zip(ledger.offsets, ledger.values, strict=True):
         fold.apply(offset, decode(value))
-    return [Fact(offset, dict(commit.read_body().metadata)["tag"]) for offset, commit in fold.commits()]
+    return [Fact(offset, str(commit.read_body().metadata["tag"])) for offset, commit in fold.commits()]
 
 
 def check_acknowledged(world: World, history: Sequence[Fact]) -> None:

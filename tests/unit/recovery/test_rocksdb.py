@@ -34,7 +34,7 @@ def _filled(**options: Any) -> RecoveryRig:
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)], {"offset": "1"})
         rig.snapshot()
-        rig.commit(writer, 2, [(b"key-%d" % i, None if i % 2 else b"two") for i in range(25)], {"offset": "2"})
+        rig.commit(writer, 2, [(b"key-%d" % i, None if i % 2 else b"two") for i in range(25)], {"offset": 2})
     return rig
 
 
@@ -50,7 +50,7 @@ def test_a_database_says_what_it_is(tmp_path: Path) -> None:
     assert (state.log, state.identity, state.position) == ("rig", rig.log.descriptor.identity, rig.end())
     assert (state.recovered_key_groups, state.key_groups) == ((1, 2, 5), 8)
     assert (state.value_schema_id, state.value_schema) == (0, "")
-    assert (state.commits["w"].checkpoint_id, state.commits["w"].metadata) == (2, {"offset": "2"})
+    assert (state.commits["w"].checkpoint_id, state.commits["w"].metadata) == (2, {"offset": 2})
     with rocksdict.Rdict(str(tmp_path / "db")) as database:
         found = {key for key in database.keys(from_key=b"\0\2") if isinstance(key, bytes) and key < b"\0\3"}
     assert found == {state.key(key) for key in rig.state_at(rig.end(), [2])}

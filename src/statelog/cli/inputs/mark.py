@@ -3,14 +3,12 @@
 So a run that was killed resumes right behind its last commit, and only on the input that it had begun with.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import CheckpointMismatch
+from statelog.schemas.ledger.metadata import Metadata
 
 __all__ = ["InputMark", "mark_of", "other_input"]
-
-_ROWS, _BYTES, _DIGEST, _KIND, _MAPPING = "input.rows", "input.bytes", "input.sha256", "input.kind", "input.mapping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,33 +25,34 @@ class InputMark:
     size_bytes: int = 0
     digest: str = ""
 
-    def to_metadata(self) -> dict[str, str]:
+    def to_metadata(self) -> dict[str, str | int]:
         """As a commit carries it."""
         return {
-            _ROWS: str(self.rows),
-            _BYTES: str(self.size_bytes),
-            _DIGEST: self.digest,
-            _KIND: self.kind,
-            _MAPPING: self.mapping,
+            "input.rows": self.rows,
+            "input.bytes": self.size_bytes,
+            "input.sha256": self.digest,
+            "input.kind": self.kind,
+            "input.mapping": self.mapping,
         }
 
 
-def mark_of(metadata: Mapping[str, str], writer: str) -> InputMark:
+def mark_of(metadata: Metadata, writer: str) -> InputMark:
     """The mark in a commit's metadata. Raises CheckpointMismatch if another program than `append` committed it."""
-    try:
-        return InputMark(
-            kind=metadata[_KIND],
-            mapping=metadata[_MAPPING],
-            rows=int(metadata[_ROWS]),
-            size_bytes=int(metadata[_BYTES]),
-            digest=metadata[_DIGEST],
-        )
-    except (KeyError, ValueError):
-        raise CheckpointMismatch(
-            "the last commit of this writer does not come from `statelog append`",
-            writer=writer,
-            hint="Choose another name with --writer",
-        ) from None
+    match metadata:
+        case {
+            "input.kind": str(kind),
+            "input.mapping": str(mapping),
+            "input.rows": int(rows),
+            "input.bytes": int(size_bytes),
+            "input.sha256": str(digest),
+        }:
+            return InputMark(kind=kind, mapping=mapping, rows=rows, size_bytes=size_bytes, digest=digest)
+        case _:
+            raise CheckpointMismatch(
+                "the last commit of this writer does not come from `statelog append`",
+                writer=writer,
+                hint="Choose another name with --writer",
+            )
 
 
 def other_input(reason: str, mark: InputMark, **facts: str | int) -> CheckpointMismatch:

@@ -3,8 +3,7 @@
 Executed by the one process that holds the grant. The verdict is the ledger's, never a timeout's.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 
 from statelog.errors import (
     CheckpointMismatch,
@@ -13,7 +12,6 @@ from statelog.errors import (
     IdentityChanged,
     InvalidChange,
     KeyGroupMismatch,
-    Misuse,
     OverlappingTasks,
     StatelogError,
     ValueTooLarge,
@@ -22,13 +20,13 @@ from statelog.producer.commits.grant import Grant
 from statelog.schemas.keys.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.fold import Reason, Void
 from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.records import Commit
 
 __all__ = [
     "check_checkpoint_id",
     "check_handle",
     "check_meta",
-    "check_metadata",
     "make_commit",
     "meta_size",
     "refuse_overlaps",
@@ -44,7 +42,7 @@ def make_commit(
     last: Checkpoint,
     handles: Sequence[Handle],
     checkpoint_id: int,
-    metadata: Mapping[str, str],
+    metadata: Metadata,
     *,
     final: bool = False,
 ) -> Commit:
@@ -87,14 +85,6 @@ def make_commit(
             max_bytes=_MAX_BYTES,
         )
     return commit
-
-
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raise Misuse unless all keys and values are text that has bytes in UTF-8."""
-    texts: Iterable[object] = chain.from_iterable(metadata.items())
-    for text in texts:
-        if not isinstance(text, str) or _has_no_bytes(text):
-            raise Misuse(f"commit metadata is text, and {text!r} is not", hint="Write numbers and other things as text")
 
 
 def check_meta(key: object, value: object, held_bytes: int) -> int:

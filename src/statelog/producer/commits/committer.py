@@ -10,7 +10,7 @@ Invariants:
 - After a commit that did not end well nothing more is committed: what became of it is for a new life to read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
@@ -18,6 +18,7 @@ from statelog.producer.commits.commit import make_commit, refused
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import Opened, open_epoch
 from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
@@ -78,7 +79,7 @@ class Committer:
         self,
         handles: Sequence[Handle],
         checkpoint_id: int,
-        metadata: Mapping[str, str],
+        metadata: Metadata,
         *,
         final: bool = False,
         settle: bool = True,
@@ -143,7 +144,7 @@ class Committer:
         return offset
 
     def _settle(
-        self, commit: Commit, handles: Sequence[Handle], metadata: Mapping[str, str], error: OutcomeUnknown
+        self, commit: Commit, handles: Sequence[Handle], metadata: Metadata, error: OutcomeUnknown
     ) -> tuple[int, str]:
         """The offset of the commit, which is valid now, and why no other can follow, if so."""
         for _ in range(_SETTLE_ATTEMPTS):

@@ -4,11 +4,11 @@ Tasks write chunks under a grant's epoch without touching the ledger or the DFS;
 commits what they return. A grant fences nothing by itself and expires when a newer Open lands.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.values.schema import ValueSchema
 
 __all__ = ["Grant"]
@@ -30,7 +30,7 @@ class Grant:
     nonce: bytes
     partitions: tuple[int, ...]
     base: Checkpoint = NO_CHECKPOINT
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Metadata = field(default_factory=dict[str, str])
     witness: int = 0
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:

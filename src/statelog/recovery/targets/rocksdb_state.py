@@ -19,6 +19,7 @@ from statelog.errors import Corrupt, KeyGroupMismatch, UnknownFormat
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
 
 __all__ = ["STATE_FAMILY", "STATE_KEY", "ResumePoint", "RocksdbState"]
 
@@ -32,7 +33,7 @@ class ResumePoint:
     """A writer's last commit in the state: where its source resumes."""
 
     checkpoint_id: int
-    metadata: Mapping[str, str]
+    metadata: Metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ def _state_of(found: dict[str, object]) -> RocksdbState:
         commits={
             writer: ResumePoint(
                 checkpoint_id=cast("int", point["checkpoint_id"]),
-                metadata=cast("dict[str, str]", point["metadata"]),
+                metadata=cast("Metadata", point["metadata"]),
             )
             for writer, point in commits.items()
         },

@@ -15,7 +15,7 @@ Invariants:
 - Committed positions never go back, nor does `position`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open, Restart
 from statelog.schemas.ledger.state import (
     NO_EPOCH,
@@ -70,10 +71,10 @@ class _Row:
     newest_epoch: int = NO_EPOCH
     checkpoint: Checkpoint = NO_CHECKPOINT
     commit_offset: int = -1
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Metadata = field(default_factory=dict[str, str])
     commit: Commit | None = None
 
-    def settle(self) -> Mapping[str, str]:
+    def settle(self) -> Metadata:
         if self.commit is not None:
             self.metadata, self.commit = self.commit.read_body().metadata, None
         return self.metadata

@@ -17,7 +17,7 @@ Metadata = Mapping[str, str | int | float | bool]
 
 
 def check_metadata(metadata: object) -> None:
-    """Raise InvalidMetadata unless this is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
+    """Raise InvalidMetadata unless it is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
     if not isinstance(metadata, Mapping):
         raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}")
     pairs: Mapping[object, object] = metadata

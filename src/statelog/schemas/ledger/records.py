@@ -23,6 +23,7 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.names import check_name
 
 __all__ = [
@@ -113,7 +114,7 @@ class Extent(NamedTuple):
 class CommitBody:
     """What a commit says beyond its head: the caller's metadata, and the handles that it makes history."""
 
-    metadata: Mapping[str, str]
+    metadata: Metadata
     handles: tuple[Handle, ...]
 
 
@@ -142,12 +143,12 @@ class Commit:
         nonce: bytes,
         base: Checkpoint,
         checkpoint: Checkpoint,
-        metadata: Mapping[str, str],
+        metadata: Metadata,
         handles: Sequence[Handle],
         final: bool = False,
     ) -> "Commit":
         """The commit of `handles`, whose head follows from them."""
-        body = {"metadata": metadata, "handles": [handle.to_record() for handle in handles]}
+        body = {"metadata": dict(metadata), "handles": [handle.to_record() for handle in handles]}
         return cls(
             epoch=epoch,
             nonce=nonce,
@@ -170,7 +171,7 @@ class Commit:
         has_meta = any(step.meta for handle in handles for step in handle.steps)
         if size != len(self.body) or extents != self.extents or has_meta != self.has_meta:
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
-        return CommitBody(metadata=cast("dict[str, str]", datum["metadata"]), handles=handles)
+        return CommitBody(metadata=cast("Metadata", datum["metadata"]), handles=handles)
 
 
 class LossRange(NamedTuple):

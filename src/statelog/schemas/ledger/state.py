@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 from statelog.schemas.avro import Datum
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import LossRange
 
 __all__ = [
@@ -31,7 +32,7 @@ class LastCommit(NamedTuple):
 
     checkpoint: Checkpoint
     offset: int
-    metadata: Mapping[str, str]
+    metadata: Metadata
 
 
 class WriterState(NamedTuple):
@@ -41,7 +42,7 @@ class WriterState(NamedTuple):
     newest_epoch: int
     checkpoint: Checkpoint
     commit_offset: int
-    metadata: Mapping[str, str]
+    metadata: Metadata
 
 
 class PartitionState(NamedTuple):
@@ -144,7 +145,7 @@ def _writer_from_datum(datum: Datum) -> WriterState:
         newest_epoch=cast("int", datum["newest_epoch"]),
         checkpoint=Checkpoint(cast("int", datum["checkpoint_id"]), cast("bytes", datum["checkpoint_nonce"])),
         commit_offset=cast("int", datum["commit_offset"]),
-        metadata=cast("Mapping[str, str]", datum["metadata"]),
+        metadata=cast("Metadata", datum["metadata"]),
     )
 
 

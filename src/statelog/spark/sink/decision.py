@@ -8,10 +8,10 @@ Invariants:
 - A lower id, or another query, is a refusal that names the way out. Nothing is guessed.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statelog.errors import CheckpointMismatch
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
 
 __all__ = ["NO_QUERY", "BatchDecision", "check_take_over", "decide_batch", "decide_write", "owner_of"]
@@ -27,7 +27,7 @@ class BatchDecision:
     """Commit as `checkpoint_id` with `metadata`, or skip because the ledger has the batch already."""
 
     checkpoint_id: int
-    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    metadata: Metadata = field(default_factory=dict[str, str])
     is_replay: bool = False
 
 
@@ -43,7 +43,7 @@ def decide_batch(
     if owner_of(last) != query_id:
         check_take_over(last, writer, query_id, take_over_from)
         return _commit(query_id, batch_id, last.checkpoint.id - batch_id)
-    shift = int(last.metadata.get(_SHIFT, "0"))
+    shift = int(last.metadata.get(_SHIFT, 0))
     decision = _commit(query_id, batch_id, shift)
     if decision.checkpoint_id < last.checkpoint.id:
         raise CheckpointMismatch(
@@ -81,15 +81,15 @@ def decide_write(
 
 
 def _commit(query_id: str, batch_id: int, shift: int) -> BatchDecision:
-    metadata = {_QUERY: query_id, _BATCH: str(batch_id)}
+    metadata: dict[str, str | int] = {_QUERY: query_id, _BATCH: batch_id}
     if shift:
-        metadata[_SHIFT] = str(shift)
+        metadata[_SHIFT] = shift
     return BatchDecision(checkpoint_id=batch_id + 1 + shift, metadata=metadata)
 
 
 def owner_of(last: LastCommit) -> str:
     """The query whose commit this is, or NO_QUERY."""
-    return last.metadata.get(_QUERY, NO_QUERY)
+    return str(last.metadata.get(_QUERY, NO_QUERY))
 
 
 def check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from: str | None) -> None:
