@@ -19,7 +19,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.cli.devbroker.readiness import wait_until_ready
 from tests.support.cluster.nodes import Cluster, running_cluster
 from tests.support.services import broker as brokers
 from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker

@@ -51,9 +51,9 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
         """A reader that says that there is no streaming read; Spark hides what is raised here."""
-        from statelog.spark.source.no_stream import NoStream
+        from statelog.spark.source.refused_stream import RefusedStream
 
-        return NoStream()
+        return RefusedStream()
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer of changes; does no I/O."""

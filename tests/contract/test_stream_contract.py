@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from statelog.errors import NotFound, OffsetGone
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
@@ -174,7 +174,7 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
         with recover(rig.log, resume=reader.applied if resumed else None, settings=settings) as recovery:
             for number in range(2, 6):
                 rig.commit(writer, number, [(key, b"%d" % number) for key in keys])
-                assert isinstance(run_round(rig.log, policy), Completed)
+                assert isinstance(run_round(rig.log, policy), CompletedRound)
             with recovery.follow(poll_s=0.01) as stream:
                 for portion in stream:
                     reader.apply(portion)
@@ -182,7 +182,7 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
                         break
         assert reader.state == rig.state_at(rig.end())
         rig.commit(writer, 6, [(key, b"6") for key in keys])
-        assert isinstance(run_round(rig.log, policy), Completed)
+        assert isinstance(run_round(rig.log, policy), CompletedRound)
     assert all(offsets.start > 0 for offsets in rig.log.data_offsets().values())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
@@ -42,7 +42,7 @@ def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -
     assert rig.state() == model
     with rig.open() as log:
         assert recover(log).to_dict() == model
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=time.time)), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=time.time)), CompletedRound)
         assert recover(log).to_dict() == model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
@@ -127,7 +127,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
             writer.put(b"new", b"v")
             writer.commit(COMMITS + 1)
             twin.apply({b"new": b"v"})
-            assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), Completed)
+            assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), CompletedRound)
             writer.put(b"newer", b"v")
             writer.commit(COMMITS + 2)
             twin.apply({b"newer": b"v"})
@@ -153,7 +153,7 @@ def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
         with Writer(log, "w", expect=10) as writer:
             writer.put(b"new", b"v")
             writer.commit(11)
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), CompletedRound)
         assert recover(log).to_dict() == {**left, b"new": b"v"}
 
 

@@ -11,7 +11,7 @@ import rocksdict
 
 from statelog.errors import StorageFull, StoreUnavailable
 from statelog.materializer.round import delta
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
@@ -81,7 +81,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
             assert list(tmp_path.iterdir()) == []
             assert state_of(twin.open()) == twin.model
             raise
-        assert isinstance(outcome, Completed)
+        assert isinstance(outcome, CompletedRound)
 
     steps = _every_step(play, failure, raised)
     assert (steps[0], set(steps)) == ("make", {"make", "open", "write", "verify"})

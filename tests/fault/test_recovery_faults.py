@@ -327,7 +327,7 @@ def test_truncation_between_plan_and_lease_plans_again() -> None:
     assert list_leases(twins.log.store) == []
 
 
-def test_clean_up_while_runs_are_read_plans_again() -> None:
+def test_cleanup_while_runs_are_read_plans_again() -> None:
     """A run that goes away together with its manifest is no damage: the snapshot that replaced it is taken."""
     twins = _Twins(truncate=True)
     moved: list[str] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -40,8 +40,8 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
     for turn in range(3):
         twin.write({b"later": str(turn).encode()})
         outcome = run_round(log, settings_for(tmp_path, fanout=3), seams=twin.seams)
-        assert isinstance(outcome, Completed)
-        assert not outcome.clean_up.held_back
+        assert isinstance(outcome, CompletedRound)
+        assert not outcome.cleanup.held_back
         assert state_of(log) == twin.model
     kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
     assert len(kept) == 2
@@ -72,7 +72,7 @@ def test_a_round_passes_every_named_point_once_and_in_order(tmp_path: Path) -> N
     twin = _busy_log(tmp_path)
     reached: list[str] = []
     outcome = run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=replace(twin.seams, crash=reached.append))
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert tuple(reached) == CRASH_POINTS
     assert outcome.runs_merged == 3
 
@@ -107,7 +107,7 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> Non
             assert type(error).__name__ == "StoreUnavailable", (number, fault, error)
             failed += 1
         else:
-            assert isinstance(outcome, Completed), (number, fault, outcome)
+            assert isinstance(outcome, CompletedRound), (number, fault, outcome)
         assert state_of(twin.open()) == twin.model
         twin.disk.settle()
         _check_and_settle(twin, tmp_path)

@@ -8,9 +8,9 @@ import pytest
 
 from statelog.errors import NotFound, OffsetGone
 from statelog.materializer.round import cleanup
-from statelog.materializer.round.outcome import CleanUp, Completed, Lost, RoundOutcome
+from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round.round import run_round
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
@@ -24,7 +24,7 @@ from tests.support.worlds.stepper import Stepper
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
     for turn in range(rounds):
         twin.write({b"other": str(turn).encode()})
-        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), seams=twin.seams), Completed)
+        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), seams=twin.seams), CompletedRound)
 
 
 def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratch: Path) -> RoundOutcome:
@@ -55,7 +55,7 @@ def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinL
         before.update(twin.run_paths())
 
     outcome = _stalled_at(point, meanwhile, twin, tmp_path)
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, LostRound)
     assert before <= twin.run_paths()
     assert state_of(twin.open()) == twin.model
 
@@ -69,7 +69,7 @@ def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLo
         before.update(twin.run_paths())
 
     outcome = _stalled_at("after-list", meanwhile, twin, tmp_path)
-    assert outcome == Lost(number=5)
+    assert outcome == LostRound(number=5)
     assert 2 in twin.open().manifests.numbers()
     assert twin.run_paths() == before
     assert state_of(twin.open()) == twin.model
@@ -78,11 +78,11 @@ def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLo
     assert twin.open().manifests.numbers() == [5, 6]
 
 
-def test_a_winner_that_stalls_before_its_clean_up_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
+def test_a_winner_that_stalls_before_its_cleanup_removes_nothing_that_counts(twin: TwinLog, tmp_path: Path) -> None:
     """It won long ago, and its own manifest is gone by now: it holds back, and says so."""
     outcome = _stalled_at("after-win", lambda: _others(twin, tmp_path, 4), twin, tmp_path)
-    assert isinstance(outcome, Completed)
-    assert "newer round" in outcome.clean_up.held_back
+    assert isinstance(outcome, CompletedRound)
+    assert "newer round" in outcome.cleanup.held_back
     assert state_of(twin.open()) == twin.model
     assert state_of(twin.open(), min) == twin.model
 
@@ -97,7 +97,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
             stepper.pause()
 
         outcome = run_round(twin.open(), settings_for(tmp_path), seams=replace(twin.seams, crash=crash))
-        assert isinstance(outcome, Completed)
+        assert isinstance(outcome, CompletedRound)
 
     actor = stepper.actor(younger)
 
@@ -106,7 +106,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
         while "after-upload" not in passed:
             actor.step()
 
-    assert isinstance(_stalled_at("after-put", meanwhile, twin, tmp_path), Completed)
+    assert isinstance(_stalled_at("after-put", meanwhile, twin, tmp_path), CompletedRound)
     while not actor.over:
         actor.step()
     assert twin.open().manifests.numbers() == [2, 3]
@@ -114,10 +114,10 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
 
 
 @pytest.mark.parametrize("point", ["after-check", "after-drop", "after-truncate-data", "after-truncate-ledger"])
-def test_a_winner_that_stalls_inside_its_clean_up_harms_nobody(point: str, twin: TwinLog, tmp_path: Path) -> None:
+def test_a_winner_that_stalls_inside_its_cleanup_harms_nobody(point: str, twin: TwinLog, tmp_path: Path) -> None:
     """What it decided to remove stays right to remove, however late."""
     outcome = _stalled_at(point, lambda: _others(twin, tmp_path, 4), twin, tmp_path)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert state_of(twin.open()) == twin.model
     assert state_of(twin.open(), min) == twin.model
 
@@ -192,10 +192,10 @@ def _discard(_outcome: RoundOutcome) -> None:
     """An actor returns nothing."""
 
 
-def test_a_late_clean_up_spares_what_was_uploaded_since(twin: TwinLog, tmp_path: Path) -> None:
+def test_a_late_cleanup_spares_what_was_uploaded_since(twin: TwinLog, tmp_path: Path) -> None:
     """Files that came after the winner's listing belong to rounds built on it, and are not its to delete."""
     outcome = _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert state_of(twin.open()) == twin.model
 
 
@@ -207,15 +207,15 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
     def with_a_new_list(
         log: Log,
         own: Manifest,
-        disposal: cleanup.Disposal,
+        cleanup_plan: cleanup.CleanupPlan,
         chosen: MaterializerSettings,
         verified: VerifiedRuns,
         crash: Callable[[str], None],
-    ) -> CleanUp:
-        late = cleanup.decide(log, list(log.store.list()), own, chosen, verified.manifests)
-        return cleanup.clean_up(log, own, replace(disposal, condemned=late.condemned), chosen, verified, crash)
+    ) -> Cleanup:
+        late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified.manifests)
+        return cleanup.run_cleanup(log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, crash)
 
-    monkeypatch.setattr("statelog.materializer.round.round.clean_up", with_a_new_list)
+    monkeypatch.setattr("statelog.materializer.round.round.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     with pytest.raises(NotFound):
         state_of(twin.open())

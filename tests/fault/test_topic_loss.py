@@ -20,7 +20,7 @@ from statelog.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
@@ -80,8 +80,8 @@ def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
                 twin.apply(changes)
                 assert recover(log).to_dict() == twin.model
                 outcome = one_round(log, twin, scratch)
-                assert isinstance(outcome, Completed)
-                assert outcome.clean_up.held_back == ""
+                assert isinstance(outcome, CompletedRound)
+                assert outcome.cleanup.held_back == ""
         assert log.kafka.offsets("log.ledger", [0])[0].start > 0
         assert len(log.manifests.numbers()) == 2
     with twin.open() as log:
@@ -195,7 +195,7 @@ def test_a_round_that_stalled_loses_its_slot(twin: TwinLog, tmp_path: Path) -> N
             accept(twin).close()
 
     with twin.open() as log:
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=replace(twin.seams, crash=strike)), Lost)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=replace(twin.seams, crash=strike)), LostRound)
         with pytest.raises(IdentityChanged):
             one_round(log, twin, tmp_path)
     go_on(twin, tmp_path)
@@ -335,8 +335,8 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
         writer.put(b"new", b"v")
         writer.commit(KEPT + 1)
         outcome = run_round(log, settings_for(tmp_path, keep=3), seams=twin.seams)
-        assert isinstance(outcome, Completed)
-        assert outcome.clean_up.held_back == ""
+        assert isinstance(outcome, CompletedRound)
+        assert outcome.cleanup.held_back == ""
         assert len(log.manifests.numbers()) == 3
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import UnsafeStore
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.storage.log.log import Log
 from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
@@ -17,7 +17,7 @@ def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
     for number in range(1, snapshots + 1):
         twin.write({b"k%d" % number: b"v"})
         outcome = run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
-        assert isinstance(outcome, Completed)
+        assert isinstance(outcome, CompletedRound)
     return twin
 
 
@@ -50,7 +50,7 @@ def test_the_proof_is_given_once_and_only_by_who_puts(tmp_path: Path) -> None:
     log: Log = twin.open(note)
     for number in range(3):
         twin.write({b"k%d" % number: b"v"})
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), CompletedRound)
     probes = {path for path in created if "probe" in path}
     assert len(probes) == 1
     assert created.index(next(iter(probes))) < created.index("manifests/00000000000000000001.avro")

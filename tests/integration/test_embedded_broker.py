@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statelog.cli.devbroker.embedded import EmbeddedBroker
-from statelog.cli.devbroker.ready import create_topic
+from statelog.cli.devbroker.readiness import create_topic
 
 pytestmark = pytest.mark.broker
 

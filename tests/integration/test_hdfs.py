@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, StatelogError
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("test_store_contract.py")  # Its process ha
 
 
 def test_a_log_lives_on_hdfs(hdfs: Hdfs, tmp_path: Path) -> None:
-    """Made, written, rolled up with merges and clean-up, and recovered, all of it over WebHDFS."""
+    """Made, written, rolled up with merges and cleanup, and recovered, all of it over WebHDFS."""
     cluster, root = MemoryCluster(), hdfs.root(f"logs/{uuid.uuid4().hex}")
     kafka = MemoryKafka(cluster=cluster)
     model: dict[object, object] = {}
@@ -32,8 +32,8 @@ def test_a_log_lives_on_hdfs(hdfs: Hdfs, tmp_path: Path) -> None:
                 model[b"k%d" % number] = b"v" * 2000
                 writer.commit(number + 1)
             outcome = run_round(log, settings_for(tmp_path, fanout=2))
-            assert isinstance(outcome, Completed)
-            assert not outcome.clean_up.held_back
+            assert isinstance(outcome, CompletedRound)
+            assert not outcome.cleanup.held_back
         assert log.manifests.numbers() == [4, 5]
         assert recover(log).to_dict() == model
         paths = {info.path for info in log.store.list()}

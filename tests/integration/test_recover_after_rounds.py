@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
@@ -15,14 +15,14 @@ from tests.support.rigs.recovery_rig import memory_rig
 
 @pytest.mark.parametrize("rounds", [1, 6])
 def test_state_after_rounds(rounds: int, tmp_path: Path) -> None:
-    """After rounds with merges, truncation and clean-up the state is exact, and reads one snapshot and its tail."""
+    """After rounds with merges, truncation and cleanup the state is exact, and reads one snapshot and its tail."""
     rig = memory_rig()
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0), fanout=2)
     for number in range(1, rounds + 1):
         with Writer(rig.log, "w") as writer:
             changes = [(b"key-%d" % i, None if i % 5 == number % 5 else b"%d" % number) for i in range(number, 80)]
             rig.commit(writer, number, changes)
-        assert isinstance(run_round(rig.log, policy), Completed)
+        assert isinstance(run_round(rig.log, policy), CompletedRound)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, rounds + 1, [(b"key-%d" % i, b"tail") for i in range(0, 80, 3)])
     recovery = recover(rig.log)
@@ -42,7 +42,7 @@ def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
         recovery = recover(rig.log)
         for number in range(3, 8):
             rig.commit(writer, number, [(b"a", b"%d" % number)])
-            assert isinstance(run_round(rig.log, policy), Completed)
+            assert isinstance(run_round(rig.log, policy), CompletedRound)
         assert 1 in rig.log.manifests.numbers()
         assert recovery.to_dict() == rig.state_at(held)
         assert (recovery.position, recovery.statistics().plans) == (held, 1)

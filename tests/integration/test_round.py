@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
-from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
@@ -86,12 +86,12 @@ def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root
     for turn in range(5):
         _write(log, model, turn)
         outcome = run_round(log, settings)
-        assert isinstance(outcome, Completed)
+        assert isinstance(outcome, CompletedRound)
         merged += outcome.runs_merged
         assert state_of(log) == model
         assert _group_offset(broker, log) == outcome.position
     assert merged >= 3
-    assert isinstance(run_round(log, settings), Skipped)
+    assert isinstance(run_round(log, settings), SkippedRound)
 
     numbers = log.manifests.numbers()
     assert numbers == [4, 5]
@@ -130,8 +130,8 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
     finally:
         for mine in logs:
             mine.close()
-    assert [type(outcome) for outcome in outcomes].count(Completed) == 4
-    assert [type(outcome) for outcome in outcomes].count(Lost) == 4
+    assert [type(outcome) for outcome in outcomes].count(CompletedRound) == 4
+    assert [type(outcome) for outcome in outcomes].count(LostRound) == 4
     assert log.manifests.numbers()[-1] == 4
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from statelog.errors import ConfigError, Unavailable
 from statelog.materializer import Materializer
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
@@ -137,11 +137,11 @@ def _accept_a_loss(place: Place, user: str) -> None:
         raise caught.value
 
 
-def _round(place: Place) -> Completed:
+def _round(place: Place) -> CompletedRound:
     place.feed()
     with place.open("materializer") as log:
         outcome = run_round(log, MaterializerSettings(scratch=Path(place.root).parent))
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     return outcome
 
 

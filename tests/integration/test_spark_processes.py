@@ -21,10 +21,10 @@ from statelog.seams import Seams
 from statelog.spark import clients
 from statelog.spark.clients import task_producer
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.sink import committing, planning, runs
-from statelog.spark.sink.committing import commit_batch, commit_write
+from statelog.spark.sink import batch_commit, epochs, query_run
+from statelog.spark.sink.batch_commit import commit_batch, commit_write
+from statelog.spark.sink.epochs import plan_batch, sibling_nonces
 from statelog.spark.sink.ownership import RECENT_S
-from statelog.spark.sink.planning import plan_batch, sibling_nonces
 from statelog.spark.sink.task import TaskResult
 from tests.support.processes.forks import in_fork
 from tests.support.services.broker import Broker
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.broker
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
     """A small log of this test's own; what the processes cached for it goes with the test."""
     yield SparkLog.create(log_name, broker.bootstrap, tmp_path)
-    for cache in (planning._epochs, committing._coordinators, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
+    for cache in (epochs._epochs, batch_commit._coordinators, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
         cache.clear()
 
 
@@ -60,15 +60,15 @@ def test_one_epoch_for_all_batches(rig: SparkLog) -> None:
     """Batches of one run share the epoch and each continues the one before; a replay is seen in another process too."""
     options = stream_options(rig)
     begun = rig.ledger_end()
-    epochs: set[int] = set()
+    opened: set[int] = set()
     for batch in range(3):
         task = plan_batch(options)
-        epochs.add(task.grant.epoch)
+        opened.add(task.grant.epoch)
         assert task.base.id == batch
         assert commit_batch(options, [run_task(task, options, batch, {batch: batch})], batch)
-    assert (len(epochs), rig.opens()) == (1, 1)
+    assert (len(opened), rig.opens()) == (1, 1)
     task = plan_batch(options)
-    committing._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
+    batch_commit._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
     assert not commit_batch(options, [run_task(task, options, 9, {2: 2})], 2), "a replay"
     assert rig.numbers() == {0: 0, 1: 1, 2: 2}
     assert rig.ledger_end() == begun + 4, "an Open and three Commits"
@@ -128,7 +128,7 @@ def _assert(holds: bool) -> None:
 
 def forget(rig: SparkLog) -> None:
     """As after the workers were ended, because they were idle for a minute."""
-    for cache in (planning._epochs, committing._coordinators):  # pyright: ignore[reportPrivateUsage] # as above
+    for cache in (epochs._epochs, batch_commit._coordinators):  # pyright: ignore[reportPrivateUsage] # as above
         cache.clear()
 
 
@@ -154,14 +154,14 @@ def test_a_stranger_is_told_once_and_not_by_every_worker(rig: SparkLog, tmp_path
 
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     Writer(rig.log, "job").close()
-    session = runs._session()  # pyright: ignore[reportPrivateUsage] # the other worker has the same parent
+    session = query_run._session()  # pyright: ignore[reportPrivateUsage] # the other worker has the same parent
     assert in_fork(lambda: _as_sibling(session, told)) == 0
     assert plan_batch(options).base.id == 1
 
 
 def _as_sibling(session: tuple[int, str], check: Callable[[], None]) -> None:
     """In a fork, as a worker of this session that knows nothing yet."""
-    runs._session = lambda: session  # pyright: ignore[reportPrivateUsage] # this process ends with the check
+    query_run._session = lambda: session  # pyright: ignore[reportPrivateUsage] # this process ends with the check
     check()
 
 
@@ -204,14 +204,14 @@ def test_the_same_query_takes_over_at_once(rig: SparkLog, tmp_path: Path, monkey
     """
     options = query_options(rig, tmp_path / "a", "qa")
     plan_batch(options)
-    here = runs._session()  # pyright: ignore[reportPrivateUsage] # as above
+    here = query_run._session()  # pyright: ignore[reportPrivateUsage] # as above
     for batch, parent in enumerate((1_000_001, 1_000_002)):
         forget(rig)
-        monkeypatch.setattr(runs, "_session", lambda parent=parent: (parent, "x"))
+        monkeypatch.setattr(query_run, "_session", lambda parent=parent: (parent, "x"))
         assert commit_batch(options, [run_task(plan_batch(options), options, batch, {1: batch}, "qa")], batch)
     assert rig.opens() == 3
     forget(rig)
-    monkeypatch.setattr(runs, "_session", lambda: here)
+    monkeypatch.setattr(query_run, "_session", lambda: here)
     with pytest.raises(Fenced):
         plan_batch(options)
 

@@ -1,4 +1,4 @@
-"""The recovery cache against a model, step by step; and readers against clean-up, all at once."""
+"""The recovery cache against a model, step by step; and readers against cleanup, all at once."""
 
 import random
 import tempfile
@@ -112,7 +112,7 @@ TestCacheModel = CacheModel.TestCase
 TestCacheModel.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
 
 
-def test_readers_and_clean_up_at_once(tmp_path: Path) -> None:
+def test_readers_and_cleanup_at_once(tmp_path: Path) -> None:
     """Four threads open, read and close while a fifth removes what is idle: every read is right, counts end at 0."""
     rig = CacheRig(tmp_path, idle_s=1e-9)
     runs = [rig.put(name, name.encode() * 50) for name in _NAMES]
@@ -149,7 +149,7 @@ def test_readers_and_clean_up_at_once(tmp_path: Path) -> None:
 
 
 def test_an_open_cannot_come_between_look_and_removal(tmp_path: Path) -> None:
-    """An open that starts after clean-up saw no reader, and before it removed the file, gets a file of its own."""
+    """An open that starts after cleanup saw no reader, and before it removed the file, gets a file of its own."""
     rig = CacheRig(tmp_path, idle_s=1.0)
     run = rig.put("a", b"data")
     rig.read(run)
@@ -158,7 +158,7 @@ def test_an_open_cannot_come_between_look_and_removal(tmp_path: Path) -> None:
     came_between: list[bool] = []
 
     def open_now() -> None:
-        # Clean-up asks for the time inside its critical section: whoever opens now has to wait outside.
+        # Cleanup asks for the time inside its critical section: whoever opens now has to wait outside.
         if not opening:
             opening.append(pool.submit(rig.read, run))
             came_between.append(bool(wait(opening, 0.1).done))

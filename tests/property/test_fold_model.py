@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 from tests.support.worlds.ledger import IDENTITY, Chunk, World, simulate, span_of
@@ -92,7 +92,7 @@ class _Unfenced(LedgerFold):
     def check(self, record: LedgerRecord | None) -> Void | None:
         live = self.live_epoch(record.epoch) if isinstance(record, Commit) else None
         if live is not None and live.writer not in self._rows:
-            return Void(Reason.UNKNOWN_EPOCH)
+            return Void(VoidReason.UNKNOWN_EPOCH)
         return super().check(record)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statelog.errors import Corrupt, CorruptLedger, OffsetGone, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
-from statelog.schemas.ledger.fold import LedgerFold, Reason
+from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
@@ -166,18 +166,18 @@ def _near_restarts(offset: int) -> st.SearchStrategy[Restart]:
     return st.builds(Restart, digest=DIGESTS, position=positions, reason=st.just("disk"), operator=st.just("ann"))
 
 
-Judge = Callable[[int, LedgerRecord | None], Reason | None]
+Judge = Callable[[int, LedgerRecord | None], VoidReason | None]
 
 
 def _judging(fold: LedgerFold) -> Judge:
-    def judge(offset: int, record: LedgerRecord | None) -> Reason | None:
+    def judge(offset: int, record: LedgerRecord | None) -> VoidReason | None:
         void = fold.apply(offset, record)
         return void.reason if void else None
 
     return judge
 
 
-def _answer(judge: Judge, offset: int, record: LedgerRecord | None) -> Reason | OffsetGone | None:
+def _answer(judge: Judge, offset: int, record: LedgerRecord | None) -> VoidReason | OffsetGone | None:
     try:
         return judge(offset, record)
     except OffsetGone as gone:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.materializer.round.delta import delta_tables
-from statelog.materializer.round.outcome import Completed, Skipped
+from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted
@@ -59,7 +59,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
         chosen = settings_for(Path(scratch), budget_bytes=budget_bytes, budget_commits=budget_commits, fanout=fanout)
         log = twin.open()
         taken, outcome = 0, run_round(log, chosen, seams=twin.seams)
-        while isinstance(outcome, Completed):
+        while isinstance(outcome, CompletedRound):
             assert 1 <= outcome.commits <= budget_commits
             taken += outcome.commits
             manifest = log.manifests.read(outcome.number).manifest
@@ -68,7 +68,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
             assert state_of(log) == twin.model
             assert outcome.behind == (taken < len(commits))
             outcome = run_round(log, chosen, seams=twin.seams)
-    assert isinstance(outcome, Skipped)
+    assert isinstance(outcome, SkippedRound)
     assert taken == len(commits)
 
 
@@ -80,7 +80,7 @@ def test_a_first_snapshot_holds_no_deletes_and_a_later_delta_does(tmp_path: Path
     first = run_round(log, settings_for(tmp_path), seams=twin.seams)
     twin.write({b"a": None})
     second = run_round(log, settings_for(tmp_path), seams=twin.seams)
-    assert isinstance(first, Completed)
-    assert isinstance(second, Completed)
+    assert isinstance(first, CompletedRound)
+    assert isinstance(second, CompletedRound)
     assert (first.rows, second.rows) == (1, 1)
     assert state_of(log) == {}

@@ -1,9 +1,10 @@
 """The materializer: rounds that roll the committed tail into snapshots and truncate below them. Serves no state."""
 
+from statelog.materializer.daemon.background_task import ThreadStarter
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import (
-    CleanUpHeldBack,
+    CleanupHeldBack,
     Event,
     LogAgeAlarm,
     OffsetUnpublished,
@@ -17,26 +18,24 @@ from statelog.materializer.daemon.events import (
     Started,
     Stopped,
 )
-from statelog.materializer.daemon.flight import Start
 from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, RestoreWork, Speed
-from statelog.materializer.daemon.schedule import Cause
+from statelog.materializer.daemon.schedule import RoundCause
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
-from statelog.materializer.round.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.materializer.settings import MaterializerSettings
 
 __all__ = [
     "CRASH_POINTS",
-    "Cause",
-    "CleanUp",
-    "CleanUpHeldBack",
-    "Completed",
+    "Cleanup",
+    "CleanupHeldBack",
+    "CompletedRound",
     "Control",
     "Event",
     "LogAgeAlarm",
-    "Lost",
+    "LostRound",
     "Materializer",
     "MaterializerSettings",
     "MaterializerStatistics",
@@ -45,6 +44,7 @@ __all__ = [
     "RestoreBudgetOutOfReach",
     "RestoreEstimate",
     "RestoreWork",
+    "RoundCause",
     "RoundCompleted",
     "RoundEndedLate",
     "RoundFailed",
@@ -52,12 +52,12 @@ __all__ = [
     "RoundOutcome",
     "RoundSkipped",
     "RoundStarted",
-    "Skipped",
+    "SkippedRound",
     "Speed",
-    "Start",
     "Started",
     "Stopped",
     "Tail",
+    "ThreadStarter",
     "install_signal_handlers",
     "run_round",
     "tail_now",

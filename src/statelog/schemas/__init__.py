@@ -4,7 +4,7 @@ from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, key_groups_of, spark_expression
 from statelog.schemas.keys.shares import share
-from statelog.schemas.ledger.fold import Reason, Void
+from statelog.schemas.ledger.fold import Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
@@ -53,7 +53,6 @@ __all__ = [
     "Metadata",
     "Open",
     "PartitionState",
-    "Reason",
     "ReplayPlan",
     "Restart",
     "RetentionPolicy",
@@ -67,6 +66,7 @@ __all__ = [
     "ValueSchema",
     "ValueType",
     "Void",
+    "VoidReason",
     "Waiver",
     "WriterState",
     "key_group_of",

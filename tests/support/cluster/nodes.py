@@ -22,7 +22,7 @@ from statelog.cli.devbroker.jars import ensure_jars
 from statelog.cli.devbroker.java import find_java
 from statelog.cli.devbroker.process import ProcessId
 from statelog.cli.devbroker.properties import COMMON_PROPERTIES, properties_text
-from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.cli.devbroker.readiness import wait_until_ready
 from statelog.cli.devbroker.waiting import wait_for
 
 __all__ = ["SESSION_S", "Cluster", "Node", "running_cluster"]

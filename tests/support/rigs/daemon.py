@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from statelog.materializer.daemon.background_task import ThreadStarter
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, RoundStarted, Started
-from statelog.materializer.daemon.flight import Start
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.seams import Seams
 from statelog.storage.store.memory import Fault
@@ -33,7 +33,7 @@ class DaemonBench:
         self.broken = False
         self.broken_method = ""
         self.is_holding = False
-        self.start: Start = self._start
+        self.start: ThreadStarter = self._start
         self.control = Control()
         self.log = self.twin.open(faults=self._fault)
         self._script: list[tuple[float, Callable[[], object]]] = []

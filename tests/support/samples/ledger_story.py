@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
@@ -80,7 +80,7 @@ class Story:
             final=final,
         )
 
-    def commit(self, epoch: int, *handles: Handle, final: bool = False) -> Reason | None:
+    def commit(self, epoch: int, *handles: Handle, final: bool = False) -> VoidReason | None:
         """Commit handles. Returns why the commit is void, or None."""
         verdict = self.add(self.new_commit(epoch, *handles, final=final))
         return verdict.reason if verdict else None

@@ -20,7 +20,7 @@ from testcontainers.core.exceptions import ContainerConnectException, ContainerS
 
 from statelog.cli.devbroker.embedded import EmbeddedBroker
 from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties
-from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.cli.devbroker.readiness import wait_until_ready
 
 __all__ = [
     "BROKER_VARIABLE",

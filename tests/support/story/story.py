@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from statelog.errors import AlreadyExists, Fenced, StatelogError
-from statelog.materializer.round.outcome import Completed, Skipped
+from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.lifecycle import Life
@@ -266,9 +266,9 @@ def _round(process: Process) -> None:
         process.log, settings, seams=Seams(wall_clock=process.clock, nonce=world.nonce), verified=process.verified,
         disk=world.nemesis.disk_hook,
     )  # fmt: skip
-    assert isinstance(outcome, Completed | Skipped), outcome
-    if isinstance(outcome, Completed):
-        assert not outcome.clean_up.held_back, outcome
+    assert isinstance(outcome, CompletedRound | SkippedRound), outcome
+    if isinstance(outcome, CompletedRound):
+        assert not outcome.cleanup.held_back, outcome
 
 
 _SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)

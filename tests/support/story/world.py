@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer import Coordinator, Writer
 from statelog.recovery.streaming.applied import Applied
 from statelog.storage.kafka import OffsetRange

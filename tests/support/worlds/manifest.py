@@ -210,7 +210,7 @@ def _publish(world: ManifestWorld, base: Stored | None, runs: list[RunRef], targ
     yield
     if world.off == "before":
         doomed = condemned(world.listing(), mine, keeps)
-    yield from _clean_up(world, mine, kept, drop, doomed)
+    yield from _cleanup(world, mine, kept, drop, doomed)
 
 
 def _put(world: ManifestWorld, mine: Manifest) -> Generator[None, None, bool]:
@@ -228,7 +228,7 @@ def _put(world: ManifestWorld, mine: Manifest) -> Generator[None, None, bool]:
     return world.off == "list" or world.newest() == mine.number
 
 
-def _clean_up(
+def _cleanup(
     world: ManifestWorld, mine: Manifest, kept: frozenset[int], drop: tuple[int, ...], doomed: tuple[str, ...]
 ) -> Iterator[None]:
     again = [world.manifests[number].manifest for number in kept if number in world.manifests]

@@ -7,14 +7,14 @@ agree if both follow DESIGN section 2.
 from typing import NamedTuple
 
 from statelog.errors import OffsetGone
-from statelog.schemas.ledger.fold import Reason
+from statelog.schemas.ledger.fold import VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import Commit, Extent, LedgerRecord, Open, Restart
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
 
-NOT_LIVE = frozenset({Reason.FENCED, Reason.UNKNOWN_EPOCH})
+NOT_LIVE = frozenset({VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH})
 
 
 class _Valid(NamedTuple):
@@ -22,7 +22,7 @@ class _Valid(NamedTuple):
     record: LedgerRecord
 
 
-def same_verdict(one: Reason | None, other: Reason | None) -> bool:
+def same_verdict(one: VoidReason | None, other: VoidReason | None) -> bool:
     """Whether two folds agree. Fenced and unknown are one verdict: a fold from a snapshot cannot tell them apart."""
     return one == other or (one in NOT_LIVE and other in NOT_LIVE)
 
@@ -38,7 +38,7 @@ class NaiveFold:
         self.valid: list[_Valid] = []
         self.began = 0
 
-    def apply(self, offset: int, record: LedgerRecord | None) -> Reason | None:
+    def apply(self, offset: int, record: LedgerRecord | None) -> VoidReason | None:
         """Judge the next record. Returns None if it is valid, else why it is void.
 
         Raises OffsetGone for a Restart from a snapshot above the place where its reader began.
@@ -52,7 +52,7 @@ class NaiveFold:
             self.valid.append(_Valid(offset, record))
         return reason
 
-    def judge(self, record: LedgerRecord) -> Reason | None:
+    def judge(self, record: LedgerRecord) -> VoidReason | None:
         """The verdict on `record` if it came next."""
         match record:
             case Open():
@@ -114,29 +114,29 @@ class NaiveFold:
         ends = [e.end_offset for _, c in self.commits() for e in c.extents if e.partition == partition]
         return max(ends, default=0)
 
-    def _judge_open(self, record: Open) -> Reason | None:
+    def _judge_open(self, record: Open) -> VoidReason | None:
         if record.identity != self.identity:
-            return Reason.OTHER_LOG
+            return VoidReason.OTHER_LOG
         seen = (record.prior, record.last)
         now = (self.prior(record.writer, record.partitions), self.last(record.writer))
-        return None if seen == now else Reason.STALE_OPEN
+        return None if seen == now else VoidReason.STALE_OPEN
 
-    def _judge_commit(self, record: Commit) -> Reason | None:
+    def _judge_commit(self, record: Commit) -> VoidReason | None:
         mine = dict(self.opens()).get(record.epoch)
         if mine is None or mine.nonce != record.nonce:
-            return Reason.UNKNOWN_EPOCH
+            return VoidReason.UNKNOWN_EPOCH
         if self.fenced(record.epoch):
-            return Reason.FENCED
+            return VoidReason.FENCED
         if not {extent.partition for extent in record.extents} <= set(mine.partitions):
-            return Reason.NOT_OWNED
+            return VoidReason.NOT_OWNED
         last = self.last(mine.writer)
         if record.base != last:
-            return Reason.WRONG_BASE
+            return VoidReason.WRONG_BASE
         if record.checkpoint.id <= last.id:
-            return Reason.NOT_LATER
+            return VoidReason.NOT_LATER
         return next((void for extent in record.extents if (void := self._judge_extent(extent))), None)
 
-    def _judge_extent(self, extent: Extent) -> Reason | None:
+    def _judge_extent(self, extent: Extent) -> VoidReason | None:
         if not 0 <= extent.first_offset < extent.end_offset <= 1 << 56:
-            return Reason.IMPOSSIBLE
-        return Reason.OVERLAP if extent.first_offset < self.committed(extent.partition) else None
+            return VoidReason.IMPOSSIBLE
+        return VoidReason.OVERLAP if extent.first_offset < self.committed(extent.partition) else None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
-from statelog.materializer.round.outcome import Completed, Lost
+from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
@@ -96,8 +96,8 @@ class RoundWorld:
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
             outcome = run_round(self.twin.open(), settings, seams=self.twin.seams)
-            assert isinstance(outcome, Completed), outcome
-            assert not outcome.clean_up.held_back, outcome
+            assert isinstance(outcome, CompletedRound), outcome
+            assert not outcome.cleanup.held_back, outcome
 
     # ---- actors
 
@@ -122,8 +122,8 @@ class RoundWorld:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1
             else:
-                self.completed += isinstance(outcome, Completed)
-                self.lost += isinstance(outcome, Lost)
+                self.completed += isinstance(outcome, CompletedRound)
+                self.lost += isinstance(outcome, LostRound)
             self.stepper.pause()
 
     def _read(self) -> None:

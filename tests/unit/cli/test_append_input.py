@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.cli.appending import CheckpointRule, commit_points
+from statelog.cli.appender import CheckpointRule, commit_points
 from statelog.cli.inputs.fields import BytesText, FieldMapping, LogShape, to_changes
 from statelog.cli.inputs.json_lines import JsonLines
 from statelog.cli.inputs.json_parse import LineParser
@@ -21,7 +21,7 @@ from statelog.cli.inputs.json_rows import parse_rows
 from statelog.cli.inputs.line_index import index_lines
 from statelog.cli.inputs.mark import InputMark, mark_of
 from statelog.cli.inputs.named_fields import MOST_ROWS, NamedFields
-from statelog.cli.inputs.opening import open_input, writer_name
+from statelog.cli.inputs.open_input import open_input, writer_name
 from statelog.cli.inputs.parquet_file import ParquetInput
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
 from statelog.schemas.keys.key_groups import KeyType

@@ -11,8 +11,8 @@ from statelog.cli.config.guard import check_owner
 from statelog.cli.config.keys import KEYS
 from statelog.cli.config.merge import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
 from statelog.cli.config.units import duration_s, size_bytes
-from statelog.cli.materializing import materializer_settings
-from statelog.cli.screen.shown import show_bytes, show_duration
+from statelog.cli.round_report import materializer_settings
+from statelog.cli.screen.quantities import show_bytes, show_duration
 from statelog.cli.session import config_layers
 from statelog.errors import ConfigError, NotFound, StatelogError
 

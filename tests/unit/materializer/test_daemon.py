@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import CorruptManifest, CorruptRun, StoreUnavailable
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import CleanUpHeldBack, Event, RoundFailed, RoundStarted
+from statelog.materializer.daemon.events import CleanupHeldBack, Event, RoundFailed, RoundStarted
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.round.round import run_round
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
@@ -157,7 +157,7 @@ def test_a_stop_is_no_failure_and_waits_for_the_round(tmp_path: Path) -> None:
     assert bench.now_s == 20
 
 
-def test_a_held_back_clean_up_is_reported(tmp_path: Path) -> None:
+def test_a_held_back_cleanup_is_reported(tmp_path: Path) -> None:
     """A run that only an old kept snapshot names and that is gone stops all removal, and somebody is told."""
     bench = DaemonBench(tmp_path, fanout=2)
     for i in range(2):
@@ -171,7 +171,7 @@ def test_a_held_back_clean_up_is_reported(tmp_path: Path) -> None:
     bench.twin.write({b"a": b"2"})
     restarted.run_once()
 
-    held = [event for event in bench.events if isinstance(event, CleanUpHeldBack)]
+    held = [event for event in bench.events if isinstance(event, CleanupHeldBack)]
     assert len(held) == 1
     assert old in held[0].reason
     assert bench.log.manifests.numbers() == [1, 2, 3]
@@ -183,7 +183,7 @@ def test_truncation_is_told_beside_what_is_left(tmp_path: Path) -> None:
     for i in range(3):
         bench.twin.write({f"k{n}".encode(): str(i).encode() for n in range(9)})
         bench.daemon.run_once()
-    done = bench.daemon.statistics().clean_up
+    done = bench.daemon.statistics().cleanup
     assert done is not None
     left = sum(end - start for start, end in bench.log.data_offsets().values())
     assert (done.records_left, done.records_overdue, done.held_by) == (left, 0, "manifest 2")

@@ -7,7 +7,7 @@ import pytest
 
 from statelog.errors import StoreUnavailable
 from statelog.materializer.daemon.tail import tail_now
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from tests.support.rigs.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
 
@@ -29,7 +29,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
             twin.write({b"c": b"1"})
 
     first = run_round(log, settings, seams=replace(twin.seams, crash=meanwhile))
-    assert isinstance(first, Completed)
+    assert isinstance(first, CompletedRound)
     assert (first.commits, first.changes) == (2, 2)
     newest = log.manifests.newest()
     assert newest is not None
@@ -42,7 +42,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
     assert log.data_offsets()[0].start == 0
 
     second = run_round(log, settings, seams=twin.seams)
-    assert isinstance(second, Completed)
+    assert isinstance(second, CompletedRound)
     assert (second.commits, second.changes) == (2, 2)
     assert log.data_offsets()[0].start == newest.manifest.next_offsets[0]
     assert state_of(log) == twin.model

@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import CorruptManifest, RoundGivenUp
 from statelog.materializer.daemon.events import RoundEndedLate, RoundFailed
 from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
-from statelog.materializer.round.outcome import Completed, Lost, Skipped
+from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
 from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
@@ -21,7 +21,7 @@ from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
 BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 
 
-def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> Completed:
+def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
     """A round that is given up as soon as it has passed a point."""
     passed: list[str] = []
     outcome = run_round(
@@ -30,7 +30,7 @@ def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> Completed:
         seams=replace(twin.seams, crash=passed.append),
         is_given_up=lambda: point in passed,
     )
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     return outcome
 
 
@@ -52,7 +52,7 @@ def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: Twi
     assert twin.open().manifests.numbers() == [1]
     assert list(tmp_path.iterdir()) == []
     outcome = run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert outcome.number == 2
     assert state_of(twin.open()) == twin.model
 
@@ -146,10 +146,10 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
 
 def test_a_late_outcome_takes_no_newer_one_back() -> None:
     """A round that lost its race long ago is counted, and the newest manifest that is known stays the newest."""
-    known = with_outcome(MaterializerStatistics(), Skipped(number=7, position=70), duration_s=1.0)
-    after = with_outcome(known, Lost(number=3), duration_s=9.0)
+    known = with_outcome(MaterializerStatistics(), SkippedRound(number=7, position=70), duration_s=1.0)
+    after = with_outcome(known, LostRound(number=3), duration_s=9.0)
     assert (after.number, after.position, after.lost) == (7, 70, 1)
-    assert with_outcome(known, Skipped(number=3, position=30), duration_s=9.0).position == 70
+    assert with_outcome(known, SkippedRound(number=3, position=30), duration_s=9.0).position == 70
 
 
 def test_no_more_rounds_hang_than_failures_are_tolerated(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from statelog.materializer.daemon.restore_time import (
     estimate,
     outlook,
 )
-from statelog.materializer.daemon.schedule import Situation, cause_of_round, look_every_s
+from statelog.materializer.daemon.schedule import ScheduleState, cause_of_round, look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from tests.support.rigs.daemon import DaemonBench
 
@@ -128,7 +128,7 @@ def test_an_early_round_waits_for_as_long_as_the_last_one_took(
     now_s: float, lasted_s: float, has_failed: bool, expected: str | None
 ) -> None:
     """Five seconds after the last round, or its own duration if that is longer, or for the interval if it failed."""
-    now = Situation(
+    now = ScheduleState(
         now_s=now_s,
         due_s=1000.0,
         is_triggered=False,

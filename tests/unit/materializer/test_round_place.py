@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from statelog.errors import IdentityChanged, NotFound, StoreUnavailable
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
@@ -76,7 +76,7 @@ def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: in
     for checkpoint in range(1, rounds + 2):
         mount.commit(checkpoint)
         if checkpoint <= rounds:
-            assert isinstance(mount.round(), Completed)
+            assert isinstance(mount.round(), CompletedRound)
     starts = mount.starts()
     mount.unmount()
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_an_empty_directory_is_not_taken_for_a_log_without_a_snapshot(rounds: in
     assert not list(mount.root.rglob("*.avro"))
     mount.mount()
     assert len(recover(mount.log).to_dict()) == rounds + 1
-    assert isinstance(mount.round(), Completed)
+    assert isinstance(mount.round(), CompletedRound)
 
 
 @pytest.mark.parametrize("point", ["after-fold", "after-upload", "after-list", "after-win", "after-check"])
@@ -215,14 +215,14 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
     store.put_if_absent(path, replace(own.manifest, nonce=bytes(16)).to_bytes())
     mount.commit(3)
     outcome = run_round(mount.log, settings)
-    assert isinstance(outcome, Completed)
-    assert "manifests 1 and 2" in outcome.clean_up.held_back
+    assert isinstance(outcome, CompletedRound)
+    assert "manifests 1 and 2" in outcome.cleanup.held_back
     assert mount.starts() == [0, 0, 0]
 
     store.delete(path)
     store.put_if_absent(path, own.data)
     mount.commit(4)
     outcome = run_round(mount.log, settings)
-    assert isinstance(outcome, Completed)
-    assert not outcome.clean_up.held_back
+    assert isinstance(outcome, CompletedRound)
+    assert not outcome.cleanup.held_back
     assert mount.starts()[0] > 0

@@ -7,10 +7,10 @@ import pytest
 
 from statelog.errors import CorruptManifest, StoreUnavailable
 from statelog.materializer.daemon.tail import TailGauge
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.round.target import choose_target
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer.writer import Writer
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
@@ -34,7 +34,7 @@ def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
         twin.write({b"a": b"%d" % number})
         counts.clear()
         outcome = run_round(log, settings, seams=twin.seams, verified=known)
-        assert isinstance(outcome, Completed)
+        assert isinstance(outcome, CompletedRound)
         if not outcome.runs_merged:
             asked[number] = counts.copy()
     assert len(log.manifests.numbers()) == 40

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, Damaged
-from statelog.materializer.round.outcome import Completed, Skipped
+from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
@@ -53,7 +53,7 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
         out.commit(3)
     outcome = run_round(log, settings)
 
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert outcome.runs_merged == 2
     manifest = log.manifests.read(2).manifest
     assert [run.value_schema_id for run in manifest.runs] == [2]
@@ -74,7 +74,7 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
 
     log.accept_loss([LossRange(0, 0, 2)], reason="a disk died", operator="me")
     outcome = run_round(log, settings, seams=twin.seams)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert state_of(log) == {b"a": b"1"}
 
 
@@ -87,14 +87,14 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
         twin.write({b"key-%d" % number: b"1"})
     lost = twin.cluster.records(log.data_topic, 0)[1].offset
     twin.cluster.overwrite(log.data_topic, 0, lost, b"a stranger's")
-    assert isinstance(run_round(log, settings, seams=twin.seams), Completed)
+    assert isinstance(run_round(log, settings, seams=twin.seams), CompletedRound)
     with pytest.raises(Damaged):
         run_round(log, settings, seams=twin.seams)
 
     log.accept_loss([LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
     twin.write({b"key-4": b"1"})
     outcome = run_round(log, settings, seams=twin.seams)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert (outcome.commits, outcome.behind) == (4, False)
     assert state_of_snapshot(log, log.manifests.read(2).manifest) == {b"key-%d" % n: b"1" for n in (0, 2, 3, 4)}
 
@@ -121,14 +121,14 @@ def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeyp
     twin = TwinLog(partitions=1)
     settings = settings_for(tmp_path)
     log = twin.open()
-    assert run_round(log, settings, seams=twin.seams) == Skipped(number=0, position=0)
+    assert run_round(log, settings, seams=twin.seams) == SkippedRound(number=0, position=0)
     for _ in range(18):
         Writer(log, "writer").close()
-    assert isinstance(run_round(log, settings, seams=twin.seams), Skipped)
+    assert isinstance(run_round(log, settings, seams=twin.seams), SkippedRound)
     Writer(log, "writer").close()
     outcome = run_round(log, settings, seams=twin.seams)
-    assert isinstance(outcome, Completed)
+    assert isinstance(outcome, CompletedRound)
     assert (outcome.number, outcome.position, outcome.rows) == (1, 20, 0)
     twin.write({b"a": b"1"})
-    assert isinstance(run_round(log, settings, seams=twin.seams), Completed)
+    assert isinstance(run_round(log, settings, seams=twin.seams), CompletedRound)
     assert state_of(log) == twin.model

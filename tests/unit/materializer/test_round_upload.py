@@ -8,7 +8,7 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.daemon.events import OffsetUnpublished, RoundFailed
-from statelog.materializer.round.outcome import Completed, Lost
+from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.storage.store.memory import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
@@ -52,7 +52,7 @@ def test_an_upload_that_did_not_arrive_whole_is_made_anew(
 
 
 def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path: Path) -> None:
-    """A round that stalls between upload and reading back meets another's clean-up: lost, not failed."""
+    """A round that stalls between upload and reading back meets another's cleanup: lost, not failed."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log, stalled = twin.open(), twin.open()
@@ -65,7 +65,7 @@ def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path:
             run_round(log, settings_for(tmp_path), seams=twin.seams)
 
     stalled.store.upload = upload_and_stall  # type: ignore[method-assign] # the moment in question
-    assert run_round(stalled, settings_for(tmp_path), seams=twin.seams) == Lost(number=3)
+    assert run_round(stalled, settings_for(tmp_path), seams=twin.seams) == LostRound(number=3)
     assert state_of(twin.open()) == twin.model
 
 
@@ -107,6 +107,6 @@ def test_the_group_offset_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(log.kafka, "publish_offset", last)
     for turn in range(3):
         twin.write({b"a": str(turn).encode()})
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), Completed)
+        assert isinstance(run_round(log, settings_for(tmp_path), seams=twin.seams), CompletedRound)
         assert seen[-1] == log.kafka.offsets(log.ledger_topic, [0])[0].start
     assert seen[-1] > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError
-from statelog.materializer.round.outcome import Completed
+from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.round.scratch import scratch_directory
 from statelog.seams import Seams
@@ -90,7 +90,7 @@ def test_a_round_counts_whatever_becomes_of_its_directory(
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert isinstance(run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=crash)), Completed)
+        assert isinstance(run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=crash)), CompletedRound)
     assert [warning.category for warning in told] == ([LeftoverWarning] if is_stuck else [])
 
 

@@ -14,9 +14,9 @@ from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, RoundFailed, Started
+from statelog.materializer.daemon.first_delay import ask_first_delay_s
 from statelog.materializer.daemon.schedule import first_delay_s
 from statelog.materializer.daemon.signals import install_signal_handlers
-from statelog.materializer.daemon.starting import ask_first_delay_s
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.storage.log.log import Log

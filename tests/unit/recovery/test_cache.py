@@ -1,4 +1,4 @@
-"""The recovery cache: one download a file, counts that never lie, idle clean-up by the clock, nothing left."""
+"""The recovery cache: one download a file, counts that never lie, idle cleanup by the clock, nothing left."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor

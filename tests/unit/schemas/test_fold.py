@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.schemas.ledger.fold import LedgerFold, Reason
+from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, Extent, LossRange
 from statelog.schemas.ledger.state import MetaRecord
@@ -27,7 +27,7 @@ def test_a_ghost_open_is_void_and_fences_nobody() -> None:
     epoch = story.open("A", 0)
     verdict = story.add(ghost)
     assert verdict is not None
-    assert verdict.reason == Reason.STALE_OPEN
+    assert verdict.reason == VoidReason.STALE_OPEN
     assert story.fold.live_epoch(epoch) is not None
     assert story.commit(epoch, story.persist(epoch, 0)) is None
 
@@ -40,7 +40,7 @@ def test_an_open_that_missed_a_commit_is_void() -> None:
     assert story.commit(first, story.persist(first, 0)) is None
     verdict = story.add(late)
     assert verdict is not None
-    assert verdict.reason == Reason.STALE_OPEN
+    assert verdict.reason == VoidReason.STALE_OPEN
 
 
 def test_an_open_of_another_log_is_void() -> None:
@@ -49,7 +49,7 @@ def test_an_open_of_another_log_is_void() -> None:
     stranger = replace(story.new_open("A", 0), identity=replace(IDENTITY, cluster_id="another"))
     verdict = story.add(stranger)
     assert verdict is not None
-    assert verdict.reason == Reason.OTHER_LOG
+    assert verdict.reason == VoidReason.OTHER_LOG
 
 
 def test_partial_overlap_fences_the_whole_epoch() -> None:
@@ -58,7 +58,7 @@ def test_partial_overlap_fences_the_whole_epoch() -> None:
     old = story.open("A", 0, 1)
     lost = story.persist(old, 0)
     story.open("B", 1, 2)
-    assert story.commit(old, lost) == Reason.FENCED
+    assert story.commit(old, lost) == VoidReason.FENCED
 
 
 def test_the_same_name_fences_without_a_shared_partition() -> None:
@@ -67,7 +67,7 @@ def test_the_same_name_fences_without_a_shared_partition() -> None:
     old = story.open("A", 0)
     lost = story.persist(old, 0)
     new = story.open("A", 1)
-    assert story.commit(old, lost) == Reason.FENCED
+    assert story.commit(old, lost) == VoidReason.FENCED
     assert story.commit(new, story.persist(new, 1)) is None
 
 
@@ -86,7 +86,7 @@ def test_a_commit_without_its_epochs_nonce_is_void() -> None:
     forged = replace(story.new_commit(epoch, story.persist(epoch, 0)), nonce=nonce(99))
     verdict = story.add(forged)
     assert verdict is not None
-    assert verdict.reason == Reason.UNKNOWN_EPOCH
+    assert verdict.reason == VoidReason.UNKNOWN_EPOCH
 
 
 def test_a_commit_of_an_epoch_that_never_was_is_void() -> None:
@@ -96,14 +96,14 @@ def test_a_commit_of_an_epoch_that_never_was_is_void() -> None:
     lost = replace(story.new_commit(epoch, story.persist(epoch, 0)), epoch=7)
     verdict = story.add(lost)
     assert verdict is not None
-    assert verdict.reason == Reason.UNKNOWN_EPOCH
+    assert verdict.reason == VoidReason.UNKNOWN_EPOCH
 
 
 def test_a_commit_outside_its_partitions_is_void() -> None:
     """A writer lists only what it opened."""
     story = Story()
     epoch = story.open("A", 0)
-    assert story.commit(epoch, story.persist(epoch, 0, 1)) == Reason.NOT_OWNED
+    assert story.commit(epoch, story.persist(epoch, 0, 1)) == VoidReason.NOT_OWNED
 
 
 @pytest.mark.parametrize(("first", "end"), [(-1, 5), (3, 3), (3, 2), (3, 1 << 62), (1 << 62, (1 << 62) + 1)])
@@ -114,7 +114,7 @@ def test_a_commit_of_offsets_that_no_log_has_is_void(first: int, end: int) -> No
     commit = story.new_commit(epoch, story.persist(epoch, 0))
     verdict = story.add(replace(commit, extents=(Extent(0, first, end),)))
     assert verdict is not None
-    assert verdict.reason is Reason.IMPOSSIBLE
+    assert verdict.reason is VoidReason.IMPOSSIBLE
     assert story.fold.committed_position(0) == 0
     assert story.commit(epoch, story.persist(epoch, 0)) is None
 
@@ -127,7 +127,7 @@ def test_commits_below_the_end_of_an_earlier_one_are_void() -> None:
     assert story.commit(epoch, story.persist(epoch, 0)) is None
     assert story.fold.committed_position(0) == 6
     story.ends[0] = 5
-    assert story.commit(epoch, story.persist(epoch, 0)) is Reason.OVERLAP
+    assert story.commit(epoch, story.persist(epoch, 0)) is VoidReason.OVERLAP
     story.ends[0] = 6
     assert story.commit(epoch, story.persist(epoch, 0)) is None
 
@@ -140,7 +140,7 @@ def test_the_same_commit_twice_counts_once() -> None:
     assert story.add(commit) is None
     again = story.add(commit)
     assert again is not None
-    assert again.reason == Reason.WRONG_BASE
+    assert again.reason == VoidReason.WRONG_BASE
 
 
 def test_a_skipped_handle_makes_the_next_one_void() -> None:
@@ -150,7 +150,7 @@ def test_a_skipped_handle_makes_the_next_one_void() -> None:
     skipped = story.persist(first, 0)
     second = story.open("A", 0)
     built_on = replace(story.persist(second, 0), base=skipped.checkpoint)
-    assert story.commit(second, built_on) == Reason.WRONG_BASE
+    assert story.commit(second, built_on) == VoidReason.WRONG_BASE
 
 
 def test_a_base_of_the_same_id_but_another_life_is_void() -> None:
@@ -163,7 +163,7 @@ def test_a_base_of_the_same_id_but_another_life_is_void() -> None:
     assert story.last("A").id == one.checkpoint.id
     third = story.open("A", 0, 1)
     orphan = replace(story.persist(third, 0), base=one.checkpoint)
-    assert story.commit(third, orphan) == Reason.WRONG_BASE
+    assert story.commit(third, orphan) == VoidReason.WRONG_BASE
 
 
 @pytest.mark.parametrize("step", [0, -1])
@@ -176,7 +176,7 @@ def test_a_checkpoint_id_has_to_grow(step: int) -> None:
     stuck = replace(commit, checkpoint=Checkpoint(1 + step, commit.nonce))
     verdict = story.add(stuck)
     assert verdict is not None
-    assert verdict.reason == Reason.NOT_LATER
+    assert verdict.reason == VoidReason.NOT_LATER
 
 
 def test_a_commit_below_the_committed_position_is_void() -> None:
@@ -187,7 +187,7 @@ def test_a_commit_below_the_committed_position_is_void() -> None:
     other = story.open("B", 0)
     assert story.commit(other, story.persist(other, 0)) is None
     again = story.open("A", 0)
-    assert story.commit(again, early) == Reason.OVERLAP
+    assert story.commit(again, early) == VoidReason.OVERLAP
     assert story.fold.committed_position(0) == 2
 
 
@@ -217,7 +217,7 @@ def test_a_fenced_quiet_commit_is_void() -> None:
     old = story.open("A", 0)
     quiet = story.persist(old)
     story.open("A", 0)
-    assert story.commit(old, quiet) == Reason.FENCED
+    assert story.commit(old, quiet) == VoidReason.FENCED
 
 
 def test_a_final_commit_ends_the_writers_row() -> None:
@@ -240,7 +240,7 @@ def test_a_ghost_of_a_finished_writer_fences_nobody() -> None:
     assert story.commit(epoch, story.persist(epoch, 0), final=True) is None
     verdict = story.add(ghost)
     assert verdict is not None
-    assert verdict.reason == Reason.STALE_OPEN
+    assert verdict.reason == VoidReason.STALE_OPEN
 
 
 def test_a_later_life_adopts_a_handle() -> None:
@@ -327,7 +327,7 @@ def test_a_fold_goes_on_from_a_frozen_state() -> None:
     thawed = LedgerFold(IDENTITY, story.fold.freeze())
     void = thawed.apply(2, lost)
     assert void is not None
-    assert void.reason == Reason.FENCED
+    assert void.reason == VoidReason.FENCED
     assert thawed.apply(3, good) is None
     assert thawed.last_checkpoint("A") == good.checkpoint
     assert thawed.last_checkpoint("B") == NO_CHECKPOINT

@@ -16,8 +16,8 @@ from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options import log_options, read_options, storage_text, write_options
 from statelog.spark.sink.batch_sink import BatchWriter
+from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.sink.sink import StreamWriter
-from statelog.spark.sink.writing import require_spark
 from statelog.spark.source.source import slices
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}

@@ -10,8 +10,8 @@ from statelog.producer.commits.opening import open_epoch
 from statelog.seams import Seams
 from statelog.spark.options import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
+from statelog.spark.sink.query_run import run_tag, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
-from statelog.spark.sink.runs import run_tag, sibling_nonce
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log

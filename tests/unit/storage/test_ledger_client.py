@@ -5,7 +5,7 @@ import pytest
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.writer import Writer
-from statelog.schemas.ledger.fold import LedgerFold, Reason, Void
+from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
@@ -137,4 +137,4 @@ def test_void_records_are_told_with_their_reason(rig: WriterRig) -> None:
             void = opened.ledger.verdict(append_record(opened.producer, log.ledger_topic, commit), commit)
 
     assert void is not None
-    assert void.reason is Reason.FENCED
+    assert void.reason is VoidReason.FENCED

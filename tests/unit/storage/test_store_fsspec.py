@@ -249,7 +249,7 @@ def test_a_forked_process_makes_its_own_client() -> None:
 
 
 def test_a_probe_that_cannot_be_made_tells_the_cause() -> None:
-    """The clean-up of the proof fails for the same reason, and does not cover what failed first."""
+    """The cleanup of the proof fails for the same reason, and does not cover what failed first."""
     store, fs = _store(PermissionError("no writing here"))
     fs.late = lambda: None
 

@@ -8,15 +8,15 @@ from typing import BinaryIO, cast
 import click
 import pyarrow as pa
 
-from statelog.cli.appending import Appended, Appender, CheckpointRule
+from statelog.cli.appender import Appended, Appender, CheckpointRule
 from statelog.cli.exit_codes import INTERRUPTED
 from statelog.cli.inputs.fields import BytesText, FieldMapping, LogShape
+from statelog.cli.inputs.input_source import InputSource
 from statelog.cli.inputs.mark import mark_of
-from statelog.cli.inputs.opening import open_input, writer_name
-from statelog.cli.inputs.source import InputSource
+from statelog.cli.inputs.open_input import open_input, writer_name
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.cli.screen.progress import open_bar
-from statelog.cli.screen.shown import show_count
+from statelog.cli.screen.quantities import show_count
 from statelog.cli.session import Session, connected
 from statelog.errors import CheckpointMismatch, StatelogError
 from statelog.producer.writer import Writer

@@ -2,7 +2,7 @@
 
 import click
 
-from statelog.cli.screen.confirming import confirm
+from statelog.cli.screen.confirmation import confirm
 from statelog.cli.screen.output import Fact, Report
 from statelog.cli.session import Session, connected
 from statelog.storage.log.log import Log

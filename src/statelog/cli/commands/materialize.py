@@ -4,7 +4,7 @@ import datetime
 
 import click
 
-from statelog.cli.materializing import event_fields, event_text, materializer_settings, outcome_report
+from statelog.cli.round_report import event_fields, event_text, materializer_settings, outcome_report
 from statelog.cli.session import Session, connected
 from statelog.errors import NotFound
 from statelog.materializer import Control, Event, Materializer, install_signal_handlers

@@ -13,7 +13,7 @@ from pathlib import Path
 from statelog.cli.devbroker import process, state
 from statelog.cli.devbroker.embedded import EmbeddedBroker, cache_directory, free_port, locked
 from statelog.cli.devbroker.jars import KAFKA_VERSION
-from statelog.cli.devbroker.ready import produce_probe
+from statelog.cli.devbroker.readiness import produce_probe
 from statelog.cli.devbroker.state import RunningBroker
 from statelog.errors import ConfigError
 

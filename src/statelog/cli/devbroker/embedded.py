@@ -19,7 +19,7 @@ from statelog.cli.devbroker.jars import KAFKA_VERSION, clean_abandoned, ensure_j
 from statelog.cli.devbroker.java import find_java
 from statelog.cli.devbroker.process import ProcessId
 from statelog.cli.devbroker.properties import Listeners, node_properties, properties_text
-from statelog.cli.devbroker.ready import wait_until_ready
+from statelog.cli.devbroker.readiness import wait_until_ready
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 
 __all__ = ["EmbeddedBroker", "cache_directory", "free_port", "locked"]

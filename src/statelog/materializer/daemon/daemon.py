@@ -11,7 +11,7 @@ this one only waits, for at most as long as a round may take.
                   insists; it ends at its next step before the put, and is left alone if it does not
 
 Invariants:
-- At most one round is in flight, those given up aside. No more of those hang than failures are tolerated.
+- At most one round is in task, those given up aside. No more of those hang than failures are tolerated.
 - All that is known is one frozen value, replaced whole, by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
@@ -31,9 +31,10 @@ from statelog.errors import (
     StoreRefused,
     Unavailable,
 )
+from statelog.materializer.daemon.background_task import BackgroundTask, ThreadStarter, start_thread
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.events import (
-    CleanUpHeldBack,
+    CleanupHeldBack,
     Event,
     OffsetUnpublished,
     RestoreBudgetOutOfReach,
@@ -46,11 +47,9 @@ from statelog.materializer.daemon.events import (
     Started,
     Stopped,
 )
-from statelog.materializer.daemon.flight import Flight, Start, start_thread
-from statelog.materializer.daemon.looks import Looks
+from statelog.materializer.daemon.first_delay import ask_first_delay_s
 from statelog.materializer.daemon.restore_time import Rates
-from statelog.materializer.daemon.schedule import Cause, Situation, cause_of_round, delay_after
-from statelog.materializer.daemon.starting import ask_first_delay_s
+from statelog.materializer.daemon.schedule import RoundCause, ScheduleState, cause_of_round, delay_after
 from statelog.materializer.daemon.statistics import (
     MaterializerStatistics,
     with_failure,
@@ -58,10 +57,11 @@ from statelog.materializer.daemon.statistics import (
     with_start,
     with_tail,
 )
+from statelog.materializer.daemon.tail_watch import TailWatch
 from statelog.materializer.daemon.watchdog import Watchdog
-from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import run_round
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
@@ -92,7 +92,7 @@ class Materializer:
         control: Control | None = None,
         on_event: Callable[[Event], None] = _ignore,
         wait: Callable[[float], object] | None = None,
-        start: Start = start_thread,
+        start: ThreadStarter = start_thread,
         rates: Rates | None = None,
         seams: Seams = REAL,
     ) -> None:
@@ -106,9 +106,9 @@ class Materializer:
         self._start = start
         self._verified = VerifiedRuns()
         self._statistics = MaterializerStatistics(since_s=seams.clock(), rates=rates or Rates())
-        self._ended: deque[Flight[RoundOutcome]] = deque()
-        self._round: Flight[RoundOutcome] | None = None
-        self._looks = Looks(log, settings, start=start, ring=self._control.ring, seams=seams)
+        self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
+        self._round: BackgroundTask[RoundOutcome] | None = None
+        self._tail_watch = TailWatch(log, settings, start=start, ring=self._control.ring, seams=seams)
         self._due_s = seams.clock()
         self._ended_s: float | None = None
         self._stopped_s: float | None = None
@@ -123,7 +123,7 @@ class Materializer:
         return replace(known, age_s=self._clock() - known.since_s)
 
     def trigger(self) -> None:
-        """Wish for a round now; if one is in flight, for another one after it."""
+        """Wish for a round now; if one is in task, for another one after it."""
         self._control.trigger()
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ class Materializer:
 
     def run_once(self) -> RoundOutcome:
         """Run one round now, on this thread, counted and reported as any other. Raises whatever it fails with."""
-        started_s = self._begin(Cause.TRIGGER)
+        started_s = self._begin(RoundCause.TRIGGER)
         try:
             outcome = self._run_round(started_s)
         except StatelogError as error:
@@ -143,7 +143,7 @@ class Materializer:
         self._ended_well(outcome, started_s)
         return outcome
 
-    def _begin(self, cause: Cause) -> float:
+    def _begin(self, cause: RoundCause) -> float:
         self._control.take_trigger()
         self._statistics = with_start(self._statistics)
         started_s = self._clock()
@@ -197,7 +197,7 @@ class Materializer:
                 raise
             raise found from error
         finally:
-            self._looks.drop()
+            self._tail_watch.drop()
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
 
     def _after_all(self, error: StatelogError) -> StatelogError:
@@ -222,36 +222,36 @@ class Materializer:
             self._give_up(self._round)
         elif not self._control.is_stopped:
             self._begin_what_is_due()
-        if not (self._ended or self._looks.is_any_over or (self._round is None and self._control.is_stopped)):
+        if not (self._ended or self._tail_watch.is_any_over or (self._round is None and self._control.is_stopped)):
             self._wait(max(0.0, self._wake_s() - self._clock()))
 
     def _begin_what_is_due(self) -> None:
-        if self._clock() >= self._looks.due_s:
-            self._looks.begin()
+        if self._clock() >= self._tail_watch.due_s:
+            self._tail_watch.begin()
             self._take_in()
         cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
         if cause is not None:
             self._begin_round(cause)
 
-    def _begin_round(self, cause: Cause) -> None:
+    def _begin_round(self, cause: RoundCause) -> None:
         started_s = self._begin(cause)
-        self._round = Flight(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
-        self._start(self._round.fly)
+        self._round = BackgroundTask(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
+        self._start(self._round.run)
 
-    def _situation(self) -> Situation:
-        return Situation(
+    def _situation(self) -> ScheduleState:
+        return ScheduleState(
             now_s=self._clock(),
             due_s=self._due_s,
             is_triggered=self._control.is_triggered,
-            outlook=self._looks.outlook,
+            outlook=self._tail_watch.outlook,
             ended_s=self._ended_s,
             lasted_s=self._statistics.last_duration_s or 0.0,
             has_failed=self._statistics.failures_in_a_row > 0,
         )
 
-    def _over_s(self, flight: Flight[RoundOutcome]) -> float:
+    def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
         """When a round is waited for no longer: at a stop, a moment after it was told to end."""
-        over_s = flight.started_s + self._settings.round_timeout_s
+        over_s = task.started_s + self._settings.round_timeout_s
         self._is_grace_over()  # It notes when a stop was wished for.
         if self._stopped_s is None:
             return over_s
@@ -263,53 +263,53 @@ class Materializer:
     def _wake_s(self) -> float:
         """When there is something to do even if nothing rings."""
         next_round_s = self._due_s if self._round is None else self._over_s(self._round)
-        return next_round_s if self._control.is_stopped else min(next_round_s, self._looks.due_s)
+        return next_round_s if self._control.is_stopped else min(next_round_s, self._tail_watch.due_s)
 
     # ---- what came back; the first runs on another thread
 
-    def _round_over(self, flight: Flight[RoundOutcome]) -> None:
-        self._ended.append(flight)
+    def _round_over(self, task: BackgroundTask[RoundOutcome]) -> None:
+        self._ended.append(task)
         self._control.ring()
 
     def _take_in(self) -> None:
         while self._ended:
-            flight = self._ended.popleft()
-            if flight.is_given_up:
-                self._take_late(flight)
+            task = self._ended.popleft()
+            if task.is_given_up:
+                self._take_late(task)
             else:
-                self._take_round(flight)
-        for tail, looked_s in self._looks.take_in():
+                self._take_round(task)
+        for tail, looked_s in self._tail_watch.take_in():
             self._statistics = with_tail(self._statistics, tail, looked_s=looked_s)
             self._judge_budget()
 
-    def _take_round(self, flight: Flight[RoundOutcome]) -> None:
+    def _take_round(self, task: BackgroundTask[RoundOutcome]) -> None:
         """The round in flight is over."""
         outcome: RoundOutcome | None = None
         try:
-            outcome = flight.result()
+            outcome = task.result()
         except StatelogError as error:
             self._failed(error)
             if not self._tolerates(error):
                 raise
         else:
-            self._ended_well(outcome, flight.started_s)
+            self._ended_well(outcome, task.started_s)
         self._moves_on(outcome)
 
-    def _take_late(self, flight: Flight[RoundOutcome]) -> None:
+    def _take_late(self, task: BackgroundTask[RoundOutcome]) -> None:
         """A round that was given up ended after all. It counts if it ended well; damage that it found is damage."""
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
-            outcome = flight.result()
+            outcome = task.result()
         self._on_event(RoundEndedLate(log=self._log.name, at_s=self._clock(), outcome=outcome))
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
-            self._ended_well(outcome, flight.started_s)
-            self._looks.begin_anew()
+            self._ended_well(outcome, task.started_s)
+            self._tail_watch.begin_anew()
 
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
-        if found is not None and budget_s is not None and self._looks.judge(found, budget_s):
+        if found is not None and budget_s is not None and self._tail_watch.judge(found, budget_s):
             self._on_event(
                 RestoreBudgetOutOfReach(
                     log=self._log.name, at_s=self._clock(), snapshot_s=found.snapshot_s, budget_s=budget_s
@@ -318,9 +318,9 @@ class Materializer:
 
     # ---- how rounds end
 
-    def _give_up(self, flight: Flight[RoundOutcome]) -> None:
+    def _give_up(self, task: BackgroundTask[RoundOutcome]) -> None:
         """The round in flight has outlived its time: it counts as failed, and the schedule moves on without it."""
-        flight.is_given_up = True
+        task.is_given_up = True
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
         error = RoundGivenUp("a round outlived its time", round_timeout_s=self._settings.round_timeout_s)
         self._failed(error)
@@ -333,7 +333,7 @@ class Materializer:
         self._round = None
         self._ended_s = self._clock()
         self._due_s = self._ended_s + delay_after(outcome, self._settings)
-        self._looks.begin_anew()
+        self._tail_watch.begin_anew()
 
     def _tolerates(self, error: StatelogError) -> bool:
         tolerated = self._settings.failures_tolerated
@@ -363,13 +363,13 @@ class Materializer:
         name, at_s = self._log.name, self._clock()
         self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
         match outcome:
-            case Completed():
+            case CompletedRound():
                 self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
-                if outcome.clean_up.held_back:
-                    self._on_event(CleanUpHeldBack(log=name, at_s=at_s, reason=outcome.clean_up.held_back))
+                if outcome.cleanup.held_back:
+                    self._on_event(CleanupHeldBack(log=name, at_s=at_s, reason=outcome.cleanup.held_back))
                 if outcome.unpublished:
                     self._on_event(OffsetUnpublished(log=name, at_s=at_s, reason=outcome.unpublished))
-            case Skipped():
+            case SkippedRound():
                 self._on_event(RoundSkipped(log=name, at_s=at_s, outcome=outcome))
-            case Lost():
+            case LostRound():
                 self._on_event(RoundLost(log=name, at_s=at_s, outcome=outcome))

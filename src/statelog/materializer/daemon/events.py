@@ -7,11 +7,11 @@ daemon's thread, except for `LogAgeAlarm`, which comes from the watchdog's; it m
 from dataclasses import dataclass
 
 from statelog.errors import StatelogError
-from statelog.materializer.daemon.schedule import Cause
-from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.daemon.schedule import RoundCause
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 
 __all__ = [
-    "CleanUpHeldBack",
+    "CleanupHeldBack",
     "Event",
     "LogAgeAlarm",
     "OffsetUnpublished",
@@ -42,7 +42,7 @@ class RoundStarted:
 
     log: str
     at_s: float
-    cause: Cause
+    cause: RoundCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class RoundCompleted:
 
     log: str
     at_s: float
-    outcome: Completed
+    outcome: CompletedRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RoundSkipped:
 
     log: str
     at_s: float
-    outcome: Skipped
+    outcome: SkippedRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class RoundLost:
 
     log: str
     at_s: float
-    outcome: Lost
+    outcome: LostRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class RoundEndedLate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanUpHeldBack:
+class CleanupHeldBack:
     """A round completed, but removed nothing, and says why. The log grows until that is mended."""
 
     log: str
@@ -152,7 +152,7 @@ Event = (
     | RoundLost
     | RoundFailed
     | RoundEndedLate
-    | CleanUpHeldBack
+    | CleanupHeldBack
     | OffsetUnpublished
     | LogAgeAlarm
     | RestoreBudgetOutOfReach

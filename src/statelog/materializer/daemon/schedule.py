@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from statelog.materializer.daemon.restore_time import RestoreOutlook
-from statelog.materializer.round.outcome import Completed, RoundOutcome
+from statelog.materializer.round.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.settings import MaterializerSettings
 
-__all__ = ["Cause", "Situation", "cause_of_round", "delay_after", "first_delay_s", "look_every_s"]
+__all__ = ["RoundCause", "ScheduleState", "cause_of_round", "delay_after", "first_delay_s", "look_every_s"]
 
 _LOOK_AT_LEAST_S = 0.05
 _OVERDUE_S = 30.0
@@ -25,7 +25,7 @@ _LOOKS_PER_ALARM = 10
 _LOOKS_PER_BUDGET = 20
 
 
-class Cause(StrEnum):
+class RoundCause(StrEnum):
     """Why a round begins."""
 
     INTERVAL = "interval"
@@ -34,7 +34,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ScheduleState:
     """Between two rounds. Times are on the daemon's clock; `due_s` is when the interval is over.
 
     `ended_s` is when the last round ended, None before the first; `lasted_s` is how long the last one that ended well
@@ -50,25 +50,25 @@ class Situation:
     has_failed: bool
 
 
-def cause_of_round(now: Situation, settings: MaterializerSettings) -> Cause | None:
+def cause_of_round(now: ScheduleState, settings: MaterializerSettings) -> RoundCause | None:
     """Why a round begins now, or None."""
     if now.is_triggered:
-        return Cause.TRIGGER
+        return RoundCause.TRIGGER
     if now.now_s >= now.due_s:
-        return Cause.INTERVAL
+        return RoundCause.INTERVAL
     if now.outlook is RestoreOutlook.ROUND_DUE and not now.has_failed and _is_spaced(now, settings):
-        return Cause.RESTORE_BUDGET
+        return RoundCause.RESTORE_BUDGET
     return None
 
 
-def _is_spaced(now: Situation, settings: MaterializerSettings) -> bool:
+def _is_spaced(now: ScheduleState, settings: MaterializerSettings) -> bool:
     """Whether the last round is long enough ago: else a budget that rounds cannot keep would be rounds only."""
     return now.ended_s is None or now.now_s >= now.ended_s + max(settings.restore_spacing_s, now.lasted_s)
 
 
 def delay_after(outcome: RoundOutcome | None, settings: MaterializerSettings) -> float:
     """How long to wait after a round that ended so (None: it failed)."""
-    return 0.0 if isinstance(outcome, Completed) and outcome.behind else settings.interval_s
+    return 0.0 if isinstance(outcome, CompletedRound) and outcome.behind else settings.interval_s
 
 
 def first_delay_s(log: str, settings: MaterializerSettings, *, due_s: float = math.inf) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, estimate
 from statelog.materializer.daemon.tail import Tail
-from statelog.materializer.round.outcome import CleanUp, Completed, Lost, RoundOutcome, Skipped
+from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 
 __all__ = ["MaterializerStatistics", "with_failure", "with_outcome", "with_start", "with_tail"]
 
@@ -20,7 +20,7 @@ class MaterializerStatistics:
 
     `tail` is what stood in no snapshot at the last look, None before the first. `age_s`: that old, at this moment, is
     the oldest committed change that is in no snapshot; without one, that long ago was the last look. It grows from
-    `since_s`, on the daemon's clock. `restore` is what a restore would take by `rates`. `clean_up` is the last one.
+    `since_s`, on the daemon's clock. `restore` is what a restore would take by `rates`. `cleanup` is the last one.
     """
 
     started: int = 0
@@ -39,7 +39,7 @@ class MaterializerStatistics:
     number: int = 0
     position: int = 0
     last_duration_s: float | None = None
-    clean_up: CleanUp | None = None
+    cleanup: Cleanup | None = None
     tail: Tail | None = None
     rates: Rates = field(default_factory=Rates)
     since_s: float = 0.0
@@ -81,7 +81,7 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
     """A round ended well. One that was given up before may end late, after newer ones: numbers never go back."""
     counts = replace(counts, failures_in_a_row=0, last_duration_s=duration_s, number=max(counts.number, outcome.number))
     match outcome:
-        case Completed():
+        case CompletedRound():
             return replace(
                 counts,
                 completed=counts.completed + 1,
@@ -90,16 +90,16 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
                 rows=counts.rows + outcome.rows,
                 size_bytes=counts.size_bytes + outcome.size_bytes,
                 position=max(counts.position, outcome.position),
-                clean_up=outcome.clean_up,
+                cleanup=outcome.cleanup,
                 unpublished=counts.unpublished + bool(outcome.unpublished),
                 rates=_measured(counts.rates, outcome),
             )
-        case Skipped():
+        case SkippedRound():
             return replace(counts, skipped=counts.skipped + 1, position=max(counts.position, outcome.position))
-        case Lost():
+        case LostRound():
             return replace(counts, lost=counts.lost + 1)
 
 
-def _measured(rates: Rates, outcome: Completed) -> Rates:
+def _measured(rates: Rates, outcome: CompletedRound) -> Rates:
     downloaded = rates.after_download(outcome.size_bytes, outcome.read_back_s)
     return downloaded.after_replay(outcome.replayed_bytes, outcome.changes, outcome.replay_s)

@@ -1,4 +1,4 @@
-"""Clean-up after a round that won: drop manifests, truncate the topics, delete files. Executes, never decides.
+"""Cleanup after a round that won: drop manifests, truncate the topics, delete files. Executes, never decides.
 
 The decisions are `schemas.retention`'s, over what stands in the store. Everything here may be cut off anywhere and
 is taken up by the next winner.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from statelog.errors import CorruptManifest, CorruptRun, NotFound
-from statelog.materializer.round.kept import KeptManifest, KeptManifests
-from statelog.materializer.round.outcome import CleanUp
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifests
+from statelog.materializer.round.outcome import Cleanup
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import manifest_number, manifest_path
 from statelog.schemas.snapshot.lease import Lease, expired
@@ -37,14 +37,14 @@ from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
 
-__all__ = ["Disposal", "clean_up", "decide"]
+__all__ = ["CleanupPlan", "plan_cleanup", "run_cleanup"]
 
 
 _OUTRUN = "a newer round won and cleaned up meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disposal:
+class CleanupPlan:
     """What the winner of a slot will keep, and what it may remove. Decided before its put."""
 
     kept: frozenset[int]
@@ -55,9 +55,9 @@ class Disposal:
 # ---- before the put
 
 
-def decide(
+def plan_cleanup(
     log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, known: KeptManifests
-) -> Disposal:
+) -> CleanupPlan:
     """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
     files = list(listing)
     listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
@@ -66,7 +66,7 @@ def decide(
     live, over = _leases(log, now_s, settings.lease_cap_s)
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
     beside = known.read(log.manifests, listed, kept - {own.number})
-    return Disposal(
+    return CleanupPlan(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
         condemned=condemned([info.path for info in files], own, [one.manifest for one in beside], over),
@@ -85,22 +85,22 @@ def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lea
 # ---- after the put
 
 
-def clean_up(
+def run_cleanup(
     log: Log,
     own: Manifest,
-    disposal: Disposal,
+    cleanup_plan: CleanupPlan,
     settings: MaterializerSettings,
     verified: VerifiedRuns,
     crash: CrashPoint,
-) -> CleanUp:
-    """Remove what `disposal` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
-    links = verified.manifests.read(log.manifests, log.manifests.listed(), disposal.kept)
+) -> Cleanup:
+    """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    links = verified.manifests.read(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     kept = [link.manifest for link in links]
     held_back = _check_oldest(log, own, kept, verified) or _check_links(links)
     crash("after-check")
     if held_back:
-        return CleanUp(held_back=held_back)
-    for number in disposal.dropped:
+        return Cleanup(held_back=held_back)
+    for number in cleanup_plan.dropped:
         log.store.delete(manifest_path(number))
     crash("after-drop")
     truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
@@ -110,16 +110,16 @@ def clean_up(
         floor = truncation_floor(kept, live)
         log.manifests.check_place()
         truncated = _truncate(log, floor, crash)
-    for path in disposal.condemned:
+    for path in cleanup_plan.condemned:
         log.store.delete(path)
     log.store.sweep(now_s)
     crash("after-delete")
     verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
-    verified.manifests.forget_all_but(disposal.kept)
+    verified.manifests.forget_all_but(cleanup_plan.kept)
     there = log.data_offsets()
-    return CleanUp(
-        manifests_dropped=len(disposal.dropped),
-        files_deleted=len(disposal.condemned),
+    return Cleanup(
+        manifests_dropped=len(cleanup_plan.dropped),
+        files_deleted=len(cleanup_plan.condemned),
         records_truncated=truncated,
         records_left=sum(end - start for start, end in there.values()),
         records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CleanUp", "Completed", "Lost", "RoundOutcome", "Skipped"]
+__all__ = ["Cleanup", "CompletedRound", "LostRound", "RoundOutcome", "SkippedRound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanUp:
+class Cleanup:
     """What a winner removed. `held_back` says why it removed nothing, and is empty if nothing was in the way.
 
     `records_truncated` counts offsets, of the data topic and the ledger. `records_left` are offsets of the data topic
@@ -24,7 +24,7 @@ class CleanUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class CompletedRound:
     """The manifest `number` stands, and it is ours.
 
     It rolled up `commits` commits with `changes` changes into a delta of `rows` rows; `size_bytes` were uploaded for
@@ -47,12 +47,12 @@ class Completed:
     runs_merged: int
     duration_s: float
     behind: bool
-    clean_up: CleanUp
+    cleanup: Cleanup
     unpublished: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
+class SkippedRound:
     """There was nothing new beyond `position`, which manifest `number` (0: none yet) stands for."""
 
     number: int
@@ -60,10 +60,10 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class LostRound:
     """Another materializer put `number`, or a newer one, first. Nothing of this round counts, and nothing is lost."""
 
     number: int
 
 
-RoundOutcome = Completed | Skipped | Lost
+RoundOutcome = CompletedRound | SkippedRound | LostRound

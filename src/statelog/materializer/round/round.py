@@ -29,15 +29,15 @@ from statelog.errors import (
     StatelogError,
     StoreUnavailable,
 )
-from statelog.materializer.round.cleanup import Disposal, clean_up, decide
+from statelog.materializer.round.cleanup import CleanupPlan, plan_cleanup, run_cleanup
 from statelog.materializer.round.compaction import merge_runs
 from statelog.materializer.round.delta import delta_tables
 from statelog.materializer.round.draft import Draft
-from statelog.materializer.round.outcome import Completed, Lost, RoundOutcome, Skipped
-from statelog.materializer.round.preflight import check_data, check_ledger, prove_truncation
+from statelog.materializer.round.log_check import check_data, check_ledger, prove_truncation
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.scratch import scratch_directory
 from statelog.materializer.round.target import Target, choose_target
-from statelog.materializer.round.verified import VerifiedRuns
+from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.names import DESCRIPTOR_PATH
@@ -125,7 +125,7 @@ def _round(
         steps.passed("after-fold")
         if not _has_news(newest, target):
             check_data(log, newest.manifest if newest else None, target.state)
-            return Skipped(number=number, position=newest.manifest.position if newest else 0)
+            return SkippedRound(number=number, position=newest.manifest.position if newest else 0)
 
         def roll_up(target: Target) -> RoundOutcome:
             with scratch_directory(settings.scratch, new_id=seams.new_id, disk=steps.disk) as scratch:
@@ -142,7 +142,7 @@ def _round(
     except (OffsetGone, NotFound) as error:
         now = log.manifests.newest()
         if now is not None and now.manifest.number > number:
-            return Lost(number=now.manifest.number)
+            return LostRound(number=now.manifest.number)
         raise _loss(error, number) from error
 
 
@@ -202,7 +202,7 @@ class _Won:
     """A manifest of ours that stands, and what it lets us remove."""
 
     manifest: Manifest
-    disposal: Disposal
+    cleanup_plan: CleanupPlan
 
 
 class _Work:
@@ -245,11 +245,11 @@ class _Work:
         verified.add(uploaded)
         self._steps.passed("after-upload")
         won = self._put(draft, verified)
-        if isinstance(won, Lost):
+        if isinstance(won, LostRound):
             return won
-        removed = clean_up(self._log, won.manifest, won.disposal, self._settings, verified, self._steps.passed)
+        removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, verified, self._steps.passed)
         unpublished = self._publish(won.manifest.position)
-        return Completed(
+        return CompletedRound(
             number=won.manifest.number,
             position=won.manifest.position,
             commits=len(self._target.commits),
@@ -263,7 +263,7 @@ class _Work:
             runs_merged=merged,
             duration_s=self._seams.wall_clock() - started_s,
             behind=self._target.behind,
-            clean_up=removed,
+            cleanup=removed,
             unpublished=unpublished,
         )
 
@@ -284,14 +284,14 @@ class _Work:
         draft.runs.append(run)
         return run.rows
 
-    def _read_back(self, draft: Draft, uploaded: Iterable[RunRef]) -> Lost | None:
+    def _read_back(self, draft: Draft, uploaded: Iterable[RunRef]) -> LostRound | None:
         """Read what was uploaded. Nobody names it yet: what did not arrive whole is no damage, and is made anew."""
         try:
             draft.read_back(uploaded)
         except (CorruptRun, NotFound) as error:
             newest = newest_number(self._log)
             if newest > (self._base.number if self._base else 0):
-                return Lost(number=newest)  # And its winner cleaned up.
+                return LostRound(number=newest)  # And its winner cleaned up.
             raise StoreUnavailable(
                 f"a run did not arrive whole: {error.message}",
                 hint="Nothing names it, and the next round writes it anew; if it goes on, look at network and disks",
@@ -299,7 +299,7 @@ class _Work:
             ) from error
         return None
 
-    def _put(self, draft: Draft, verified: VerifiedRuns) -> _Won | Lost:
+    def _put(self, draft: Draft, verified: VerifiedRuns) -> _Won | LostRound:
         """List all files, put the next manifest, and list again."""
         anchors = take_anchors(self._log, self._target.state, self._base)
         listing = list(self._log.store.list())
@@ -315,17 +315,17 @@ class _Work:
             runs=draft.runs,
             created_s=self._seams.wall_clock(),
         )
-        disposal = decide(self._log, listing, own, self._settings, verified.manifests)
+        cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, verified.manifests)
         self._steps.passed("after-list")
         if not self._log.manifests.put(own):
-            return Lost(number=own.number)
+            return LostRound(number=own.number)
         self._steps.passed("after-put")
         newest = newest_number(self._log)
         if newest > own.number:
             # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
-            return Lost(number=newest)
+            return LostRound(number=newest)
         self._steps.passed("after-win")
-        return _Won(own, disposal)
+        return _Won(own, cleanup_plan)
 
     def _publish(self, position: int) -> str:
         """Publish the position for Kafka's lag tools; why that failed, or an empty string. Nothing reads it back."""

@@ -18,7 +18,7 @@ from statelog.errors import (
 )
 from statelog.producer.commits.grant import Grant
 from statelog.schemas.keys.key_groups import bitmaps_overlap, merge_bitmaps
-from statelog.schemas.ledger.fold import Reason, Void
+from statelog.schemas.ledger.fold import Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.records import Commit
@@ -153,7 +153,9 @@ def _refuse_repeats(handles: Sequence[Handle]) -> None:
 
 def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:
     """The error that tells a committer why its commit is void."""
-    error: type[StatelogError] = Fenced if void.reason in (Reason.FENCED, Reason.UNKNOWN_EPOCH) else CommitRefused
+    error: type[StatelogError] = (
+        Fenced if void.reason in (VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH) else CommitRefused
+    )
     return error(
         f"the commit is void: {void.reason.value}",
         writer=grant.writer,

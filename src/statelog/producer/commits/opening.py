@@ -90,7 +90,7 @@ def open_epoch(
                 continue
             if opened is not None:
                 return opened
-        raise failure  # noqa: TRY301  # the clean-up below is the same for every way out
+        raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
     except BaseException:
         ledger.close()
         raise

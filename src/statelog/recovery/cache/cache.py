@@ -268,10 +268,10 @@ class RunCache(Closing):
     def _wake_janitor(self) -> None:
         """Have a thread that waits for the next deadline: one for the cache, from the first idle run on."""
         if self._janitor is None:
-            self._janitor = begin(self._start, self._clean_up)
+            self._janitor = begin(self._start, self._cleanup)
         self._changed.notify_all()
 
-    def _clean_up(self) -> None:
+    def _cleanup(self) -> None:
         with self._changed:
             while not self._closed:
                 delay_s = self._remove_expired()

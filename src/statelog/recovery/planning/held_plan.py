@@ -170,7 +170,7 @@ class HeldPlan:
             self._planner.warnings.append(text)
 
     def _drop_snapshot(self, failed: SnapshotFailed) -> None:
-        """After a bad copy, or a clean-up that took the manifest too, plan again. Else the snapshot is damaged."""
+        """After a bad copy, or a cleanup that took the manifest too, plan again. Else the snapshot is damaged."""
         number = self.plan.manifest_number
         if not failed.is_copy and number in self._log.manifests.numbers():
             self._planner.pass_over(number, failed.error)

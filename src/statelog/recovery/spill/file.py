@@ -1,7 +1,7 @@
 """Spill files: local files without a name, which exist exactly as long as this process holds them open.
 
 A file that has no name cannot be left behind, whatever ends the process, SIGKILL included: the kernel frees its space.
-So there is nothing to sweep, no attempt can touch another's files, and no clean-up can be forgotten.
+So there is nothing to sweep, no attempt can touch another's files, and no cleanup can be forgotten.
 
 Reads and writes say where, so two threads may share a file. Failures of the disk are StorageFull or StoreUnavailable.
 """

@@ -36,14 +36,14 @@ from statelog.schemas.ledger.state import (
     WriterState,
 )
 
-__all__ = ["MOST_OFFSETS", "LedgerFold", "Reason", "Void"]
+__all__ = ["MOST_OFFSETS", "LedgerFold", "Void", "VoidReason"]
 
 _MOST_PENDING_BYTES = 8 << 20
 MOST_OFFSETS = 1 << 56
 """No partition gets so far: at a hundred million records a second it takes two decades."""
 
 
-class Reason(StrEnum):
+class VoidReason(StrEnum):
     """Why a record is void."""
 
     OTHER_LOG = "it was written for another log"
@@ -60,7 +60,7 @@ class Reason(StrEnum):
 class Void(NamedTuple):
     """The verdict on a void record; `detail` names the values that differ."""
 
-    reason: Reason
+    reason: VoidReason
     detail: str = ""
 
 
@@ -204,13 +204,13 @@ class LedgerFold:
 
     def _check_open(self, record: Open) -> Void | None:
         if record.identity != self.identity:
-            return Void(Reason.OTHER_LOG)
+            return Void(VoidReason.OTHER_LOG)
         prior = self.prior(record.writer, record.partitions)
         if record.prior != prior:
-            return Void(Reason.STALE_OPEN, f"it saw epoch {record.prior}, the newest is {prior}")
+            return Void(VoidReason.STALE_OPEN, f"it saw epoch {record.prior}, the newest is {prior}")
         last = self.last_checkpoint(record.writer)
         if record.last != last:
-            return Void(Reason.STALE_OPEN, f"it saw checkpoint {record.last.id}, the last is {last.id}")
+            return Void(VoidReason.STALE_OPEN, f"it saw checkpoint {record.last.id}, the last is {last.id}")
         return None
 
     def _check_commit(self, record: Commit) -> Void | None:
@@ -218,21 +218,21 @@ class LedgerFold:
         if live is None:
             return self._not_live(record)
         if live.nonce != record.nonce:
-            return Void(Reason.UNKNOWN_EPOCH, f"epoch {record.epoch} has another nonce")
+            return Void(VoidReason.UNKNOWN_EPOCH, f"epoch {record.epoch} has another nonce")
         for extent in record.extents:
             if extent.partition not in live.partitions:
-                return Void(Reason.NOT_OWNED, f"partition {extent.partition}")
+                return Void(VoidReason.NOT_OWNED, f"partition {extent.partition}")
         last = self._rows[live.writer].checkpoint
         if record.base != last:
-            return Void(Reason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
+            return Void(VoidReason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
         if record.checkpoint.id <= last.id:
-            return Void(Reason.NOT_LATER, f"{record.checkpoint.id} after {last.id}")
+            return Void(VoidReason.NOT_LATER, f"{record.checkpoint.id} after {last.id}")
         for partition, first_offset, end_offset in record.extents:
             if not 0 <= first_offset < end_offset <= MOST_OFFSETS:
-                return Void(Reason.IMPOSSIBLE, f"partition {partition}: from {first_offset} to {end_offset}")
+                return Void(VoidReason.IMPOSSIBLE, f"partition {partition}: from {first_offset} to {end_offset}")
             committed = self._committed.get(partition, 0)
             if first_offset < committed:
-                return Void(Reason.OVERLAP, f"partition {partition}: offset {first_offset} below {committed}")
+                return Void(VoidReason.OVERLAP, f"partition {partition}: offset {first_offset} below {committed}")
         return None
 
     def _not_live(self, record: Commit) -> Void:
@@ -240,8 +240,8 @@ class LedgerFold:
         newest = [self._restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
-            return Void(Reason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
-        return Void(Reason.UNKNOWN_EPOCH, f"epoch {record.epoch}")
+            return Void(VoidReason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
+        return Void(VoidReason.UNKNOWN_EPOCH, f"epoch {record.epoch}")
 
     def _open(self, offset: int, record: Open) -> None:
         taken = frozenset(record.partitions)

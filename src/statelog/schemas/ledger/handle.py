@@ -8,7 +8,7 @@ Invariants:
 - All change sets of a handle were written under its one (epoch, nonce), and its steps are checkpoints in
   ascending order, the first one continuing `base`.
 - A handle includes what earlier unconfirmed checkpoints persisted since `base`. So a checkpoint that is
-  never confirmed needs no clean-up: the next one lists the same change sets again.
+  never confirmed needs no cleanup: the next one lists the same change sets again.
 """
 
 import struct

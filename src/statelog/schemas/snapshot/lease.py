@@ -1,4 +1,4 @@
-"""Leases: a reader's claim on what it still has to read. Truncation and clean-up stop short of it.
+"""Leases: a reader's claim on what it still has to read. Truncation and cleanup stop short of it.
 
 A reader writes its lease, then checks manifest and log start again; it renews the lease by writing it again, with
 the offsets that it needs by then. Leases serve readers, never safety: one that ends too early costs a new plan.

@@ -1,8 +1,8 @@
-"""Reading a value that was written with another schema: Avro's resolution rules as a plan, and the plan as Arrow. Pure.
+"""Reads values written with another schema: Avro's resolution rules as a value, applied to Arrow arrays. Pure.
 
-A plan says for every field of the reader where it comes from. It is made from the two schemas alone, so a plan that
-exists works for every value: resolutions that could fail on some value (bytes to string, an enum symbol that the reader
-lacks) are refused when the schema is registered, not met years later in a merge.
+A resolution says for every field of the reader where it comes from. It is made from the two schemas alone, so one that
+exists works for every value: what could fail on some value (bytes to string, an enum symbol that the reader lacks) is
+refused when the schema is registered, not met years later in a merge.
 
 Merges rewrite old values to newer schemas at times of their own. `compose` exists so that a new schema can be refused
 if reading through an older one would give another value than reading directly: no reader may see when a merge ran.
@@ -19,7 +19,7 @@ from statelog.errors import IncompatibleSchema
 from statelog.schemas.values.arrow import default_array, list_parts, map_parts, repeated, struct_children, struct_of
 from statelog.schemas.values.types import ValueField, ValueType
 
-__all__ = ["Plan", "compose", "first_difference", "make_plan", "run_plan"]
+__all__ = ["Resolution", "apply_resolution", "compose", "first_difference", "make_resolution"]
 
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
@@ -30,91 +30,93 @@ _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Unchanged:
     """The value as it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Promote:
+class Promotion:
     """A number or text through these Avro types, first to last."""
 
     through: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class DefaultFill:
     """The reader's default, as an array of one row."""
 
     default: pa.Array
 
 
 @dataclass(frozen=True, slots=True)
-class Symbols:
+class SymbolMap:
     """Every symbol of the writer's enum and the reader's symbol for it."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """An array or map, each of whose items goes through a plan."""
+class ItemResolution:
+    """An array or map, each of whose items goes through a resolution."""
 
-    items: "Plan"
+    items: "Resolution"
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """The reader's fields in order: name, the writer's field that it comes from ('' for none), plan."""
+class FieldResolutions:
+    """The reader's fields in order: name, the writer's field that it comes from ('' for none), resolution."""
 
-    sources: tuple[tuple[str, str, "Plan"], ...]
-
-
-Plan = Keep | Promote | Fill | Symbols | Inside | Fields
+    sources: tuple[tuple[str, str, "Resolution"], ...]
 
 
-def make_plan(reader: ValueType, writer: ValueType, path: str) -> Plan:
+Resolution = Unchanged | Promotion | DefaultFill | SymbolMap | ItemResolution | FieldResolutions
+
+
+def make_resolution(reader: ValueType, writer: ValueType, path: str) -> Resolution:
     """How the reader gets its value from the writer's. Raises IncompatibleSchema with the path and both types."""
     if writer.nullable and not reader.nullable:
         raise _incompatible(reader, writer, path, "Values may be null already; keep the field nullable")
     if reader.kind != writer.kind:
         if reader.kind not in _PROMOTIONS.get(writer.kind, ()) or reader.logical or writer.logical:
             raise _incompatible(reader, writer, path, "Add a new field with a default instead")
-        return Promote((writer.kind, reader.kind))
+        return Promotion((writer.kind, reader.kind))
     if reader.name != writer.name and writer.name not in reader.aliases:
         raise _incompatible(reader, writer, path, "Keep the type's name, or give the old one as an alias")
     if reader.kind == "record":
-        return _plan_record(reader, writer, path)
+        return _resolve_record(reader, writer, path)
     if reader.kind in ("array", "map"):
-        return Inside(make_plan(reader.inner, writer.inner, path + ("[]" if reader.kind == "array" else "{}")))
+        return ItemResolution(
+            make_resolution(reader.inner, writer.inner, path + ("[]" if reader.kind == "array" else "{}"))
+        )
     if reader.kind == "enum":
-        return _plan_enum(reader, writer, path)
+        return _resolve_enum(reader, writer, path)
     if reader.arrow != writer.arrow or reader.logical not in ("", writer.logical):
         raise _incompatible(reader, writer, path, "Add a new field with a default instead")
-    return Keep()
+    return Unchanged()
 
 
-def _plan_record(reader: ValueType, writer: ValueType, path: str) -> Fields:
+def _resolve_record(reader: ValueType, writer: ValueType, path: str) -> FieldResolutions:
     written = {one.name: one for one in writer.fields}
-    sources = tuple(_plan_field(one, written, f"{path}.{one.name}") for one in reader.fields)
+    sources = tuple(_resolve_field(one, written, f"{path}.{one.name}") for one in reader.fields)
     taken: dict[str, str] = {}
     for name, source, _ in sources:
         if source and taken.setdefault(source, name) != name:
             raise _ambiguous(f"{path}.{name}", f"{taken[source]}, {name}", source)
-    return Fields(sources)
+    return FieldResolutions(sources)
 
 
-def _plan_field(one: ValueField, written: Mapping[str, ValueField], path: str) -> tuple[str, str, Plan]:
+def _resolve_field(one: ValueField, written: Mapping[str, ValueField], path: str) -> tuple[str, str, Resolution]:
     sources = [name for name in dict.fromkeys((one.name, *one.aliases)) if name in written]
     if len(sources) > 1:
         raise _ambiguous(path, one.name, ", ".join(sources))
     if sources:
-        return one.name, sources[0], make_plan(one.type, written[sources[0]].type, path)
+        return one.name, sources[0], make_resolution(one.type, written[sources[0]].type, path)
     if not one.has_default:
         hint = "Give the new field a default"
         raise IncompatibleSchema(
             "a field that earlier values lack", hint=hint, field=path, new=str(one.type), earlier="absent"
         )
-    return one.name, "", Fill(default_array(one.default, one.type, path))
+    return one.name, "", DefaultFill(default_array(one.default, one.type, path))
 
 
 def _ambiguous(path: str, new: str, earlier: str) -> IncompatibleSchema:
@@ -123,12 +125,12 @@ def _ambiguous(path: str, new: str, earlier: str) -> IncompatibleSchema:
     return IncompatibleSchema("a name or alias that fits twice", hint=hint, field=path, new=new, earlier=earlier)
 
 
-def _plan_enum(reader: ValueType, writer: ValueType, path: str) -> Symbols:
+def _resolve_enum(reader: ValueType, writer: ValueType, path: str) -> SymbolMap:
     pairs = [(one, one if one in reader.symbols else reader.symbol_default) for one in writer.symbols]
     lost = [one for one, other in pairs if other is None]
     if lost:
         raise _incompatible(reader, writer, path, f"Keep the symbols {', '.join(lost)}, or give the enum a default")
-    return Symbols(cast("tuple[tuple[str, str], ...]", tuple(pairs)))
+    return SymbolMap(cast("tuple[tuple[str, str], ...]", tuple(pairs)))
 
 
 def _incompatible(reader: ValueType, writer: ValueType, path: str, hint: str) -> IncompatibleSchema:
@@ -136,21 +138,21 @@ def _incompatible(reader: ValueType, writer: ValueType, path: str, hint: str) ->
     return IncompatibleSchema(message, hint=hint, field=path, new=str(reader), earlier=str(writer))
 
 
-def run_plan(plan: Plan, column: pa.Array, reader: ValueType) -> pa.Array:
+def apply_resolution(resolution: Resolution, column: pa.Array, reader: ValueType) -> pa.Array:
     """Convert a column of the writer's type to the reader's. Nulls stay null."""
-    match plan:
-        case Keep() | Inside(Keep()):
+    match resolution:
+        case Unchanged() | ItemResolution(Unchanged()):
             return column
-        case Promote():
+        case Promotion():
             return column.cast(reader.arrow, safe=False)
-        case Fill(default):
+        case DefaultFill(default):
             return repeated(default, len(column))
-        case Symbols(pairs):
+        case SymbolMap(pairs):
             return _rename(column, pairs)
-        case Inside(items):
-            return _run_inside(items, column, reader)
-        case Fields(sources):
-            return _run_fields(sources, column, reader)
+        case ItemResolution(items):
+            return _apply_inside(items, column, reader)
+        case FieldResolutions(sources):
+            return _apply_fields(sources, column, reader)
 
 
 def _rename(column: pa.Array, pairs: Sequence[tuple[str, str]]) -> pa.Array:
@@ -160,44 +162,44 @@ def _rename(column: pa.Array, pairs: Sequence[tuple[str, str]]) -> pa.Array:
     return pa.array([new for _, new in pairs], pa.string()).take(numbers)
 
 
-def _run_inside(plan: Plan, column: pa.Array, reader: ValueType) -> pa.Array:
+def _apply_inside(resolution: Resolution, column: pa.Array, reader: ValueType) -> pa.Array:
     if reader.kind == "array":
         offsets, items = list_parts(column)
-        return pa.ListArray.from_arrays(offsets, run_plan(plan, items, reader.inner), type=reader.arrow)
+        return pa.ListArray.from_arrays(offsets, apply_resolution(resolution, items, reader.inner), type=reader.arrow)
     offsets, keys, items = map_parts(column)
-    return pa.MapArray.from_arrays(offsets, keys, run_plan(plan, items, reader.inner), type=reader.arrow)
+    return pa.MapArray.from_arrays(offsets, keys, apply_resolution(resolution, items, reader.inner), type=reader.arrow)
 
 
-def _run_fields(sources: Sequence[tuple[str, str, Plan]], column: pa.Array, reader: ValueType) -> pa.Array:
+def _apply_fields(sources: Sequence[tuple[str, str, Resolution]], column: pa.Array, reader: ValueType) -> pa.Array:
     names = cast("pa.StructType", column.type).names
     written = dict(zip(names, struct_children(column), strict=True))
     children = [
-        run_plan(plan, written[source] if source else column, one.type)
-        for one, (_, source, plan) in zip(reader.fields, sources, strict=True)
+        apply_resolution(resolution, written[source] if source else column, one.type)
+        for one, (_, source, resolution) in zip(reader.fields, sources, strict=True)
     ]
     return struct_of(children, reader, column.is_null())
 
 
-def compose(first: Plan, then: Plan, reader: ValueType) -> Plan:
-    """The plan that does `first` and then `then`, whose result is of `reader`'s type."""
+def compose(first: Resolution, then: Resolution, reader: ValueType) -> Resolution:
+    """The resolution that does `first` and then `then`, whose result is of `reader`'s type."""
     match first, then:
-        case Keep(), _:
+        case Unchanged(), _:
             return then
-        case Fill(default), _:
-            return Fill(run_plan(then, default, reader))
-        case _, Keep() | Fill():
-            return first if isinstance(then, Keep) else then
-        case Promote(before), Promote(after):
-            return Promote(_shortest(before + after[1:]))
-        case Symbols(before), Symbols(after):
+        case DefaultFill(default), _:
+            return DefaultFill(apply_resolution(then, default, reader))
+        case _, Unchanged() | DefaultFill():
+            return first if isinstance(then, Unchanged) else then
+        case Promotion(before), Promotion(after):
+            return Promotion(_shortest(before + after[1:]))
+        case SymbolMap(before), SymbolMap(after):
             renamed = dict(after)
-            return Symbols(tuple((old, renamed[new]) for old, new in before))
-        case Inside(before), Inside(after):
-            return Inside(compose(before, after, reader.inner))
-        case Fields(), Fields():
+            return SymbolMap(tuple((old, renamed[new]) for old, new in before))
+        case ItemResolution(before), ItemResolution(after):
+            return ItemResolution(compose(before, after, reader.inner))
+        case FieldResolutions(), FieldResolutions():
             return _compose_fields(first, then, reader)
         case _:
-            raise AssertionError("plans of one schema follow each other")
+            raise AssertionError("resolutions of one schema follow each other")
 
 
 def _shortest(through: tuple[str, ...]) -> tuple[str, ...]:
@@ -205,27 +207,27 @@ def _shortest(through: tuple[str, ...]) -> tuple[str, ...]:
     return through if "float" in through[1:-1] else (through[0], through[-1])
 
 
-def _compose_fields(first: Fields, then: Fields, reader: ValueType) -> Fields:
-    before = {name: (source, plan) for name, source, plan in first.sources}
-    made: list[tuple[str, str, Plan]] = []
-    for one, (name, middle, plan) in zip(reader.fields, then.sources, strict=True):
-        source, inner = before.get(middle, ("", Keep()))
-        made.append((name, source, compose(inner, plan, one.type)) if middle else (name, "", plan))
-    return Fields(tuple(made))
+def _compose_fields(first: FieldResolutions, then: FieldResolutions, reader: ValueType) -> FieldResolutions:
+    before = {name: (source, resolution) for name, source, resolution in first.sources}
+    made: list[tuple[str, str, Resolution]] = []
+    for one, (name, middle, resolution) in zip(reader.fields, then.sources, strict=True):
+        source, inner = before.get(middle, ("", Unchanged()))
+        made.append((name, source, compose(inner, resolution, one.type)) if middle else (name, "", resolution))
+    return FieldResolutions(tuple(made))
 
 
-def first_difference(one: Plan, other: Plan, path: str) -> str | None:
-    """The path of the first field that two plans of one reader treat differently, or None."""
+def first_difference(one: Resolution, other: Resolution, path: str) -> str | None:
+    """The path of the first field that two resolutions of one reader treat differently, or None."""
     match one, other:
-        case Fields(mine), Fields(theirs):
-            for (name, source, plan), (_, other_source, other_plan) in zip(mine, theirs, strict=True):
+        case FieldResolutions(mine), FieldResolutions(theirs):
+            for (name, source, resolution), (_, other_source, other) in zip(mine, theirs, strict=True):
                 if source != other_source:
                     return f"{path}.{name}"
-                inner = first_difference(plan, other_plan, f"{path}.{name}")
+                inner = first_difference(resolution, other, f"{path}.{name}")
                 if inner is not None:
                     return inner
             return None
-        case Inside(mine), Inside(theirs):
+        case ItemResolution(mine), ItemResolution(theirs):
             return first_difference(mine, theirs, f"{path}[]")
         case _:
             return None if one == other else path

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
 from statelog.schemas.values.arrow import default_array, fit, fit_fields, from_rows, struct_children
-from statelog.schemas.values.resolution import Plan, compose, first_difference, make_plan, run_plan
+from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
 from statelog.schemas.values.types import ValueType, canonical_json, parse_value_type
 
 __all__ = [
@@ -107,7 +107,7 @@ def _check_defaults(kind: ValueType, path: str) -> None:
         _check_defaults(kind.items, f"{path}[]")
 
 
-def resolve(reader: ValueSchema, writer: ValueSchema) -> Plan | None:
+def resolve(reader: ValueSchema, writer: ValueSchema) -> Resolution | None:
     """How values written with `writer` become the reader's; None if they are the same already.
 
     Avro's rules: fields by name or alias, added ones take their default, removed ones are dropped, int to long to float
@@ -118,7 +118,7 @@ def resolve(reader: ValueSchema, writer: ValueSchema) -> Plan | None:
         if reader.root is not writer.root:
             raise _mixed(reader, writer)
         return None
-    return None if reader.avsc == writer.avsc else make_plan(reader.root, writer.root, _ROOT)
+    return None if reader.avsc == writer.avsc else make_resolution(reader.root, writer.root, _ROOT)
 
 
 def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> None:
@@ -135,8 +135,8 @@ def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> No
     for earlier in all_earlier:
         if earlier.root is None:
             raise _mixed(new, earlier)
-        direct = make_plan(new.root, earlier.root, _ROOT)
-        through = compose(make_plan(last, earlier.root, _ROOT), make_plan(new.root, last, _ROOT), new.root)
+        direct = make_resolution(new.root, earlier.root, _ROOT)
+        through = compose(make_resolution(last, earlier.root, _ROOT), make_resolution(new.root, last, _ROOT), new.root)
         path = first_difference(direct, through, _ROOT)
         if path is not None:
             message = "a field that a merge would change, by way of the schema before"
@@ -152,7 +152,7 @@ def _mixed(new: ValueSchema, earlier: ValueSchema) -> IncompatibleSchema:
 def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Array:
     """A value column of the writer's schema as the reader's. Deletes (nulls) stay null. Raises IncompatibleSchema."""
     plan = resolve(reader, writer)
-    return column if plan is None or reader.root is None else run_plan(plan, column, reader.root)
+    return column if plan is None or reader.root is None else apply_resolution(plan, column, reader.root)
 
 
 def rows_to_struct(values: Sequence[Mapping[str, object] | None], schema: ValueSchema) -> pa.Array:

@@ -15,7 +15,7 @@ from statelog.errors import LogInUse
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options import WriteOptions
 from statelog.spark.sink.decision import NO_QUERY, check_take_over, owner_of
-from statelog.spark.sink.runs import is_plain, is_query, query_of
+from statelog.spark.sink.query_run import is_plain, is_query, query_of
 
 __all__ = ["RECENT_S", "Rival", "check_ownership"]
 

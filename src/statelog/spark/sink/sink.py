@@ -14,9 +14,9 @@ from pyspark.sql.types import StructType
 
 from statelog.seams import REAL, Seams
 from statelog.spark.options import write_options
-from statelog.spark.sink.committing import commit_batch
+from statelog.spark.sink.batch_commit import commit_batch
+from statelog.spark.sink.planned_write import PlannedWrite
 from statelog.spark.sink.task import TaskResult, write_task
-from statelog.spark.sink.writing import PlannedWrite
 
 __all__ = ["StreamWriter"]
 

@@ -18,7 +18,7 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options import ReadOptions, read_options
-from statelog.spark.sink.writing import require_spark
+from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading
 
 __all__ = ["StateReader", "StateSlice", "plan_state", "slices"]

@@ -1,7 +1,7 @@
-"""The proof that a store honours put-if-absent, and the clean-up of what interrupted calls left.
+"""The proof that a store honours put-if-absent, and the cleanup of what interrupted calls left.
 
 Works on the few operations of an implementation that it is handed, so the proof is the same for all. The
-clean-up touches temporary files only, which nothing names: removing one under a call that is still running
+cleanup touches temporary files only, which nothing names: removing one under a call that is still running
 makes that call fail, never lie. So its age limit serves liveness, and safety needs no clock.
 """
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Flight", "Start", "start_thread"]
+__all__ = ["BackgroundTask", "ThreadStarter", "start_thread"]
 
 T = TypeVar("T")
-Start = Callable[[Callable[[], None]], None]
+ThreadStarter = Callable[[Callable[[], None]], None]
 """Begins some work and returns; the work may be over by then, or be done by another thread."""
 
 
@@ -20,10 +20,12 @@ def start_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="statelog-materializer", daemon=True).start()
 
 
-class Flight(Generic[T]):
+class BackgroundTask(Generic[T]):
     """One piece of work, which began at `started_s`. `on_end` is called on its thread, once it is over."""
 
-    def __init__(self, work: Callable[[], T], *, started_s: float, on_end: Callable[["Flight[T]"], None]) -> None:
+    def __init__(
+        self, work: Callable[[], T], *, started_s: float, on_end: Callable[["BackgroundTask[T]"], None]
+    ) -> None:
         self.started_s = started_s
         self.is_given_up = False
         self._work = work
@@ -31,7 +33,7 @@ class Flight(Generic[T]):
         self._result: list[T] = []
         self._error: BaseException | None = None
 
-    def fly(self) -> None:
+    def run(self) -> None:
         """Do the work. Raises nothing: `result` does."""
         try:
             self._result.append(self._work())

@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from statelog.errors import Misuse
 
-__all__ = ["NoStream"]
+__all__ = ["RefusedStream"]
 
 
-class NoStream(DataSourceStreamReader):
+class RefusedStream(DataSourceStreamReader):
     """A reader that refuses to begin."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from statelog.errors import ConfigError
 from statelog.spark.options import WriteOptions
 
-__all__ = ["Run", "is_plain", "is_query", "query_of", "run_of", "run_tag", "same_run", "sibling_nonce"]
+__all__ = ["QueryRun", "is_plain", "is_query", "query_of", "run_of", "run_tag", "same_run", "sibling_nonce"]
 
 _QUERY, _PLAIN = b"SQ", b"SP"
 _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
@@ -56,7 +56,7 @@ def query_of(nonce: bytes) -> bytes:
     return nonce[: _KIND_BYTES + _PART_BYTES]
 
 
-class Run(NamedTuple):
+class QueryRun(NamedTuple):
     """A run on this machine. `mark` is the file that says that it opened an epoch."""
 
     tag: bytes
@@ -83,7 +83,7 @@ class Run(NamedTuple):
         self.mark.unlink(missing_ok=True)
 
 
-def run_of(options: WriteOptions) -> Run:
+def run_of(options: WriteOptions) -> QueryRun:
     """The run that this process plans for. Raises ConfigError if the directory for marks is not the user's own."""
     tag, (parent, started) = run_tag(options), _session()
     directory = Path(tempfile.gettempdir()) / f"statelog-spark-{os.getuid()}"
@@ -93,7 +93,7 @@ def run_of(options: WriteOptions) -> Run:
             raise _unusable(directory, "it belongs to another user")
     except OSError as error:
         raise _unusable(directory, str(error)) from error
-    return Run(tag, directory / f"{parent}-{started}-{tag.hex()}")
+    return QueryRun(tag, directory / f"{parent}-{started}-{tag.hex()}")
 
 
 def _unusable(directory: Path, problem: str) -> ConfigError:

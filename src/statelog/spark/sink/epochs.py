@@ -28,8 +28,8 @@ from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options import LogOptions, WriteOptions
 from statelog.spark.sink.ownership import check_ownership
+from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
-from statelog.spark.sink.runs import Run, run_of, same_run, sibling_nonce
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 
@@ -96,7 +96,7 @@ def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
         if newest is not None and same_run(newest.nonce, run.tag):
             return _Epoch(_shared(log, ledger.fold, newest), ledger)
         if options.serves_query and run.has_opened:
-            raise _taken_over(options, run, newest)  # noqa: TRY301  # the clean-up below is the same for every way out
+            raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
         check_ownership(
             options,
             options.query_id or _query_id(options.checkpoint_location),
@@ -151,7 +151,7 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
     )
 
 
-def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
+def _open(log: Log, options: WriteOptions, run: QueryRun, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
     """Open anew, unless somebody did so since the ownership was looked at."""
     ours = None if seen is None else [seen.nonce]
     opened = open_epoch(log, options.writer, ours=ours, seams=replace(seams, nonce=sibling_nonces(run.tag)))
@@ -165,7 +165,7 @@ def _open(log: Log, options: WriteOptions, run: Run, seen: LiveEpoch | None, sea
     return _Epoch(opened.grant, opened.ledger)
 
 
-def _taken_over(options: WriteOptions, run: Run, newest: LiveEpoch | None) -> Fenced:
+def _taken_over(options: WriteOptions, run: QueryRun, newest: LiveEpoch | None) -> Fenced:
     run.end()
     return Fenced(
         "another writer took over",

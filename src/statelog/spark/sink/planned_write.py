@@ -14,7 +14,7 @@ from statelog.errors import ConfigError, InvalidChange, Misuse
 from statelog.producer.tasks import TaskGrant
 from statelog.spark.columns import check_written
 from statelog.spark.options import WriteOptions
-from statelog.spark.sink.planning import plan_batch
+from statelog.spark.sink.epochs import plan_batch
 
 __all__ = ["PlannedWrite", "require_spark"]
 

@@ -8,9 +8,9 @@ from stat import S_ISREG
 from typing import BinaryIO
 
 from statelog.cli.inputs.fields import FieldMapping, LogShape
+from statelog.cli.inputs.input_source import InputSource
 from statelog.cli.inputs.json_lines import JsonLines
 from statelog.cli.inputs.parquet_file import ParquetInput
-from statelog.cli.inputs.source import InputSource
 from statelog.errors import ConfigError, InvalidChange, NotFound, StoreUnavailable
 from statelog.schemas.names import check_name
 

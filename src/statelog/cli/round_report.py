@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from statelog.cli.config.merge import CliConfig
 from statelog.cli.screen.output import Fact, Report, Unit
-from statelog.cli.screen.shown import show_bytes, show_count, show_duration
-from statelog.materializer import Completed, Event, Lost, MaterializerSettings, RoundOutcome, Skipped
+from statelog.cli.screen.quantities import show_bytes, show_count, show_duration
+from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, RoundOutcome, SkippedRound
 from statelog.materializer.daemon.events import (
-    CleanUpHeldBack,
+    CleanupHeldBack,
     LogAgeAlarm,
     OffsetUnpublished,
     RestoreBudgetOutOfReach,
@@ -46,18 +46,18 @@ def materializer_settings(config: CliConfig) -> MaterializerSettings:
 def outcome_report(log: str, outcome: RoundOutcome) -> Report:
     """How one round ended."""
     match outcome:
-        case Completed():
+        case CompletedRound():
             return Report(f"round on {log}", (Fact("outcome", "completed"), *_completed(outcome)))
-        case Skipped():
+        case SkippedRound():
             facts = (Fact("manifest", outcome.number, Unit.COUNT), Fact("position", outcome.position, Unit.COUNT))
             return Report(f"round on {log}: nothing new", (Fact("outcome", "skipped"), *facts))
-        case Lost():
+        case LostRound():
             facts = (Fact("outcome", "lost"), Fact("manifest", outcome.number, Unit.COUNT))
             return Report(f"round on {log}: another materializer was faster", facts)
 
 
-def _completed(outcome: Completed) -> tuple[Fact, ...]:
-    clean_up = outcome.clean_up
+def _completed(outcome: CompletedRound) -> tuple[Fact, ...]:
+    cleanup = outcome.cleanup
     return (
         Fact("manifest", outcome.number, Unit.COUNT),
         Fact("position", outcome.position, Unit.COUNT),
@@ -69,12 +69,12 @@ def _completed(outcome: Completed) -> tuple[Fact, ...]:
         Fact("duration_s", outcome.duration_s, Unit.SECONDS),
         Fact("behind", outcome.behind),
         Fact("snapshot_bytes", outcome.snapshot_bytes, Unit.BYTES),
-        Fact("records_truncated", clean_up.records_truncated, Unit.COUNT),
-        Fact("records_left", clean_up.records_left, Unit.COUNT),
-        Fact("held_by", clean_up.held_by or None),
-        Fact("manifests_dropped", clean_up.manifests_dropped, Unit.COUNT),
-        Fact("files_deleted", clean_up.files_deleted, Unit.COUNT),
-        Fact("clean_up_held_back", clean_up.held_back or None),
+        Fact("records_truncated", cleanup.records_truncated, Unit.COUNT),
+        Fact("records_left", cleanup.records_left, Unit.COUNT),
+        Fact("held_by", cleanup.held_by or None),
+        Fact("manifests_dropped", cleanup.manifests_dropped, Unit.COUNT),
+        Fact("files_deleted", cleanup.files_deleted, Unit.COUNT),
+        Fact("cleanup_held_back", cleanup.held_back or None),
         Fact("unpublished", outcome.unpublished or None),
     )
 
@@ -106,7 +106,7 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
                 "failures_in_a_row": event.failures_in_a_row,
                 "tolerated": event.tolerated,
             }
-        case CleanUpHeldBack() | OffsetUnpublished():
+        case CleanupHeldBack() | OffsetUnpublished():
             return {**head, "reason": event.reason}
         case LogAgeAlarm():
             return {**head, "age_s": event.age_s}
@@ -137,8 +137,8 @@ def _words(event: Event) -> str:
         case RoundFailed():
             goes_on = "going on" if event.tolerated else "giving up"
             return f"round FAILED, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
-        case CleanUpHeldBack():
-            return f"CLEAN-UP HELD BACK, the log grows: {event.reason}"
+        case CleanupHeldBack():
+            return f"CLEANUP HELD BACK, the log grows: {event.reason}"
         case OffsetUnpublished():
             return f"the position for Kafka's lag tools was not published, nothing else depends on it: {event.reason}"
         case LogAgeAlarm():
@@ -154,10 +154,10 @@ def _words(event: Event) -> str:
             return "stopped"
 
 
-def _completed_words(outcome: Completed) -> str:
+def _completed_words(outcome: CompletedRound) -> str:
     return (
         f"manifest {outcome.number} at position {outcome.position}: {show_count(outcome.changes)} changes of"
         f" {show_count(outcome.commits)} commits, {show_bytes(outcome.size_bytes)} written,"
-        f" {show_count(outcome.clean_up.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
+        f" {show_count(outcome.cleanup.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
         f"{', more to do' if outcome.behind else ''}"
     )

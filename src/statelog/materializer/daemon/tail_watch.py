@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
-from statelog.materializer.daemon.flight import Flight, Start
+from statelog.materializer.daemon.background_task import BackgroundTask, ThreadStarter
 from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOutlook, outlook
 from statelog.materializer.daemon.schedule import look_every_s
 from statelog.materializer.daemon.tail import Tail, TailGauge
@@ -20,10 +20,10 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
 
-__all__ = ["Looks"]
+__all__ = ["TailWatch"]
 
 
-class Looks:
+class TailWatch:
     """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Looks:
         log: Log,
         settings: MaterializerSettings,
         *,
-        start: Start,
+        start: ThreadStarter,
         ring: Callable[[], None],
         seams: Seams,
     ) -> None:
@@ -41,8 +41,8 @@ class Looks:
         self._wall_clock = seams.wall_clock
         self._start = start
         self._ring = ring
-        self._over: deque[Flight[Tail]] = deque()
-        self._under_way: Flight[Tail] | None = None
+        self._over: deque[BackgroundTask[Tail]] = deque()
+        self._under_way: BackgroundTask[Tail] | None = None
         self._out = 0
         self._gauge: TailGauge | None = None
         self._due_s = seams.clock()
@@ -67,9 +67,9 @@ class Looks:
     def begin(self) -> None:
         """Begin a look."""
         gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
-        self._under_way = Flight(gauge.look, started_s=self._clock(), on_end=self._came_back)
+        self._under_way = BackgroundTask(gauge.look, started_s=self._clock(), on_end=self._came_back)
         self._out += 1
-        self._start(self._under_way.fly)
+        self._start(self._under_way.run)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
         """What looks have brought since, each with the time at which it began. Raises Damaged."""
@@ -99,11 +99,11 @@ class Looks:
         if self._outlook is RestoreOutlook.ROUND_DUE:
             self._outlook = RestoreOutlook.IN_TIME
 
-    def _came_back(self, look: Flight[Tail]) -> None:
+    def _came_back(self, look: BackgroundTask[Tail]) -> None:
         self._over.append(look)
         self._ring()
 
-    def _result(self, look: Flight[Tail]) -> Tail | None:
+    def _result(self, look: BackgroundTask[Tail]) -> Tail | None:
         self._under_way = None
         self._due_s = self._clock() + look_every_s(self._settings)
         try:

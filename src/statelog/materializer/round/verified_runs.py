@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterable
 
 from statelog.errors import CorruptRun
-from statelog.materializer.round.kept import KeptManifests
+from statelog.materializer.round.kept_manifests import KeptManifests
 from statelog.schemas.snapshot.manifest import RunRef
 from statelog.storage.runs.read import read_back
 from statelog.storage.store import Store

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.cli.inputs.fields import FieldMapping, LogShape, to_changes
+from statelog.cli.inputs.input_source import InputSource
 from statelog.cli.inputs.named_fields import NamedFields
-from statelog.cli.inputs.source import InputSource
 from statelog.errors import ClosedError, ConfigError, InvalidChange, Misuse
 from statelog.producer.writer import Writer
 

@@ -22,12 +22,12 @@ from statelog.seams import REAL, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options import LogOptions, WriteOptions
 from statelog.spark.sink.decision import BatchDecision, decide_batch, decide_write
-from statelog.spark.sink.planning import sibling_nonces
+from statelog.spark.sink.epochs import sibling_nonces
 from statelog.spark.sink.task import TaskResult
 
 __all__ = ["commit_batch", "commit_write"]
 
-Decide = Callable[[LastCommit | None], BatchDecision]
+BatchRule = Callable[[LastCommit | None], BatchDecision]
 
 _coordinators: ProcessCache[tuple[LogOptions, bytes], Coordinator] = ProcessCache()
 
@@ -71,7 +71,7 @@ def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     return _commit(options, _results(messages), decide, seams)
 
 
-def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: Decide, seams: Seams) -> bool:
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchRule, seams: Seams) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
