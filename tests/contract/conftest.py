@@ -7,12 +7,12 @@ from typing import cast
 import pytest
 
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import WriterRig, real_rig, twin_rig
+from tests.support.rigs.log import LogRig, real_rig, twin_rig
 from tests.support.services.broker import Broker
 
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> WriterRig:
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> LogRig:
     """A log's two places, in memory or real."""
     if request.param == "twin":
         return twin_rig(log_name)
@@ -21,7 +21,7 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Writer
 
 
 @pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
+def log(rig: LogRig) -> Iterator[Log]:
     """A new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created

@@ -11,8 +11,7 @@ from statelog.producer.tasks import Coordinator
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, TwinRig, real_rig, twin_rig
 
 
 class Clock:
@@ -26,7 +25,7 @@ class Clock:
         return self.now_s
 
 
-def make_anew(rig: WriterRig) -> Log:
+def make_anew(rig: LogRig) -> Log:
     """Delete the log and make one of the same name, as a reset or a restore does under running jobs."""
     Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
     return rig.create()
@@ -38,7 +37,7 @@ def commit(writer: Writer, checkpoint_id: int, key: bytes = b"k") -> int:
     return writer.commit(checkpoint_id)
 
 
-def test_no_writer_opens_on_a_log_that_was_made_anew(rig: WriterRig, log: Log) -> None:
+def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> None:
     """A `Log` that outlived its topics would be told verdicts that nobody else sees."""
     with Writer(log, "w") as writer:
         commit(writer, 1)
@@ -51,7 +50,7 @@ def test_no_writer_opens_on_a_log_that_was_made_anew(rig: WriterRig, log: Log) -
 
 
 @pytest.mark.parametrize("commits", [3, 5])
-def test_a_living_writer_learns_that_its_log_was_made_anew(rig: WriterRig, log: Log, commits: int) -> None:
+def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log, commits: int) -> None:
     """With as many records in the new ledger as it has folded itself, and with more."""
     clock = Clock()
     old = Writer(log, "w", seams=Seams(clock=clock))
@@ -71,7 +70,7 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: WriterRig, log: 
         assert set(new.commits()) == {"other"}
 
 
-def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: WriterRig, log: Log) -> None:
+def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig, log: Log) -> None:
     """A commit without changes on a log that was made anew is refused all the same."""
     clock = Clock()
     old = Writer(log, "w", seams=Seams(clock=clock))
@@ -84,22 +83,21 @@ def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: WriterRig, l
     old.close()
 
 
-def test_settings_are_checked_when_a_writer_opens(rig: WriterRig, log: Log) -> None:
+def test_settings_are_checked_when_a_writer_opens(rig: LogRig, log: Log) -> None:
     """A `Log` that was opened long ago does not open a writer on a topic that deletes by time now."""
     rig.set_topic_config(log.data_topic, {"retention.ms": "60000"})
     with pytest.raises(UnsafeTopic):
         Writer(log, "w")
 
 
-def elsewhere(rig: WriterRig, tmp_path: Path) -> WriterRig:
+def elsewhere(rig: LogRig, tmp_path: Path) -> LogRig:
     """The same topics below another root."""
-    if rig.cluster is not None:
-        disk = MemoryDisk(lambda: 0.0)
-        return WriterRig(rig.name, rig.kafka, lambda: MemoryStore(disk, rig.name), rig.cluster)
+    if isinstance(rig, TwinRig):
+        return twin_rig(rig.name, cluster=rig.cluster)
     return real_rig(rig.name, rig.bootstrap, tmp_path / "elsewhere")
 
 
-def test_topics_belong_to_the_log_below_one_root(rig: WriterRig, log: Log, tmp_path: Path) -> None:
+def test_topics_belong_to_the_log_below_one_root(rig: LogRig, log: Log, tmp_path: Path) -> None:
     """A second create of equal settings is refused, although nothing was written yet, and says whose they are."""
     with pytest.raises(AlreadyExists, match="another root"):
         elsewhere(rig, tmp_path).create()
@@ -113,7 +111,7 @@ class DeadBeforeTheMark(Exception):
     """Ends a create."""
 
 
-def die_before_the_mark(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A create that put its descriptor and no more."""
 
     def die(*_: object) -> None:
@@ -124,7 +122,7 @@ def die_before_the_mark(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None
         rig.create()
 
 
-def test_a_create_that_died_is_finished_at_its_own_root(rig: WriterRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_create_that_died_is_finished_at_its_own_root(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then there is no log to open; other settings are refused."""
     die_before_the_mark(rig, monkeypatch)
     with pytest.raises(NotFound, match="died"):
@@ -137,7 +135,7 @@ def test_a_create_that_died_is_finished_at_its_own_root(rig: WriterRig, monkeypa
     assert rig.state() == {b"k": b"v"}
 
 
-def test_a_create_that_died_owns_nothing(rig: WriterRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_create_that_died_owns_nothing(rig: LogRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another root may take the empty topics; then the first one is refused, and its deletion leaves them alone."""
     die_before_the_mark(rig, monkeypatch)
     other = elsewhere(rig, tmp_path)

@@ -25,7 +25,7 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
 from tests.support.samples.mutation import mutations
 from tests.support.services.broker import Broker
 
@@ -65,9 +65,8 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.faults = Fates()
-        self.rig: WriterRig = twin_rig("l", self.faults)
+        self.rig: TwinRig = twin_rig("l", self.faults)
         self.rig.create(partitions=2, key_groups=4).close()
-        assert self.rig.cluster is not None
         self.cluster = self.rig.cluster
         self.now_s = 0.0
 

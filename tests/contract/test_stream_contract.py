@@ -18,20 +18,20 @@ from statelog.recovery.streaming.live import Live
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader
 from tests.support.services.broker import Broker
 
-_UNSAFE = ["replication", "min-insync"]
 _BUDGET_BYTES = 64 * 1024
 _PATIENCE_S = 120.0
 
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
-def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[RecoveryRig]:
+def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[HistoryRig]:
     """An empty log of three partitions, in memory or real."""
     if request.param == "twin":
-        yield memory_rig(name=log_name)
+        yield history_rig(name=log_name)
         return
     kafka = {"bootstrap.servers": cast("Broker", request.getfixturevalue("broker")).bootstrap}
     with Log.create(
@@ -41,9 +41,9 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterat
         partitions=3,
         key_groups=8,
         replication_factor=1,
-        allow_unsafe=_UNSAFE,
+        allow_unsafe=UNSAFE,
     ) as log:
-        yield RecoveryRig(log)
+        yield HistoryRig(log)
         log.kafka.delete_topic(log.data_topic)
         log.kafka.delete_topic(log.ledger_topic)
 
@@ -63,7 +63,7 @@ def _files(settings: RecoverySettings) -> list[Path]:
     return [path for directory in settings.spill_directories for path in Path(directory).iterdir()]
 
 
-def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: RecoveryRig, settings: RecoverySettings) -> None:
+def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: HistoryRig, settings: RecoverySettings) -> None:
     """A state of many budgets is fetched whole, and its lease removed, while its reader has only its first portion.
 
     Memory stays within the budget all the time. Then log and snapshot may go: what is left comes out of the spill.
@@ -102,7 +102,7 @@ def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: RecoveryRig, settin
 
 
 def test_a_state_that_is_only_in_the_log_is_spilled_while_it_is_sorted(
-    rig: RecoveryRig, settings: RecoverySettings
+    rig: HistoryRig, settings: RecoverySettings
 ) -> None:
     """Without a snapshot, a tail of many budgets comes out sorted, its last change per key and no deletes."""
     with Writer(rig.log, "w") as writer:
@@ -116,7 +116,7 @@ def test_a_state_that_is_only_in_the_log_is_spilled_while_it_is_sorted(
     assert end == reader.applied
 
 
-def test_live_changes_come_after_the_state_in_order(rig: RecoveryRig, settings: RecoverySettings) -> None:
+def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: RecoverySettings) -> None:
     """A follower gets the whole state first, although commits came while it was fetched, and then each commit whole."""
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1" * 1000) for i in range(300)])
@@ -146,7 +146,7 @@ def test_live_changes_come_after_the_state_in_order(rig: RecoveryRig, settings: 
     assert list_leases(rig.log.store) == []
 
 
-def test_truncation_stops_short_of_a_follower(rig: RecoveryRig, settings: RecoverySettings) -> None:
+def test_truncation_stops_short_of_a_follower(rig: HistoryRig, settings: RecoverySettings) -> None:
     """While it is behind, a follower's lease names the first position and offsets that it still needs."""
     with Writer(rig.log, "w") as writer:
         position = rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])
@@ -161,7 +161,7 @@ def test_truncation_stops_short_of_a_follower(rig: RecoveryRig, settings: Recove
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
-    rig: RecoveryRig, settings: RecoverySettings, tmp_path: Path, *, resumed: bool
+    rig: HistoryRig, settings: RecoverySettings, tmp_path: Path, *, resumed: bool
 ) -> None:
     """No manifest is there to pin, so the lease holds every wanted partition, also those without a change so far."""
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
@@ -186,7 +186,7 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
     assert all(offsets.start > 0 for offsets in rig.log.data_offsets().values())
 
 
-def test_a_reader_that_was_away_resumes_or_is_told(rig: RecoveryRig, settings: RecoverySettings) -> None:
+def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: RecoverySettings) -> None:
     """A follower goes on behind its last commit while the log reaches back, and gets NotFound with a hint after."""
     reader = Reader()
     with Writer(rig.log, "w") as writer:
@@ -211,7 +211,7 @@ def test_a_reader_that_was_away_resumes_or_is_told(rig: RecoveryRig, settings: R
 
 @pytest.mark.parametrize("what", ["ledger", "data"])
 def test_a_log_that_is_truncated_past_a_follower_is_told(
-    rig: RecoveryRig, settings: RecoverySettings, what: str
+    rig: HistoryRig, settings: RecoverySettings, what: str
 ) -> None:
     """Records that went in spite of the lease are OffsetGone with a hint, never a gap."""
     with Writer(rig.log, "w") as writer:

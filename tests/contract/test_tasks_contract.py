@@ -32,7 +32,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 from tests.support.processes.quick_start import quick_start
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, TwinRig, real_rig
 from tests.support.services.broker import Broker
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=64, chunk_bytes=64, in_flight_bytes_max=512)
@@ -63,7 +63,7 @@ def split_keys(log: Log, count: int = 60) -> tuple[dict[bytes, bytes], dict[byte
     return parts
 
 
-def test_the_winners_of_a_checkpoint_are_one_commit(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_the_winners_of_a_checkpoint_are_one_commit(rig: LogRig, log: Log, producer: Producer) -> None:
     """Two tasks write, nothing is seen before the commit, everything is after it."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
@@ -76,7 +76,7 @@ def test_the_winners_of_a_checkpoint_are_one_commit(rig: WriterRig, log: Log, pr
     assert rig.state() == even | odd
 
 
-def test_losers_and_zombies_are_never_listed(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_losers_and_zombies_are_never_listed(rig: LogRig, log: Log, producer: Producer) -> None:
     """A second attempt that lost, one that never ended, and one that writes on after the commit leave no trace."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
@@ -109,9 +109,7 @@ def test_a_task_that_began_before_the_last_commit_is_refused(log: Log, producer:
             coordinator.task(1)
 
 
-def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(
-    rig: WriterRig, log: Log, producer: Producer
-) -> None:
+def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(rig: LogRig, log: Log, producer: Producer) -> None:
     """The order between two tasks is arbitrary, so only a caller who knows that no key comes twice may go on."""
     with Coordinator(log, "c") as coordinator:
         task = coordinator.task(1)
@@ -139,7 +137,7 @@ def zero() -> bytes:
     return bytes(16)
 
 
-def test_a_slot_that_is_given_again_loses_nothing(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, producer: Producer) -> None:
     """A number that two checkpoints of one epoch share stands for two change sets, each in its place."""
     expected: dict[bytes, bytes] = {}
     with Coordinator(log, "c") as coordinator:
@@ -154,7 +152,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: WriterRig, log: Log, prod
     assert rig.state() == expected
 
 
-def test_two_attempts_in_one_slot_do_not_mix(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_two_attempts_in_one_slot_do_not_mix(rig: LogRig, log: Log, producer: Producer) -> None:
     """A loser that was given the winner's slot, and writes between the winner's chunks, is told apart all the same."""
     even, _ = split_keys(log)
     with Coordinator(log, "c") as coordinator:
@@ -177,7 +175,7 @@ def test_a_slot_out_of_range_is_refused(log: Log, producer: Producer, slot: int)
         TaskWriter(producer, coordinator.task(1), slot=slot)
 
 
-def test_a_task_without_changes_and_a_quiet_checkpoint(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_a_task_without_changes_and_a_quiet_checkpoint(rig: LogRig, log: Log, producer: Producer) -> None:
     """Empty handles are fine, and so is a checkpoint of nothing but metadata."""
     with Coordinator(log, "c") as coordinator:
         coordinator.commit(1, [run_task(producer, coordinator.task(1), 0, {})], {"offset": "1"})
@@ -251,7 +249,7 @@ def test_a_task_that_failed_half_way_gives_no_handle(log: Log, producer: Produce
             writer.finish()
 
 
-def test_a_new_coordinator_fences_the_old_one(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_a_new_coordinator_fences_the_old_one(rig: LogRig, log: Log, producer: Producer) -> None:
     """The old one's winners are void, it is told so, and a task of its grant changes nothing any more."""
     even, odd = split_keys(log)
     old = Coordinator(log, "c")
@@ -270,7 +268,7 @@ def test_a_new_coordinator_fences_the_old_one(rig: WriterRig, log: Log, producer
 
 
 def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
-    rig: WriterRig, log: Log, producer: Producer
+    rig: LogRig, log: Log, producer: Producer
 ) -> None:
     """Handles that a job kept are committed by its next life, after their chunks were found."""
     even, odd = split_keys(log)
@@ -283,9 +281,9 @@ def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
 
 
 @pytest.mark.parametrize("rig", ["twin"], indirect=True)  # A real broker does not lose its tail on demand.
-def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: LogRig, log: Log, producer: Producer) -> None:
     """A lost tail of the data topic is found before the commit, not by every reader after it."""
-    assert rig.cluster is not None
+    assert isinstance(rig, TwinRig)
     even, _ = split_keys(log)
     with Coordinator(log, "c") as old:
         kept = run_task(producer, old.task(1), 0, even)
@@ -299,7 +297,7 @@ def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: WriterRig
     assert rig.state() == {}
 
 
-def test_another_process_of_the_job_commits_under_the_grant(rig: WriterRig, log: Log, producer: Producer) -> None:
+def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Log, producer: Producer) -> None:
     """It resumes the grant without an Open; the first process' view is stale then, and its commit refused."""
     even, odd = split_keys(log)
     with Coordinator(log, "c") as planning, rig.open() as other:
@@ -314,7 +312,7 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: WriterRig, log:
     assert rig.state() == even | odd
 
 
-def test_the_last_commits_of_all_writers(rig: WriterRig, log: Log) -> None:
+def test_the_last_commits_of_all_writers(rig: LogRig, log: Log) -> None:
     """Any process reads them from the log: of writers that are fenced, too, but not of one that ended for good."""
     assert log.commits() == {}
     for name, partition, final in (("a", 0, False), ("b", 1, True), ("c", 0, False)):
@@ -328,7 +326,7 @@ def test_the_last_commits_of_all_writers(rig: WriterRig, log: Log) -> None:
         }
 
 
-def test_a_grant_that_is_over_is_not_resumed(rig: WriterRig, log: Log) -> None:
+def test_a_grant_that_is_over_is_not_resumed(rig: LogRig, log: Log) -> None:
     """Fenced by another writer, or ended by a final commit: resuming is refused, not discovered at the commit."""
     with Coordinator(log, "c") as coordinator:
         grant = coordinator.grant
@@ -372,7 +370,7 @@ def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path)
     assert rig.state() == parts[0] | parts[1]
 
 
-def test_closing_a_coordinator_is_idempotent(rig: WriterRig, log: Log) -> None:
+def test_closing_a_coordinator_is_idempotent(rig: LogRig, log: Log) -> None:
     """Closing is idempotent and warns of nothing: a coordinator holds no changes."""
     coordinator = Coordinator(log, "c")
     coordinator.commit(1, [])

@@ -17,8 +17,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import settings_for
-from tests.support.rigs.writer_rig import WriterRig
+from tests.support.rigs.log import LogRig, settings_for
 
 FIRST = """{"type": "record", "name": "Order", "fields": [
     {"name": "n", "type": "int"}, {"name": "gone", "type": "string"}]}"""
@@ -81,7 +80,7 @@ def _commit(writer: Writer, checkpoint_id: int, changes: State, model: State) ->
     return writer.commit(checkpoint_id) + 1
 
 
-def test_three_schemas_in_one_log(rig: WriterRig, tmp_path: Path) -> None:
+def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:
     """An old writer goes on with schema 1 while others write 2 and 3; every target, now and earlier, has the newest."""
     settings = settings_for(tmp_path, keep=9, fanout=3)
     model: State = {}
@@ -118,7 +117,7 @@ def test_three_schemas_in_one_log(rig: WriterRig, tmp_path: Path) -> None:
         assert recover(log, at=AtPosition(earlier)).to_dict() == before
 
 
-def test_a_writer_has_the_schema_of_its_opening(rig: WriterRig) -> None:
+def test_a_writer_has_the_schema_of_its_opening(rig: LogRig) -> None:
     """One that was open takes no field of a newer schema; opened again it does, and its old values stay readable."""
     with rig.create(value_schema=FIRST) as log:
         with Writer(log, "w") as writer:
@@ -132,7 +131,7 @@ def test_a_writer_has_the_schema_of_its_opening(rig: WriterRig) -> None:
         assert recover(log).to_dict() == {b"b": {"n": 2, "s": "new"}}
 
 
-def test_an_older_schema_reads_what_it_can(rig: WriterRig) -> None:
+def test_an_older_schema_reads_what_it_can(rig: LogRig) -> None:
     """A reader that asks for an older schema gets it, unless newer values are in the state that it cannot read."""
     with rig.create(value_schema=FIRST) as log:
         with Writer(log, "w") as writer:

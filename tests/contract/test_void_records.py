@@ -16,15 +16,14 @@ from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.seams import Seams
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import settings_for
-from tests.support.rigs.writer_rig import WriterRig
+from tests.support.rigs.log import LogRig, settings_for
 from tests.support.samples.chunks import rows_batch
 
 SMALL = WriterSettings(roll_rows=4, roll_bytes=300, chunk_bytes=300)
 TIMEOUT_S = 30.0
 
 
-def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -> None:
+def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> None:
     """Junk with our magic, a newer version, forged and repeated chunks of the very change set that is being written:
     the commit is acknowledged, and recoveries and rounds read what its writer wrote.
     """
@@ -46,7 +45,7 @@ def test_records_that_no_commit_lists_are_void(rig: WriterRig, tmp_path: Path) -
         assert recover(log).to_dict() == model
 
 
-def test_an_adopted_handle_is_verified_past_junk(rig: WriterRig) -> None:
+def test_an_adopted_handle_is_verified_past_junk(rig: LogRig) -> None:
     """A handle that another life persisted is adopted, although strangers wrote between its chunks."""
     with rig.create(partitions=1, key_groups=2) as log:
         with pytest.warns(UserWarning, match="uncommitted"), Writer(log, "w", settings=SMALL) as writer:

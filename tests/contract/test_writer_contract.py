@@ -26,7 +26,7 @@ from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import WriterRig
+from tests.support.rigs.log import LogRig
 
 POINT = """{"type": "record", "name": "Point", "fields": [
     {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""
@@ -44,7 +44,7 @@ def key_in(log: Log, partition: int) -> bytes:
     )
 
 
-def test_committed_changes_are_the_state(rig: WriterRig, log: Log) -> None:
+def test_committed_changes_are_the_state(rig: LogRig, log: Log) -> None:
     """Puts, overwrites and deletes, over several commits, add up to the last value of each key."""
     with Writer(log, "w") as writer:
         for i in range(100):
@@ -62,7 +62,7 @@ def test_committed_changes_are_the_state(rig: WriterRig, log: Log) -> None:
     assert b"k2" not in state
 
 
-def test_uncommitted_changes_are_never_seen(rig: WriterRig, log: Log) -> None:
+def test_uncommitted_changes_are_never_seen(rig: LogRig, log: Log) -> None:
     """What was persisted or sent but not committed is not part of the state, and closing says so."""
     writer = Writer(log, "w")
     writer.put(b"k", b"persisted")
@@ -73,7 +73,7 @@ def test_uncommitted_changes_are_never_seen(rig: WriterRig, log: Log) -> None:
     assert rig.state() == {}
 
 
-def test_closing_after_an_error_does_not_hide_it(rig: WriterRig, log: Log) -> None:
+def test_closing_after_an_error_does_not_hide_it(rig: LogRig, log: Log) -> None:
     """An exception inside the block discards the changes and comes out unchanged."""
     with pytest.raises(RuntimeError, match="mine"), Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -82,7 +82,7 @@ def test_closing_after_an_error_does_not_hide_it(rig: WriterRig, log: Log) -> No
     assert rig.state() == {}
 
 
-def test_commit_without_changes_is_progress(rig: WriterRig, log: Log) -> None:
+def test_commit_without_changes_is_progress(rig: LogRig, log: Log) -> None:
     """A quiet stretch of input still moves the source position."""
     with Writer(log, "w") as writer:
         writer.commit(1, {"offset": "10"})
@@ -95,7 +95,7 @@ def test_commit_without_changes_is_progress(rig: WriterRig, log: Log) -> None:
     assert (last.checkpoint.id, last.metadata) == (7, {"offset": "20"})
 
 
-def test_metadata_come_back_as_what_they_are(rig: WriterRig, log: Log) -> None:
+def test_metadata_come_back_as_what_they_are(rig: LogRig, log: Log) -> None:
     """Text, whole numbers, fractions and booleans keep their types: in the next life, and in a recovery."""
     given: Metadata = {"text": "5", "whole": -(1 << 63), "one": 1, "yes": True, "fraction": 1.0, "": "\N{SNOWMAN}"}
     with Writer(log, "w") as writer:
@@ -124,7 +124,7 @@ def test_checkpoint_ids_grow(log: Log) -> None:
         writer.commit(6)
 
 
-def test_opening_at_an_unexpected_checkpoint_is_refused(rig: WriterRig, log: Log) -> None:
+def test_opening_at_an_unexpected_checkpoint_is_refused(rig: LogRig, log: Log) -> None:
     """A job that resumes from another checkpoint than the log's is refused, and fences nobody."""
     with Writer(log, "w") as writer:
         writer.commit(3)
@@ -135,7 +135,7 @@ def test_opening_at_an_unexpected_checkpoint_is_refused(rig: WriterRig, log: Log
     assert caught.value.facts["found"] == 3
 
 
-def test_handle_includes_unconfirmed_checkpoints(rig: WriterRig, log: Log) -> None:
+def test_handle_includes_unconfirmed_checkpoints(rig: LogRig, log: Log) -> None:
     """Skipping a confirm loses nothing: the next handle lists the earlier change sets again."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
@@ -148,7 +148,7 @@ def test_handle_includes_unconfirmed_checkpoints(rig: WriterRig, log: Log) -> No
     assert [step.checkpoint_id for step in second.steps] == [1, 2]
 
 
-def test_pipelined_persists_are_confirmed_in_order(rig: WriterRig, log: Log) -> None:
+def test_pipelined_persists_are_confirmed_in_order(rig: LogRig, log: Log) -> None:
     """Two handles persisted before the first confirm commit one after the other, each change once."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
@@ -163,7 +163,7 @@ def test_pipelined_persists_are_confirmed_in_order(rig: WriterRig, log: Log) -> 
     assert rig.state() == {b"a": b"2"}
 
 
-def test_flip_158_worked_example(rig: WriterRig, log: Log) -> None:
+def test_flip_158_worked_example(rig: LogRig, log: Log) -> None:
     """FLIP-158: a; CP1; b, c; CP2 re-uses CP1's part; d; CP3. After each checkpoint the state has every change once."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
@@ -185,7 +185,7 @@ def test_flip_158_worked_example(rig: WriterRig, log: Log) -> None:
     assert rig.state() == {b"a": b"1", b"b": b"1", b"c": b"1", b"d": b"1"}
 
 
-def test_a_later_life_adopts_a_persisted_handle(rig: WriterRig, log: Log) -> None:
+def test_a_later_life_adopts_a_persisted_handle(rig: LogRig, log: Log) -> None:
     """A handle that was stored before a crash is committed by the next life, from its bytes."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
@@ -202,7 +202,7 @@ def test_a_later_life_adopts_a_persisted_handle(rig: WriterRig, log: Log) -> Non
     assert rig.state() == {b"k": b"v", b"l": b"w"}
 
 
-def test_adopting_after_an_append_is_refused(rig: WriterRig, log: Log) -> None:
+def test_adopting_after_an_append_is_refused(rig: LogRig, log: Log) -> None:
     """Order between adopted and new changes would be arbitrary."""
     before = Writer(log, "w")
     before.put(b"k", b"v")
@@ -215,7 +215,7 @@ def test_adopting_after_an_append_is_refused(rig: WriterRig, log: Log) -> None:
             writer.adopt(handle)
 
 
-def test_a_newer_writer_of_the_name_fences_the_older(rig: WriterRig, log: Log) -> None:
+def test_a_newer_writer_of_the_name_fences_the_older(rig: LogRig, log: Log) -> None:
     """The older one is told, its changes never appear, and it accepts nothing any more."""
     old = Writer(log, "w")
     old.put(b"k", b"old")
@@ -231,7 +231,7 @@ def test_a_newer_writer_of_the_name_fences_the_older(rig: WriterRig, log: Log) -
     assert rig.state() == {b"k": b"new"}
 
 
-def test_partial_overlap_fences_the_whole_epoch(rig: WriterRig, log: Log) -> None:
+def test_partial_overlap_fences_the_whole_epoch(rig: LogRig, log: Log) -> None:
     """A writer that lost one partition lost all: a change set spans its partitions."""
     old = Writer(log, "old")
     with rig.open() as other, Writer(other, "new", partitions=[0]) as new:
@@ -245,7 +245,7 @@ def test_partial_overlap_fences_the_whole_epoch(rig: WriterRig, log: Log) -> Non
     assert rig.state() == {key_in(log, 0): b"new"}
 
 
-def test_writers_on_disjoint_partitions_share_a_log(rig: WriterRig, log: Log) -> None:
+def test_writers_on_disjoint_partitions_share_a_log(rig: LogRig, log: Log) -> None:
     """Two writers, each with its partitions and its own checkpoints, neither of which disturbs the other."""
     with rig.open() as other, Writer(log, "a", partitions=[0, 1]) as a, Writer(other, "b", partitions=[2, 3]) as b:
         for i in range(1, 4):
@@ -279,7 +279,7 @@ def test_wrong_types_are_refused_at_append(log: Log, key: Any, value: Any) -> No
         writer.commit(1)
 
 
-def test_a_value_above_the_limit_is_refused_at_append(rig: WriterRig, log: Log) -> None:
+def test_a_value_above_the_limit_is_refused_at_append(rig: LogRig, log: Log) -> None:
     """A value that no chunk could hold is refused, one below the limit arrives, and nothing else is lost."""
     with Writer(log, "w") as writer:
         writer.put(b"before", b"1")
@@ -296,7 +296,7 @@ def test_a_value_above_the_limit_is_refused_at_append(rig: WriterRig, log: Log) 
     assert len(state[b"large"]) == 9 << 20
 
 
-def test_batches_and_single_changes_keep_their_order(rig: WriterRig, log: Log) -> None:
+def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> None:
     """A batch between puts overwrites what came before it and is overwritten by what comes after."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"first")
@@ -311,7 +311,7 @@ def test_batches_and_single_changes_keep_their_order(rig: WriterRig, log: Log) -
     assert rig.state() == {b"c": b"last", b"d": b"x"}
 
 
-def test_many_chunks_and_back_pressure(rig: WriterRig, log: Log) -> None:
+def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
     """With tiny chunks and hardly any room in flight everything still arrives, in order."""
     settings = WriterSettings(
         roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256, in_flight_bytes_max=1024
@@ -327,7 +327,7 @@ def test_many_chunks_and_back_pressure(rig: WriterRig, log: Log) -> None:
     assert rig.state() == expected
 
 
-def test_string_and_long_keys(rig: WriterRig) -> None:
+def test_string_and_long_keys(rig: LogRig) -> None:
     """Keys of the log's type come back as that type, negative longs and non-ASCII text included."""
     with rig.create(key_type=KeyType.LONG) as log, Writer(log, "w") as writer:
         for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1):
@@ -341,7 +341,7 @@ def test_string_and_long_keys(rig: WriterRig) -> None:
     assert rig.state() == {key: b"%d" % key for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1)}
 
 
-def test_typed_values(rig: WriterRig) -> None:
+def test_typed_values(rig: LogRig) -> None:
     """Values by an Avro schema come back as their fields, from mappings and from columns."""
     with rig.create(key_type=KeyType.STRING, value_schema=POINT) as log, Writer(log, "w") as writer:
         writer.put("a", {"x": 1, "label": "é"})
@@ -354,7 +354,7 @@ def test_typed_values(rig: WriterRig) -> None:
     assert rig.state() == {"b": {"x": 2, "label": None}, "c": {"x": 3, "label": None}}
 
 
-def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: WriterRig) -> None:
+def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: LogRig) -> None:
     """A wrong field is refused, at the latest when the change set is persisted, and nothing is committed without it."""
     with rig.create(value_schema=POINT) as log:
         writer = Writer(log, "w")
@@ -367,7 +367,7 @@ def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: WriterRig) 
     assert rig.state() == {}
 
 
-def test_key_groups_named_by_the_caller(rig: WriterRig) -> None:
+def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
     """In a log of that kind the caller's key group decides, and the same key may live in two of them."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         writer.append(0, b"k", b"in 0")
@@ -392,7 +392,7 @@ def test_a_named_key_group_must_be_the_keys_own(log: Log) -> None:
         writer.commit(1)
 
 
-def test_meta_records_are_committed_with_the_changes(rig: WriterRig, log: Log) -> None:
+def test_meta_records_are_committed_with_the_changes(rig: LogRig, log: Log) -> None:
     """The last meta record of a key wins, and only what is committed counts."""
     with Writer(log, "w") as writer:
         writer.append_meta("state", b"v1")
@@ -424,7 +424,7 @@ def test_a_meta_record_that_is_replaced_makes_room(log: Log) -> None:
         writer.commit(1)
 
 
-def test_a_final_commit_ends_the_row(rig: WriterRig, log: Log) -> None:
+def test_a_final_commit_ends_the_row(rig: LogRig, log: Log) -> None:
     """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -455,7 +455,7 @@ def test_a_second_thread_is_refused(log: Log) -> None:
     assert len(found) == 1
 
 
-def test_a_forked_child_is_refused(rig: WriterRig, log: Log) -> None:
+def test_a_forked_child_is_refused(rig: LogRig, log: Log) -> None:
     """The child's copy is nobody's and closes without touching the parent's clients; the parent goes on."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
@@ -487,7 +487,7 @@ def test_close_is_idempotent_and_final(log: Log) -> None:
         writer.commit(1)
 
 
-def test_create_open_delete(rig: WriterRig, log: Log) -> None:
+def test_create_open_delete(rig: LogRig, log: Log) -> None:
     """A log is made once, opened any number of times, and after delete it is gone, topics included."""
     with pytest.raises(AlreadyExists):
         rig.create()

@@ -14,11 +14,11 @@ from statelog.errors import ClosedError
 from statelog.producer.tasks import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import WriterRig
+from tests.support.rigs.log import LogRig
 
 
 @pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
+def log(rig: LogRig) -> Iterator[Log]:
     """A new log of opaque values under bytes keys."""
     with rig.create(partitions=2) as created:
         yield created

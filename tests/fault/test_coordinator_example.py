@@ -13,7 +13,7 @@ from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, ru
 from statelog.schemas.keys.key_groups import KeyType
 from tests.support.processes.quick_start import quick_start
 from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker
 
 BATCHES = 4
@@ -35,7 +35,7 @@ def _start_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rig(broker: Broker, log_name: str, tmp_path: Path) -> WriterRig:
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> LogRig:
     """A log of string keys."""
     made = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     made.create(key_type=KeyType.STRING).close()
@@ -52,7 +52,7 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_job(rig: WriterRig, text: Path, broker: Broker, tmp_path: Path) -> Callable[[Callable[[str], None]], Job]:
+def make_job(rig: LogRig, text: Path, broker: Broker, tmp_path: Path) -> Callable[[Callable[[str], None]], Job]:
     """The job, given what its processes do at their steps."""
     kafka = {"bootstrap.servers": broker.bootstrap}
 
@@ -82,7 +82,7 @@ def test_killed_at_every_step(make_job: Callable[[Callable[[str], None]], Job], 
 
 @pytest.mark.broker
 def test_zombie_worker_of_a_dead_coordinator(
-    make_job: Callable[[Callable[[str], None]], Job], rig: WriterRig, text: Path, tmp_path: Path
+    make_job: Callable[[Callable[[str], None]], Job], rig: LogRig, text: Path, tmp_path: Path
 ) -> None:
     """A worker sleeps while its coordinator is killed and the next one ends the work; what it writes then is void."""
     sleeper = StopOnce(tmp_path / "sleeper", "worker: counted")

@@ -17,7 +17,7 @@ from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
 from tests.support.faults.fatal_client import make_fatal
-from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.services.broker import Broker
 
 
@@ -33,10 +33,10 @@ class Remembering(ConfluentKafka):
 
 
 @pytest.fixture
-def real(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[tuple[WriterRig, Remembering]]:
+def real(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[tuple[LogRig, Remembering]]:
     """A log on the broker, all of whose producers one object makes."""
     kafka = Remembering(client_config({"bootstrap.servers": broker.bootstrap}))
-    yield WriterRig(log_name, lambda: kafka, lambda: open_store(str(tmp_path), log_name)), kafka
+    yield LogRig(log_name, lambda: kafka, lambda: open_store(str(tmp_path), log_name)), kafka
     kafka.close()
 
 
@@ -64,7 +64,7 @@ def _close(writer: Writer, kafka: Remembering) -> None:
 @pytest.mark.broker
 @pytest.mark.parametrize("call", [_commit, _confirm, _close])
 def test_a_really_fatal_error_stays_in_the_tree(
-    real: tuple[WriterRig, Remembering], call: Callable[[Writer, Remembering], None]
+    real: tuple[LogRig, Remembering], call: Callable[[Writer, Remembering], None]
 ) -> None:
     """The client's own fatal state, in any call of a writer: an error of ours or none, and the next life is exact."""
     rig, kafka = real
@@ -107,7 +107,7 @@ def test_what_is_in_flight_is_unknown(broker: Broker) -> None:
     assert len(reports) == 10
 
 
-def _story(rig: WriterRig, told: list[int]) -> None:
+def _story(rig: LogRig, told: list[int]) -> None:
     """Commits by a writer and by a coordinator with a task; `told` gets the writer's checkpoints as they are told."""
     with rig.open() as log:
         writer = Writer(log, "w")
@@ -134,7 +134,6 @@ def test_a_fatal_error_at_any_send_is_typed_and_settled(fate: Fate, number: int)
     """Whatever send it comes with, nothing but our errors comes out, and what was told committed is there."""
     rig = twin_rig("f")
     rig.create(partitions=1).close()
-    assert rig.cluster is not None
     first = rig.cluster.sends
     rig.cluster.faults = ScriptedFaults(fates={first + number: fate})
     told = [0]

@@ -9,7 +9,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def key_in(log: Log, partition: int) -> bytes:

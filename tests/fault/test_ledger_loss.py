@@ -19,7 +19,7 @@ from statelog.storage.ledger_client import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.samples.chunks import chunk_of, rows_batch
 
 COMMITS = 20

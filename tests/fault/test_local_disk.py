@@ -15,7 +15,7 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 MOST_STEPS = 200
 

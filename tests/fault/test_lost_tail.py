@@ -7,13 +7,13 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
-from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig
 
 SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
 
 
 @pytest.fixture
-def rig() -> WriterRig:
+def rig() -> TwinRig:
     """A log with three commits of one change each, in one partition."""
     rig = twin_rig("l")
     with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w") as writer:
@@ -23,9 +23,8 @@ def rig() -> WriterRig:
     return rig
 
 
-def test_a_lost_tail_of_the_data_is_told_at_open(rig: WriterRig) -> None:
+def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
     """Commits would be void for ever, below the committed position; the writer is refused with the offsets instead."""
-    assert rig.cluster is not None
     rig.cluster.lose_tail("l", 0, 2)
     with rig.open() as log, pytest.raises(BeyondEnd) as caught:
         Writer(log, "w")
@@ -45,7 +44,6 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
         writer.commit(2)
         end = log.data_offsets()[0].end
     assert end > lost_offsets
-    assert rig.cluster is not None
     rig.cluster.lose_tail("m", 0, 1)
     with rig.open() as log:
         log.accept_loss([LossRange(0, 1, end)], reason="a disk died", operator="me")
@@ -60,15 +58,14 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
 
 
 @pytest.mark.parametrize("lost", [LossRange(0, 0, 4), LossRange(0, -1, 1), LossRange(0, 2, 2), LossRange(1, 0, 1)])
-def test_only_committed_offsets_can_be_given_up(rig: WriterRig, lost: LossRange) -> None:
+def test_only_committed_offsets_can_be_given_up(rig: TwinRig, lost: LossRange) -> None:
     """A range beyond what is committed would hide losses that are yet to come."""
     with rig.open() as log, pytest.raises(ConfigError):
         log.accept_loss([lost], reason="a disk died", operator="me")
 
 
-def test_a_ledger_that_lost_its_tail_is_told_at_commit(rig: WriterRig) -> None:
+def test_a_ledger_that_lost_its_tail_is_told_at_commit(rig: TwinRig) -> None:
     """A writer whose commit lands below what it has folded is not told that it is committed."""
-    assert rig.cluster is not None
     with rig.open() as log:
         writer = Writer(log, "w")
         rig.cluster.lose_tail("l.ledger", 0, 2)

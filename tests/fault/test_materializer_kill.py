@@ -12,20 +12,20 @@ from statelog.materializer import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
 from tests.support.processes.lives import Lives
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker
 
 NEVER = "never"
 
 
-def round_in_a_process(lives: Lives, rig: WriterRig, bootstrap: str, directory: Path, point: str) -> int:
+def round_in_a_process(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str) -> int:
     """One round that dies at `point`; returns its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
     return lives.live("tests.support.processes.doomed_round", rig.name, bootstrap, directory / "root", scratch, point)
 
 
-def write(rig: WriterRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
+def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
     """A commit that overwrites, deletes and adds."""
     with rig.open() as log, Writer(log, "w") as writer:
         for i in range(30):

@@ -13,7 +13,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog
+from tests.support.rigs.log import UNSAFE, TwinLog
 
 
 class OldLeader(MemoryKafka):

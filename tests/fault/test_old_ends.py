@@ -11,7 +11,7 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import TRUE, Answer, Call, old
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.writer_rig import UNSAFE
+from tests.support.rigs.log import UNSAFE
 
 _STATE = {b"k%d" % i: b"v" for i in range(9)}
 

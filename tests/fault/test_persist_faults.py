@@ -14,7 +14,7 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import UNSAFE, WriterRig, twin_rig
+from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
 ROOMY = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=512, in_flight_bytes_max=1500)
@@ -39,9 +39,8 @@ class World:
 
     def __init__(self) -> None:
         self.chunks = Chunks()
-        self.rig: WriterRig = twin_rig("p", self.chunks)
+        self.rig: TwinRig = twin_rig("p", self.chunks)
         self.rig.create(partitions=1, key_groups=2).close()
-        assert self.rig.cluster is not None
         self.cluster = self.rig.cluster
         self.now_s = 0.0
         self.on_look: list[Callable[[], object]] = [lambda: None]

@@ -24,7 +24,7 @@ from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.faults.power_loss import cut_tail
-from tests.support.rigs.twin_log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, settings_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
 

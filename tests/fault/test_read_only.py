@@ -12,17 +12,17 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.leases import LeaseWarning, list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
-from tests.support.rigs.twin_log import UNSAFE
+from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 
 WRITES = ("put", "put_if_absent", "upload", "delete", "now_s")
 
 
 @pytest.fixture
-def rig() -> RecoveryRig:
+def rig() -> HistoryRig:
     """A log with a snapshot and a tail."""
-    made = memory_rig()
+    made = history_rig()
     with Writer(made.log, "w") as writer:
         made.commit(writer, 1, [(b"a", b"1"), (b"b", b"2")])
         made.snapshot()
@@ -30,7 +30,7 @@ def rig() -> RecoveryRig:
     return made
 
 
-def _reader(rig: RecoveryRig, error: Exception) -> Log:
+def _reader(rig: HistoryRig, error: Exception) -> Log:
     """The log as a process sees it that may only read."""
     store = rig.log.store
     assert isinstance(store, MemoryStore)
@@ -44,7 +44,7 @@ def _reader(rig: RecoveryRig, error: Exception) -> Log:
     return Log.open(rig.log.name, kafka=rig.log.kafka, root=reading, allow_unsafe=UNSAFE)
 
 
-def test_a_reader_without_the_right_to_write_recovers(rig: RecoveryRig) -> None:
+def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
     """The whole state, a warning, and statistics that tell; a follower reads on as well."""
     with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))) as recovery:
         assert recovery.to_dict() == rig.state_at(rig.end())
@@ -52,7 +52,7 @@ def test_a_reader_without_the_right_to_write_recovers(rig: RecoveryRig) -> None:
         assert any("without a lease" in text for text in recovery.warnings)
 
 
-def test_a_follower_without_the_right_to_write_goes_on(rig: RecoveryRig) -> None:
+def test_a_follower_without_the_right_to_write_goes_on(rig: HistoryRig) -> None:
     """What is committed after the state comes out, too."""
     state = dict[object, object]()
     with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))).follow(poll_s=0.01) as stream:
@@ -66,13 +66,13 @@ def test_a_follower_without_the_right_to_write_goes_on(rig: RecoveryRig) -> None
     assert state == rig.state_at(rig.end())
 
 
-def test_a_store_that_is_away_is_still_an_error(rig: RecoveryRig) -> None:
+def test_a_store_that_is_away_is_still_an_error(rig: HistoryRig) -> None:
     """A lease that could be written is not given up because the store does not answer for a moment."""
     with pytest.raises(StoreUnavailable):
         recover(_reader(rig, StoreUnavailable("silence"))).to_dict()
 
 
-def test_without_a_lease_truncation_is_noticed(rig: RecoveryRig) -> None:
+def test_without_a_lease_truncation_is_noticed(rig: HistoryRig) -> None:
     """Overtaken between its plan and its reads, the reader plans again, from the newer snapshot: the same state."""
     with recover(rig.log, settings=RecoverySettings(lease=False)) as recovery:
         position = recovery.position
@@ -96,7 +96,7 @@ def service() -> Iterator[FaultyS3]:
 
 def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
     """The real client's 403 for every write costs the lease, and nothing else."""
-    log = memory_rig().log
+    log = history_rig().log
     assert isinstance(log.kafka, MemoryKafka)
     place = {"kafka": log.kafka, "root": "s3://bucket/logs", "storage_options": service.options}
     made = Log.create("s3log", partitions=2, replication_factor=1, allow_unsafe=UNSAFE, **place)  # type: ignore[arg-type] # a mapping of them all

@@ -38,8 +38,8 @@ from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
-from tests.support.rigs.writer_rig import twin_rig
+from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import twin_rig
 
 _KEYS = [b"key-%d" % i for i in range(60)]
 
@@ -51,7 +51,7 @@ class _Twins:
         self.now_s = 1000.0
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: self.now_s)
-        self.rig: RecoveryRig = memory_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
+        self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
         self.log = self.rig.log
         with Writer(self.log, "w") as writer:
             for stretch in range(1, 4):
@@ -147,7 +147,6 @@ def test_chunks_that_changed_places_are_noticed() -> None:
             for i in range(8):
                 writer.put(b"%d" % i, bytes(100))
             writer.commit(1)
-        assert rig.cluster is not None
         first, second = rig.cluster.records("log", 0)[:2]
         rig.cluster.overwrite("log", 0, first.offset, second.value)
         rig.cluster.overwrite("log", 0, second.offset, first.value)

@@ -25,14 +25,15 @@ from statelog.producer.writer import Writer
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import UNSAFE, WriterRig, real_rig, twin_rig
+from statelog.storage.store.fsspec import open_store
+from tests.support.rigs.log import UNSAFE, LogRig, real_rig, twin_rig
 from tests.support.services.broker import Broker
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 
 
 @pytest.fixture
-def rig(broker: Broker, log_name: str, tmp_path: Path) -> WriterRig:
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> LogRig:
     """A log's two places: a real broker and a local directory."""
     return real_rig(log_name, broker.bootstrap, tmp_path)
 
@@ -66,7 +67,7 @@ def shown(error: StatelogError, *words: str) -> None:
     ],
 )
 def test_a_topic_that_would_lose_changes_is_refused(
-    broker: Broker, rig: WriterRig, setting: str, value: str, word: str
+    broker: Broker, rig: LogRig, setting: str, value: str, word: str
 ) -> None:
     """A setting that an operator changed under a log stops every open, and putting it back mends it."""
     with rig.create() as log:
@@ -82,7 +83,7 @@ def test_a_topic_that_would_lose_changes_is_refused(
 
 
 @pytest.mark.broker
-def test_what_is_unsafe_must_be_waived_by_name(rig: WriterRig) -> None:
+def test_what_is_unsafe_must_be_waived_by_name(rig: LogRig) -> None:
     """One replica is refused without a waiver; the error names the waivers, and a wrong name is refused, too."""
     with pytest.raises(UnsafeTopic) as caught:
         Log.create(rig.name, kafka=rig.kafka(), root=rig.store(), replication_factor=1)
@@ -93,7 +94,7 @@ def test_what_is_unsafe_must_be_waived_by_name(rig: WriterRig) -> None:
 
 
 @pytest.mark.broker
-def test_a_recreated_topic_is_noticed(rig: WriterRig) -> None:
+def test_a_recreated_topic_is_noticed(rig: LogRig) -> None:
     """A topic that was deleted and made anew under the same name is not the log's, whatever it holds."""
     with rig.create() as log:
         spec = log.kafka.describe_topic(rig.name)
@@ -108,7 +109,7 @@ def test_a_recreated_topic_is_noticed(rig: WriterRig) -> None:
 
 
 @pytest.mark.broker
-def test_a_topic_that_is_gone_is_noticed(rig: WriterRig) -> None:
+def test_a_topic_that_is_gone_is_noticed(rig: LogRig) -> None:
     """A deleted topic is a loss, not an empty log."""
     with rig.create() as log:
         log.kafka.delete_topic(f"{rig.name}.ledger")
@@ -119,7 +120,7 @@ def test_a_topic_that_is_gone_is_noticed(rig: WriterRig) -> None:
 
 
 @pytest.mark.broker
-def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: WriterRig) -> None:
+def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: LogRig) -> None:
     """A reader that starts in the middle of the ledger without a base would void valid commits; it stops."""
     with rig.create() as log:
         with Writer(log, "w") as writer:
@@ -150,7 +151,7 @@ def test_no_broker_is_a_typed_error_in_bounded_time(tmp_path: Path, log_name: st
 
 
 @pytest.mark.broker
-def test_a_foreign_topic_is_not_taken_over(rig: WriterRig) -> None:
+def test_a_foreign_topic_is_not_taken_over(rig: LogRig) -> None:
     """A topic of the log's name that holds records is somebody's; create refuses and leaves it alone."""
     kafka = rig.kafka()
     kafka.create_topic(TopicSpec(name=rig.name, partitions=4, replication_factor=1))
@@ -167,7 +168,7 @@ def test_a_foreign_topic_is_not_taken_over(rig: WriterRig) -> None:
 
 
 @pytest.mark.broker
-def test_topics_without_their_descriptor_are_not_taken_over(rig: WriterRig) -> None:
+def test_topics_without_their_descriptor_are_not_taken_over(rig: LogRig) -> None:
     """A marked ledger belongs to a log, wherever its descriptor is; what a dead create left has no mark."""
     rig.create().close()
     rig.store().delete(DESCRIPTOR_PATH)
@@ -223,8 +224,7 @@ def test_a_log_that_nobody_could_make_leaves_nothing_behind(nonsense: dict[str, 
 
 def test_a_damaged_descriptor_stops_the_open(tmp_path: Path) -> None:
     """One flipped byte in the descriptor is CorruptDescriptor with its path."""
-    twin = twin_rig("log")
-    rig = WriterRig("log", twin.kafka, real_rig("log", "nowhere:1", tmp_path).store, twin.cluster)
+    rig = LogRig("log", twin_rig("log").kafka, lambda: open_store(str(tmp_path), "log"))
     rig.create().close()
     path = tmp_path / "log" / DESCRIPTOR_PATH
     data = bytearray(path.read_bytes())
@@ -238,8 +238,7 @@ def test_a_damaged_descriptor_stops_the_open(tmp_path: Path) -> None:
 
 def test_an_unknown_value_schema_stops_the_reader(tmp_path: Path) -> None:
     """A chunk whose value schema the log does not have is not guessed at."""
-    twin = twin_rig("log")
-    rig = WriterRig("log", twin.kafka, real_rig("log", "nowhere:1", tmp_path).store, twin.cluster)
+    rig = LogRig("log", twin_rig("log").kafka, lambda: open_store(str(tmp_path), "log"))
     with rig.create(value_schema=POINT) as log, Writer(log, "w") as writer:
         writer.put(b"k", {"x": 1})
         writer.commit(1)

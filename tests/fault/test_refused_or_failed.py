@@ -30,20 +30,20 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import WAIVED, WriterRig, twin_rig
+from tests.support.rigs.log import WAIVED, LogRig, twin_rig
 
 TEXTS = """{"type": "record", "name": "Texts", "fields": [
     {"name": "text", "type": "string"}, {"name": "texts", "type": {"type": "array", "items": "bytes"}}]}"""
 
 
 @pytest.fixture
-def rig() -> WriterRig:
+def rig() -> LogRig:
     """A log's two places, in memory."""
     return twin_rig("l")
 
 
 @pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
+def log(rig: LogRig) -> Iterator[Log]:
     """A new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created
@@ -65,7 +65,7 @@ class InterruptedValue(bytes):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_put_ends_the_writer(rig: WriterRig, log: Log) -> None:
+def test_an_interrupted_put_ends_the_writer(rig: LogRig, log: Log) -> None:
     """Ctrl-C half way through a put leaves the buffer in doubt, so nothing of it can be committed."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
@@ -89,7 +89,7 @@ def test_an_interrupted_task_ends(log: Log) -> None:
             task.finish()
 
 
-def test_a_forked_child_has_no_task(rig: WriterRig, log: Log) -> None:
+def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
     """Parent and child would send under one number, and a reader could not tell whose chunks are whose."""
     with Coordinator(log, "c") as coordinator:
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
@@ -108,7 +108,7 @@ def test_a_forked_child_has_no_task(rig: WriterRig, log: Log) -> None:
     assert rig.state() == {b"k": b"v"}
 
 
-def test_a_refused_change_leaves_no_key_group_behind(rig: WriterRig) -> None:
+def test_a_refused_change_leaves_no_key_group_behind(rig: LogRig) -> None:
     """Where the caller names key groups, a value that is too large must not shift those of the changes after it."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         with pytest.raises(ValueTooLarge):
@@ -121,7 +121,7 @@ def test_a_refused_change_leaves_no_key_group_behind(rig: WriterRig) -> None:
     assert rig.state() == {b"k": b"v"}
 
 
-def test_a_put_without_a_key_group_is_refused_at_once(rig: WriterRig) -> None:
+def test_a_put_without_a_key_group_is_refused_at_once(rig: LogRig) -> None:
     """Where the caller names key groups, a put that names none is refused and not buffered."""
     with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
         for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_put_without_a_key_group_is_refused_at_once(rig: WriterRig) -> None:
     ],
     ids=str,
 )
-def test_metadata_that_cannot_be(rig: WriterRig, log: Log, metadata: Any, blamed: str) -> None:
+def test_metadata_that_cannot_be(rig: LogRig, log: Log, metadata: Any, blamed: str) -> None:
     """Other metadata is refused before anything is persisted, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -164,7 +164,7 @@ def test_metadata_that_cannot_be(rig: WriterRig, log: Log, metadata: Any, blamed
     assert rig.state() == {b"k": b"v"}
 
 
-def test_metadata_that_no_ledger_record_holds(rig: WriterRig, log: Log) -> None:
+def test_metadata_that_no_ledger_record_holds(rig: LogRig, log: Log) -> None:
     """A commit that is too large is refused before it is sent; the same handle is committed without the ballast."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -185,7 +185,7 @@ def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) ->
         writer.commit(1)
 
 
-def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: WriterRig, log: Log) -> None:
+def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: LogRig, log: Log) -> None:
     """Also together with those of checkpoints that nobody confirmed; the writer goes on, and a commit makes room."""
     with Writer(log, "w") as writer:
         with pytest.raises(ValueTooLarge):
@@ -245,7 +245,7 @@ def test_a_batch_makes_no_key_that_a_put_refuses(key_type: KeyType, column: pa.A
     assert rig.state() == {{KeyType.LONG: 7, KeyType.STRING: "ä", KeyType.BYTES: "ä".encode()}[key_type]: b"v"}
 
 
-def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> None:
+def test_a_handle_that_was_confirmed_is_refused(rig: LogRig, log: Log) -> None:
     """Confirming twice is refused before anything is sent, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -259,7 +259,7 @@ def test_a_handle_that_was_confirmed_is_refused(rig: WriterRig, log: Log) -> Non
     assert rig.state() == {b"k": b"v", b"l": b"w"}
 
 
-def test_a_checkpoint_that_a_later_one_included_is_refused(rig: WriterRig, log: Log) -> None:
+def test_a_checkpoint_that_a_later_one_included_is_refused(rig: LogRig, log: Log) -> None:
     """Confirmed out of order, the earlier handle has nothing to add, and the writer goes on."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
@@ -273,9 +273,9 @@ def test_a_checkpoint_that_a_later_one_included_is_refused(rig: WriterRig, log: 
     assert rig.state() == {b"k": b"w"}
 
 
-def test_a_handle_of_another_log_is_not_a_loss(rig: WriterRig, log: Log) -> None:
+def test_a_handle_of_another_log_is_not_a_loss(rig: LogRig, log: Log) -> None:
     """It is told for what it is before its chunks are looked for, in vain, in this log."""
-    other = WriterRig("m", rig.kafka, twin_rig("m").store)
+    other = LogRig("m", rig.kafka, twin_rig("m").store)
     with other.create() as elsewhere, Writer(elsewhere, "w") as writer:
         writer.put(b"k", b"v")
         handle = writer.persist(1).result()
@@ -289,7 +289,7 @@ def test_a_handle_of_another_log_is_not_a_loss(rig: WriterRig, log: Log) -> None
         coordinator.commit(1, [])
 
 
-def test_a_coordinator_adopts_meta_records(rig: WriterRig, log: Log) -> None:
+def test_a_coordinator_adopts_meta_records(rig: LogRig, log: Log) -> None:
     """A handle without changes is not empty if it has meta records."""
     with Writer(log, "w") as writer:
         writer.append_meta("state", b"v1")
@@ -301,7 +301,7 @@ def test_a_coordinator_adopts_meta_records(rig: WriterRig, log: Log) -> None:
     assert [(row.key, row.value) for row in rows] == [("state", b"v1")]
 
 
-def test_another_thread_does_not_close_a_writer_at_work(rig: WriterRig, log: Log) -> None:
+def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -> None:
     """Its owner may be inside the clients that would go. Once that thread has ended anybody may."""
     made: list[Writer] = []
     refusals: list[BaseException] = []
@@ -330,7 +330,7 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: WriterRig, log: Log
     assert [writer.life for writer in made] == [Life.CLOSED, Life.CLOSED]
 
 
-def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: WriterRig, log: Log) -> None:
+def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: LogRig, log: Log) -> None:
     """As a signal's handler does it: the commit fails with its own error, and nothing was written."""
     writer = Writer(log, "w", seams=Seams(crash=lambda point: writer.close() if point == "commit-made" else None))
     writer.put(b"k", b"v")
@@ -387,7 +387,7 @@ def test_large_typed_values_fill_the_buffer_early() -> None:
         writer.commit(1)
 
 
-def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: WriterRig, log: Log) -> None:
+def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: LogRig, log: Log) -> None:
     """Confirm does not check chunks; what another life persisted goes through adopt, which does."""
     with Writer(log, "w") as earlier:
         earlier.put(b"k", b"v")
@@ -400,7 +400,7 @@ def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: WriterRig, lo
     assert rig.state() == {b"k": b"v"}
 
 
-def test_a_final_commit_closes_the_writer(rig: WriterRig, log: Log) -> None:
+def test_a_final_commit_closes_the_writer(rig: LogRig, log: Log) -> None:
     """Nothing can follow it, so the next put is refused at once; the last commit is still told."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")

@@ -18,7 +18,7 @@ from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 
 def key_in(log: Log, partition: int) -> bytes:

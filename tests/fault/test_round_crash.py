@@ -17,7 +17,7 @@ from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.store.memory import Fault
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 from tests.support.worlds.stepper import Killed
 
 

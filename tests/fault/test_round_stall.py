@@ -17,7 +17,7 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 from tests.support.worlds.stepper import Stepper
 
 

@@ -18,7 +18,7 @@ from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
 from tests.support.faults.breaking_kafka import BreakingKafka
-from tests.support.rigs.writer_rig import WAIVED, WriterRig, twin_rig
+from tests.support.rigs.log import WAIVED, TwinRig, twin_rig
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 WIDER = """{"type": "record", "name": "Point", "fields": [
@@ -59,9 +59,8 @@ class World:
 
     def __init__(self, value_schema: str | None = None) -> None:
         self.faults = LedgerFaults()
-        self.rig: WriterRig = twin_rig("s", self.faults)
+        self.rig: TwinRig = twin_rig("s", self.faults)
         self.rig.create(value_schema=value_schema).close()
-        assert self.rig.cluster is not None
         self.cluster = self.rig.cluster
 
     def writer(self, log: Log, name: str = "w") -> Writer:

@@ -12,7 +12,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 

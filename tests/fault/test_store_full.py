@@ -18,8 +18,8 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import LeaseWarning, list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
-from tests.support.rigs.recovery_rig import memory_rig
-from tests.support.rigs.twin_log import UNSAFE
+from tests.support.rigs.history import history_rig
+from tests.support.rigs.log import UNSAFE
 
 SIZE_BYTES = 1 << 20
 
@@ -128,7 +128,7 @@ def test_a_store_that_is_mounted_read_only_can_be_recovered(small_disk: Path) ->
 
 def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
     """RocksDB's own word for a full disk is StorageFull, and nothing of the database stays to take space."""
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 4)) for number in range(8)])
     with pytest.raises(StorageFull) as caught:
@@ -139,7 +139,7 @@ def test_a_database_on_a_full_disk_leaves_no_trace(small_disk: Path) -> None:
 
 def test_a_stream_that_fills_its_spill_directory_leaves_no_trace(small_disk: Path, tmp_path: Path) -> None:
     """StorageFull with the directory, all of its space back, no lease; with a second directory the state comes out."""
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"k%d" % number, randbytes(SIZE_BYTES // 16)) for number in range(48)])
     bounds = RecoverySettings(memory_bytes=SIZE_BYTES // 16, fold_bytes=1, spill_directories=(small_disk,))

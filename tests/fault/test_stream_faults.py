@@ -38,7 +38,7 @@ from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
 _KEYS = [b"key-%03d" % i for i in range(300)]
@@ -51,7 +51,7 @@ class _Twins:
     def __init__(self, directory: Path) -> None:
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: 1000.0)
-        self.rig = memory_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
+        self.rig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
         self.log = self.rig.log
         self.directory = directory
         self.settings = RecoverySettings(
@@ -299,7 +299,7 @@ def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
     """A place in another log, of a newer statelog, or in no format of ours, is told; and it leaves no other choice."""
     applied = twins.recover().stream().apply(lambda _: None)
     with pytest.raises(IdentityChanged):
-        recover(memory_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
+        recover(history_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
     with pytest.raises(UnknownFormat):
         applied.from_json(applied.to_json().replace('"format": 1', '"format": 2'))
     whole = applied.to_json()

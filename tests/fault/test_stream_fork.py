@@ -12,7 +12,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.leases import list_leases
 from tests.support.processes.forks import in_fork
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
 _PATIENCE_S = 60.0
@@ -33,7 +33,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
 
 def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:
     """In the child, closing does nothing and everything else is refused; the parent goes on as if nothing had been."""
-    rig, reader = memory_rig(), Reader()
+    rig, reader = history_rig(), Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
     recovery = recover(rig.log)

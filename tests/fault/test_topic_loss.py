@@ -35,8 +35,8 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import Fate, TopicLoss
 from statelog.storage.store.memory import MemoryStore
 from tests.support.faults.dying import Death, dying
+from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
-from tests.support.rigs.twin_log import TwinLog, settings_for
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log import topics as log_topics
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.rigs.lost_topics import BOTH, accept, anew, gone, made
-from tests.support.rigs.twin_log import UNSAFE, TwinLog
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from statelog.errors import UnsafeStore
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def _twin(tmp_path: Path, snapshots: int) -> TwinLog:

@@ -16,17 +16,17 @@ from statelog.storage.kafka import Delivery
 from statelog.storage.kafka.memory import MemoryProducer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig
 
 
 @pytest.fixture
-def rig() -> WriterRig:
+def rig() -> TwinRig:
     """A log's two places, in memory."""
     return twin_rig("l")
 
 
 @pytest.fixture
-def log(rig: WriterRig) -> Iterator[Log]:
+def log(rig: TwinRig) -> Iterator[Log]:
     """A new log of one partition."""
     with rig.create(partitions=1, key_groups=2) as created:
         yield created
@@ -46,10 +46,9 @@ def _persisted(log: Log, name: str, key: bytes = b"k") -> Handle:
         return writer.persist(1).result()
 
 
-def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: WriterRig, log: Log) -> None:
+def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: TwinRig, log: Log) -> None:
     """What is there is read back before the commit, not believed from the handle."""
     handle = _persisted(log, "w")
-    assert rig.cluster is not None
     rig.cluster.overwrite("l", 0, handle.entries[0].first_offset, b"somebody else's")
     with Writer(log, "w") as writer, pytest.raises(IncompleteChangeSet):
         writer.adopt(handle)
@@ -57,7 +56,7 @@ def test_an_adopted_handle_whose_chunk_is_another_is_refused(rig: WriterRig, log
         assert writer.last_commit is None
 
 
-def test_another_writers_handle_is_refused(rig: WriterRig, log: Log) -> None:
+def test_another_writers_handle_is_refused(rig: TwinRig, log: Log) -> None:
     """The ledger does not look at a handle's writer: who commits does."""
     handle = _persisted(log, "first")
     with Writer(log, "second") as writer:
@@ -70,7 +69,7 @@ def test_another_writers_handle_is_refused(rig: WriterRig, log: Log) -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_another_checkpoints_handle_is_refused(rig: WriterRig, log: Log, quiet: bool) -> None:
+def test_another_checkpoints_handle_is_refused(rig: TwinRig, log: Log, quiet: bool) -> None:
     """Under its own id or not at all, also if it holds nothing."""
     handle = _persisted(log, "w")
     if quiet:
@@ -82,7 +81,7 @@ def test_another_checkpoints_handle_is_refused(rig: WriterRig, log: Log, quiet: 
     assert rig.state() == ({} if quiet else {b"k": b"v"})
 
 
-def test_handles_of_two_lives_are_not_one_commit(rig: WriterRig, log: Log) -> None:
+def test_handles_of_two_lives_are_not_one_commit(rig: TwinRig, log: Log) -> None:
     """A checkpoint has one nonce, so what two lives persisted is never one of them."""
     earlier = _persisted(log, "w")
     with Coordinator(log, "w") as coordinator:
@@ -122,7 +121,7 @@ def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
         producer.close()
 
 
-def test_a_ledger_client_never_goes_back_to_an_older_base(rig: WriterRig, log: Log) -> None:
+def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log) -> None:
     """Where the ledger was truncated past it, a base that is no newer than its own fold is no way on."""
     with Writer(log, "w") as writer:
         for i in range(1, 5):

@@ -15,20 +15,20 @@ import pytest
 from statelog.producer.writer import Writer
 from tests.support.processes.doomed_writer import NEVER, fold
 from tests.support.processes.lives import Lives
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker, OwnBroker
 
 END = 1_000
 REPOSITORY = Path(__file__).parents[2]
 
 
-def live(lives: Lives, rig: WriterRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
+def live(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
     """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
     places = (directory / "root", directory / "kept")
     return lives.live("tests.support.processes.doomed_writer", rig.name, bootstrap, *places, point, times, END)
 
 
-def committed(rig: WriterRig) -> int:
+def committed(rig: LogRig) -> int:
     """The source position that the log names."""
     with rig.open() as log:
         ledger = log.ledger()

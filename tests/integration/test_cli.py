@@ -21,7 +21,6 @@ from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 
-UNSAFE = ("replication", "min-insync")
 CANARY = "canary-4711"
 AVSC = """{"type": "record", "name": "Plane", "fields": [
   {"name": "flights", "type": "long"}, {"name": "dest", "type": ["null", "string"], "default": null}]}"""

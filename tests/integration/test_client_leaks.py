@@ -15,6 +15,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
 from statelog.storage.log.log import Log
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
 
@@ -55,8 +56,7 @@ def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_nam
 def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Opened again and again, as a supervisor does, a refused log costs no threads; nor does a deleted one."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path)
-    unsafe = ("replication", "min-insync")
-    Log.create(log_name, kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=unsafe).close()
+    Log.create(log_name, kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
     before = threads()
     for _ in range(5):
         with pytest.raises(UnsafeTopic):
@@ -98,18 +98,17 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Each of their clients, as an open file does; those that were closed, also by a `with`, say nothing."""
     place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
-    unsafe = ("replication", "min-insync")
-    Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=unsafe).close()
+    Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
 
     def forget(*, is_closed: bool) -> list[str]:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            with Log.open(log_name, **place, allow_unsafe=unsafe) as log, Writer(log, "closed") as writer:
+            with Log.open(log_name, **place, allow_unsafe=UNSAFE) as log, Writer(log, "closed") as writer:
                 writer.put(b"k", b"v")
                 writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
             del log, writer
             if not is_closed:
-                log = Log.open(log_name, **place, allow_unsafe=unsafe)
+                log = Log.open(log_name, **place, allow_unsafe=UNSAFE)
                 writer = Writer(log, "forgotten")
                 del writer, log
             gc.collect()

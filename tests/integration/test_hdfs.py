@@ -14,7 +14,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.fsspec import open_store
-from tests.support.rigs.twin_log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.hdfs import Hdfs
 
 pytestmark = pytest.mark.xdist_group("test_store_contract.py")  # Its process has an HDFS already.

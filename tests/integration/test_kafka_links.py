@@ -12,7 +12,7 @@ from statelog.producer.writer import Writer
 from statelog.storage.kafka import OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.rigs.writer_rig import real_rig
+from tests.support.rigs.log import real_rig
 from tests.support.services.faulty_broker import FaultyBroker
 
 pytestmark = pytest.mark.broker

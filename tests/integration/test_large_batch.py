@@ -9,7 +9,7 @@ import pytest
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.storage.replay import replay
-from tests.support.rigs.writer_rig import real_rig
+from tests.support.rigs.log import real_rig
 from tests.support.services.broker import Broker
 
 BATCHES, ROWS = 20, 256

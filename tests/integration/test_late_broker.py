@@ -16,11 +16,11 @@ from statelog.storage.kafka.admin_client import Leaders, Request
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 
-_UNSAFE = ("replication", "min-insync")
 _ABOUT_TOPICS = ("describe_topics", "list_offsets")
 _LATE = 5
 
@@ -69,7 +69,7 @@ def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, t
     kafka._admin = late  # pyright: ignore[reportPrivateUsage] # what a real cluster shows only now and then
     root = str(tmp_path)
     with Log.create(
-        log_name, kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=_UNSAFE
+        log_name, kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE
     ) as log, Writer(log, "w") as writer:  # fmt: skip
         writer.put(b"k", b"v")
         writer.commit(1)
@@ -104,7 +104,7 @@ def test_a_topic_that_is_deleted_under_a_writer_is_told(
 ) -> None:
     """As what it is, long before the message time-out of five minutes; whoever opens the log again is told, too."""
     place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
-    with Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=_UNSAFE) as log:
+    with Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE) as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"1")
             writer.commit(1)

@@ -12,8 +12,7 @@ from statelog.materializer import Event, Materializer, Rates, RoundCompleted, Ro
 from statelog.materializer.daemon.restore_time import Speed
 from statelog.producer import Writer
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import settings_for, state_of
-from tests.support.rigs.writer_rig import real_rig
+from tests.support.rigs.log import real_rig, settings_for, state_of
 from tests.support.services.broker import Broker, OwnBroker
 
 pytestmark = pytest.mark.broker

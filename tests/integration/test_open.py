@@ -10,6 +10,7 @@ import pytest
 
 import statelog
 from statelog.errors import ConfigError, NotFound
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -22,7 +23,7 @@ def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[dict[str, A
     place: dict[str, Any] = {
         "kafka": {"bootstrap.servers": broker.bootstrap},
         "root": str(tmp_path / "root"),
-        "allow_unsafe": ["replication", "min-insync"],
+        "allow_unsafe": UNSAFE,
     }
     yield place
     statelog.Log.delete(log_name, **place)

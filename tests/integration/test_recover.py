@@ -16,12 +16,12 @@ from statelog.schemas.topics.policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.rigs.recovery_rig import RecoveryRig
+from tests.support.rigs.history import HistoryRig
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
 _KEYS = [b"key-%d" % i for i in range(500)]
-_UNSAFE = ["replication", "min-insync"]
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def log(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Log]:
     """A log of four partitions, deleted at the end."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root")
     with Log.create(
-        log_name, kafka=kafka, root=root, partitions=4, key_groups=16, replication_factor=1, allow_unsafe=_UNSAFE
+        log_name, kafka=kafka, root=root, partitions=4, key_groups=16, replication_factor=1, allow_unsafe=UNSAFE
     ) as log:
         yield log
         log.kafka.delete_topic(log.data_topic)
         log.kafka.delete_topic(log.ledger_topic)
 
 
-def _fill(rig: RecoveryRig, *, commits: int, snapshot_after: tuple[int, ...] = ()) -> None:
+def _fill(rig: HistoryRig, *, commits: int, snapshot_after: tuple[int, ...] = ()) -> None:
     with Writer(rig.log, "w") as writer:
         for number in range(1, commits + 1):
             changes = [(key, None if i % 7 == number else b"%d-%d" % (number, i)) for i, key in enumerate(_KEYS)]
@@ -47,7 +47,7 @@ def _fill(rig: RecoveryRig, *, commits: int, snapshot_after: tuple[int, ...] = (
 
 def test_snapshot_and_tail(log: Log) -> None:
     """A state of runs and tail is exact as dict and table, at the end, at every position and for some key groups."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=5, snapshot_after=(2, 4))
     expected = rig.state_at(rig.end())
     recovery = recover(log)
@@ -64,7 +64,7 @@ def test_snapshot_and_tail(log: Log) -> None:
 
 def test_after_truncation_only_what_is_held(log: Log) -> None:
     """Once the log is truncated, the newest state is exact, and older positions are NotFound."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=4, snapshot_after=(1, 3))
     rig.drop(rig.manifests[0])
     rig.truncate(rig.manifests[0])
@@ -76,7 +76,7 @@ def test_after_truncation_only_what_is_held(log: Log) -> None:
 
 def test_an_offset_below_the_log_start_is_told(log: Log) -> None:
     """Truncated by hand beyond every snapshot, the recovery ends with OffsetGone, and never waits or skips."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=3, snapshot_after=(1,))
     end = log.data_offsets()[2].end
     log.kafka.delete_records(log.data_topic, {2: end})
@@ -87,7 +87,7 @@ def test_an_offset_below_the_log_start_is_told(log: Log) -> None:
 
 def test_a_lost_run_falls_back(log: Log, tmp_path: Path) -> None:
     """A run that is gone from the file system costs a warning and a longer replay."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=4, snapshot_after=(1, 3))
     (tmp_path / "root" / log.name / rig.manifests[-1].runs[-1].path).unlink()
     with pytest.warns(RecoveryWarning):
@@ -98,7 +98,7 @@ def test_a_lost_run_falls_back(log: Log, tmp_path: Path) -> None:
 
 def test_a_topic_made_anew_is_refused(log: Log) -> None:
     """A topic under the same name with another id is another log."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=1)
     old = log.kafka.describe_topic(log.data_topic)
     assert old is not None
@@ -112,7 +112,7 @@ def test_a_topic_made_anew_is_refused(log: Log) -> None:
 
 def test_truncation_between_plan_and_reading(log: Log) -> None:
     """A snapshot that is replaced and cleaned up after the plan was made costs one more plan, and no state."""
-    rig = RecoveryRig(log)
+    rig = HistoryRig(log)
     _fill(rig, commits=3, snapshot_after=(1,))
     recovery = recover(log)
     recovery.close()

@@ -10,13 +10,13 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 
 
 @pytest.mark.parametrize("rounds", [1, 6])
 def test_state_after_rounds(rounds: int, tmp_path: Path) -> None:
     """After rounds with merges, truncation and cleanup the state is exact, and reads one snapshot and its tail."""
-    rig = memory_rig()
+    rig = history_rig()
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0), fanout=2)
     for number in range(1, rounds + 1):
         with Writer(rig.log, "w") as writer:
@@ -33,7 +33,7 @@ def test_state_after_rounds(rounds: int, tmp_path: Path) -> None:
 
 def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
     """While a recovery holds its lease, rounds keep its snapshot and its tail; once it is done, they remove them."""
-    rig = memory_rig()
+    rig = history_rig()
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])

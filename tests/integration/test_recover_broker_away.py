@@ -15,7 +15,8 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
-from tests.support.rigs.recovery_rig import RecoveryRig
+from tests.support.rigs.history import HistoryRig
+from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader
 from tests.support.services.broker import OwnBroker
 
@@ -26,7 +27,7 @@ _PATIENCE_S = 120.0
 
 
 @pytest.fixture
-def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[RecoveryRig]:
+def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[HistoryRig]:
     """A log with one commit on a broker of the test's own."""
     with Log.create(
         log_name,
@@ -35,9 +36,9 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Recov
         partitions=2,
         key_groups=8,
         replication_factor=1,
-        allow_unsafe=["replication", "min-insync"],
+        allow_unsafe=UNSAFE,
     ) as log:
-        rig = RecoveryRig(log)
+        rig = HistoryRig(log)
         with Writer(log, "w") as writer:
             rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
         yield rig
@@ -59,7 +60,7 @@ def _wait_for_no_lease(log: Log) -> None:
         time.sleep(0.1)
 
 
-def test_closing_a_stream_does_not_wait_for_a_broker(rig: RecoveryRig, own_broker: OwnBroker) -> None:
+def test_closing_a_stream_does_not_wait_for_a_broker(rig: HistoryRig, own_broker: OwnBroker) -> None:
     """What waits for the broker ends by itself, later, and removes the lease then."""
     recovery = recover(rig.log)
     with _paused(own_broker):
@@ -72,7 +73,7 @@ def test_closing_a_stream_does_not_wait_for_a_broker(rig: RecoveryRig, own_broke
     _wait_for_no_lease(rig.log)
 
 
-def test_ctrl_c_does_not_wait_for_a_broker(rig: RecoveryRig, own_broker: OwnBroker) -> None:
+def test_ctrl_c_does_not_wait_for_a_broker(rig: HistoryRig, own_broker: OwnBroker) -> None:
     """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
     recovery = recover(rig.log)
     with _paused(own_broker):
@@ -88,7 +89,7 @@ def test_ctrl_c_does_not_wait_for_a_broker(rig: RecoveryRig, own_broker: OwnBrok
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["pause", "kill"])
-def test_a_follower_outlives_its_broker(rig: RecoveryRig, own_broker: OwnBroker, how: str) -> None:
+def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, how: str) -> None:
     """A broker that is away for longer than a request takes, and comes back within `stall_timeout_s`, ends nothing."""
     reader = Reader()
     with recover(rig.log, settings=RecoverySettings(stall_timeout_s=_PATIENCE_S)).follow(poll_s=0.1) as stream:
@@ -110,7 +111,7 @@ def test_a_follower_outlives_its_broker(rig: RecoveryRig, own_broker: OwnBroker,
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["parquet", "rocksdb", "ordered"])
-def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: RecoveryRig, tmp_path: Path, how: str) -> None:
+def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_path: Path, how: str) -> None:
     """Sorted targets take it, those on the disk within a few `fold_bytes` of memory."""
     count, value = 2200, os.urandom(1 << 20)
     with Writer(rig.log, "large", partitions=[0]) as writer:

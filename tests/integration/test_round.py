@@ -15,7 +15,7 @@ from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import UNSAFE, settings_for, state_of
+from tests.support.rigs.log import UNSAFE, settings_for, state_of
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker

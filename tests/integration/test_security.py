@@ -24,6 +24,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.canary import CANARY
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import Told, faulty_s3
 from tests.support.services.secure_broker import (
     Right,
@@ -39,7 +40,6 @@ from tests.support.services.secure_broker import (
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
 
 _LOG = "secured"
-_UNSAFE = ("replication", "min-insync")
 
 
 class Place(NamedTuple):
@@ -50,12 +50,12 @@ class Place(NamedTuple):
 
     def open(self, user: str) -> Log:
         """The log, as this user opens it."""
-        return Log.open(_LOG, kafka=self.broker.client(user), root=self.root, allow_unsafe=_UNSAFE)
+        return Log.open(_LOG, kafka=self.broker.client(user), root=self.root, allow_unsafe=UNSAFE)
 
     def feed(self) -> None:
         """One more commit by the administrator, so that a round has something to do."""
         plain = {"bootstrap.servers": self.broker.plain}
-        with Log.open(_LOG, kafka=plain, root=self.root, allow_unsafe=_UNSAFE) as log, Writer(log, "feed") as writer:
+        with Log.open(_LOG, kafka=plain, root=self.root, allow_unsafe=UNSAFE) as log, Writer(log, "feed") as writer:
             writer.put(b"fed", b"1")
             writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
 
@@ -69,10 +69,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         found = Place(broker, str(directory / "root"))
         plain = {"bootstrap.servers": broker.plain}
         Log.create(
-            _LOG, kafka=plain, root=found.root, partitions=2, replication_factor=1, allow_unsafe=_UNSAFE
+            _LOG, kafka=plain, root=found.root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE
         ).close()  # fmt: skip
         found.feed()
-        with Log.open(_LOG, kafka=plain, root=found.root, allow_unsafe=_UNSAFE) as log:
+        with Log.open(_LOG, kafka=plain, root=found.root, allow_unsafe=UNSAFE) as log:
             run_round(log, MaterializerSettings(scratch=directory))
         yield found
 
@@ -148,7 +148,7 @@ def _round(place: Place) -> CompletedRound:
 def _make(place: Place) -> None:
     kafka = place.broker.client("administrator")
     Log.create(
-        MADE, kafka=kafka, root=place.root, partitions=1, replication_factor=1, allow_unsafe=_UNSAFE
+        MADE, kafka=kafka, root=place.root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE
     ).close()  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
     kafka = {name: value for name, value in place.broker.client("reader", **settings).items() if value}
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=told) as caught:
-        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=_UNSAFE)
+        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=UNSAFE)
     assert time.monotonic() - began_s < 8.0, "the request time-out of 10 s was waited for"
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
@@ -293,7 +293,7 @@ def test_tls_where_the_broker_speaks_none(place: Place) -> None:
     """The reverse: a client that encrypts, at the plain listener."""
     kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
     with pytest.raises(ConfigError, match=r"SSL|TLS"):
-        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=_UNSAFE)
+        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=UNSAFE)
 
 
 def test_the_page_lists_these_rights() -> None:

@@ -18,9 +18,10 @@ from statelog.recovery import recover
 from statelog.spark.options import storage_text
 from statelog.storage import Log
 from tests.support.canary import CANARY, files_with_canary
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3
 from tests.support.services.secure_broker import Right, SecureBroker, reading, running_secure_broker, topic, writing
-from tests.support.spark.rig import AVSC, WAIVED
+from tests.support.spark.rig import AVSC
 from tests.support.spark.secrets import Met, SecretRun, Step
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
@@ -57,7 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     with running_secure_broker(directory, users) as broker, faulty_s3() as s3:
         storage = {**s3.options, "secret": f"{CANARY}store"}
         kafka = {"bootstrap.servers": broker.plain}
-        place: dict[str, Any] = {"kafka": kafka, "root": _ROOT, "allow_unsafe": WAIVED, "storage_options": storage}
+        place: dict[str, Any] = {"kafka": kafka, "root": _ROOT, "allow_unsafe": UNSAFE, "storage_options": storage}
         Log.create(_LOG, **place, partitions=2, key_type="long", value_schema=AVSC, replication_factor=1).close()
         broker.grant("reader", reading(_LOG))
         broker.grant("writer", writing(_LOG))
@@ -80,7 +81,7 @@ def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
             **({"writerId": writer, "takeOver": "true"} if writer else {}),
             "log": _LOG,
             "root": _ROOT,
-            "allowUnsafe": ",".join(WAIVED),
+            "allowUnsafe": ",".join(UNSAFE),
             **{f"kafka.{name}": value for name, value in kafka.items()},
             **{f"storage.{name}": storage_text(value) for name, value in storage.items()},
         }

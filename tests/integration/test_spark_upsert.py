@@ -9,8 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import ConfigError
 from statelog.spark.sink.upsert import Upsert, upsert
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
-from tests.support.spark.rig import WAIVED, SparkLog, forget_last_commit, read_stream, write_batches
+from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, write_batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -29,7 +30,7 @@ def function_for(rig: SparkLog) -> Upsert:
         root=str(rig.root),
         writer="counts",
         unique_keys=True,
-        allow_unsafe=WAIVED,
+        allow_unsafe=UNSAFE,
     )
 
 

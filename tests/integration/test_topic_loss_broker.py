@@ -15,7 +15,7 @@ from statelog.recovery import recover
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker

@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from tests.support.rigs.recovery_rig import Committed, RecoveryRig, memory_rig
+from tests.support.rigs.history import Committed, HistoryRig, history_rig
 
 _TINY = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=256, chunk_bytes=96)
 _NAMES: tuple[str, ...] = ("A", "B")
@@ -25,7 +25,7 @@ class _World:
     """A rig with two writers whose partitions are disjoint, driven by one seed."""
 
     seed: int
-    rig: RecoveryRig = field(default_factory=memory_rig)
+    rig: HistoryRig = field(default_factory=history_rig)
     oldest: int = 0
     """The lowest position that is still held."""
 

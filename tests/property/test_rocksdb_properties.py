@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, read_rocksdb_state, recover
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
 from statelog.schemas.keys.key_groups import KeyType, key_bytes
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 
 _LONGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 _KEYS: dict[KeyType, st.SearchStrategy[Any]] = {
@@ -53,7 +53,7 @@ def test_a_database_is_the_state_of_its_position(data: st.DataObject, key_type: 
     """Puts and deletes over commits and snapshots, at the newest and an older position, in SST files of any size."""
     keys = data.draw(st.lists(_KEYS[key_type], min_size=1, max_size=12, unique=True))
     changes = st.lists(st.tuples(st.sampled_from(keys), st.none() | st.binary(max_size=3)), max_size=8)
-    rig = memory_rig(key_type=key_type)
+    rig = history_rig(key_type=key_type)
     with Writer(rig.log, "w") as writer:
         for number in range(1, data.draw(st.integers(1, 4)) + 1):
             rig.commit(writer, number, data.draw(changes), {"offset": str(number)})

@@ -13,7 +13,7 @@ from statelog.materializer.round.round import run_round
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted
 from statelog.schemas.values.schema import OPAQUE
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
+from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 
 KEYS = st.binary(max_size=3)
 COMMITS = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=4), min_size=1, max_size=8), max_size=6)

@@ -13,7 +13,7 @@ from statelog.errors import CommitRefused, Damaged, StatelogError
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.storage.log import log
 from statelog.storage.log import topics as log_topics
-from tests.support.story import judge as judge
+from tests.support.story import judge
 from tests.support.story.judge import Fact
 from tests.support.story.story import PARTITIONS, SCENES, tell
 from tests.support.story.world import LOG, StuckError, World

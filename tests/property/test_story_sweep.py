@@ -12,7 +12,7 @@ import pytest
 
 from statelog.storage.log import log
 from statelog.storage.log import topics as log_topics
-from tests.support.story import judge as judge
+from tests.support.story import judge
 from tests.support.story.nemesis import Kind, Operation
 from tests.support.story.story import Told, tell
 

@@ -14,7 +14,7 @@ from statelog.recovery.spill.frame import Place
 from statelog.recovery.streaming.applied import Applied
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.storage.leases import list_leases
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.stream_reader import Reader
 
 _KEYS = [b"key-%d" % i for i in range(60)]
@@ -26,14 +26,14 @@ def _settings(directory: str, fold_bytes: int) -> RecoverySettings:
     )
 
 
-def _commit(rig: RecoveryRig, writer: Writer, rng: random.Random, number: int) -> None:
+def _commit(rig: HistoryRig, writer: Writer, rng: random.Random, number: int) -> None:
     """Large values, so that a state takes several portions: one is at most 8 KiB here."""
     keys = rng.sample(_KEYS, rng.choice([0, 1, 10, 40]))
     rig.commit(writer, number, [(key, None if rng.random() < 0.2 else rng.randbytes(2000)) for key in keys])
 
 
-def _history(seed: int) -> RecoveryRig:
-    rng, rig = random.Random(seed), memory_rig()
+def _history(seed: int) -> HistoryRig:
+    rng, rig = random.Random(seed), history_rig()
     with Writer(rig.log, "w") as writer:
         for number in range(1, rng.randint(2, 6)):
             _commit(rig, writer, rng, number)
@@ -103,7 +103,7 @@ def test_a_follower_that_dies_misses_nothing(seed: int, stops: list[int], fold_b
     assert list_leases(rig.log.store) == []
 
 
-def _take(rig: RecoveryRig, portion: Any, reader: Reader) -> None:
+def _take(rig: HistoryRig, portion: Any, reader: Reader) -> None:
     reader.apply(portion)
     if portion.applied.is_complete:
         assert reader.state == rig.state_at(portion.applied.position)

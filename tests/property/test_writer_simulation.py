@@ -28,7 +28,7 @@ from statelog.recovery.host import Host
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
-from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.log import LogRig, twin_rig
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)
 BAD_FATES = [
@@ -94,7 +94,7 @@ def crasher(rng: random.Random) -> Callable[[str], None]:
 class Life:
     """One life of a writer: it resumes, copies a while, and ends in one of many ways."""
 
-    def __init__(self, rig: WriterRig, source: Source, rng: random.Random, stored: dict[str, bytes]) -> None:
+    def __init__(self, rig: LogRig, source: Source, rng: random.Random, stored: dict[str, bytes]) -> None:
         self.rng, self.source, self.stored = rng, source, stored
         self.told = 0
         self.under_way: list[tuple[Persist, int]] = []
@@ -156,7 +156,7 @@ class Life:
             self.writer.truncate(self.writer.next_sequence_number())
 
 
-def check(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> dict[str, int]:
+def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str, int]:
     """The log holds what a plain fold of each source gives up to the position that its last commit names."""
     state = rig.state()
     with rig.open() as log:
@@ -174,7 +174,7 @@ def check(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> dict[s
     return ends
 
 
-def check_recovery(rig: WriterRig, sources: list[Source], told: dict[str, int]) -> None:
+def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> None:
     """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
     with rig.open() as log:
         recovery = recover(log, host=Host(start=lambda work: work()))
@@ -194,7 +194,6 @@ def run(seed: int) -> int:
     share = rng.choice((0.0, 0.01, 0.04))
     faults = RandomFaults(rng, share=0.0)
     rig = twin_rig("sim", faults)
-    assert rig.cluster is not None
     rig.create(partitions=3, key_groups=6).close()
     faults.share = share
     sources = [Source("a"), Source("b")]

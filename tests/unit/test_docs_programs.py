@@ -8,6 +8,7 @@ import pytest
 
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from tests.support.rigs.log import UNSAFE
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,7 +21,7 @@ def test_a_program_prints_what_its_comments_say(
     text = (_DOCS / page).read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     store = MemoryStore(MemoryDisk(lambda: 0.0), log)
-    where: dict[str, Any] = {"kafka": MemoryKafka(), "root": store, "allow_unsafe": ["replication", "min-insync"]}
+    where: dict[str, Any] = {"kafka": MemoryKafka(), "root": store, "allow_unsafe": UNSAFE}
     exec(program, {"where": where, "directory": tmp_path})
     said = re.findall(r"(?:print\(.*\)|^ *}\))  # (.*?)(?:: [a-z0-9].*)?$", program, re.MULTILINE)
     assert len(said) == program.count("print(")

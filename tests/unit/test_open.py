@@ -13,8 +13,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log import opening
 from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
+from tests.support.rigs.log import UNSAFE
 
-_UNSAFE = ("replication", "min-insync")
 _POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 _WIDER = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}, {"name": "y", "type": "long", "default": 0}]}'  # noqa: E501 - one document
 _OTHER = '{"type": "record", "name": "Point", "fields": [{"name": "z", "type": "long"}]}'
@@ -31,9 +31,7 @@ class _World:
         """As a process of its own; `create` unless told otherwise."""
         store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
         said: dict[str, Any] = {"create": True, "replication_factor": 1, **options}
-        return statelog.open(
-            "visits", kafka=MemoryKafka(cluster=self.cluster), root=store, allow_unsafe=_UNSAFE, **said
-        )
+        return statelog.open("visits", kafka=MemoryKafka(cluster=self.cluster), root=store, allow_unsafe=UNSAFE, **said)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 from statelog.materializer.round.round import run_round
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import settings_for
-from tests.support.rigs.writer_rig import UNSAFE
+from tests.support.rigs.log import UNSAFE, settings_for
 
 __all__: list[str] = []
 

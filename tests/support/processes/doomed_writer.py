@@ -17,7 +17,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
-from tests.support.rigs.writer_rig import UNSAFE
+from tests.support.rigs.log import UNSAFE
 
 __all__ = ["NEVER", "change", "fold"]
 

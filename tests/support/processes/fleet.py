@@ -19,7 +19,7 @@ from statelog.recovery.recover import recover
 from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.state import LastCommit
 from tests.support.processes.quick_start import quick_start
-from tests.support.rigs.writer_rig import WriterRig, real_rig
+from tests.support.rigs.log import LogRig, real_rig
 from tests.support.worlds.rescale import count
 
 __all__ = ["Ending", "Place", "WorkerProcess", "furthest", "restore"]
@@ -36,7 +36,7 @@ class Place:
     bootstrap: str
     root: Path
 
-    def rig(self) -> WriterRig:
+    def rig(self) -> LogRig:
         """The log, for this process."""
         return real_rig(self.log, self.bootstrap, self.root)
 

@@ -13,7 +13,7 @@ import time
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 
 __all__: list[str] = []
 
@@ -42,7 +42,7 @@ def main() -> None:
         go_on.wait()
         return pwrite(descriptor, data, offset)
 
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"x" * 2000) for i in range(200)])
     os.__dict__["pwrite"] = slow

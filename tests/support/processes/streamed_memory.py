@@ -13,7 +13,7 @@ from pathlib import Path
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
 
 __all__ = ["BUDGET_BYTES", "STATE_BYTES"]
 
@@ -22,9 +22,9 @@ STATE_BYTES = 64 << 20
 _VALUE_BYTES = 4096
 
 
-def _filled() -> RecoveryRig:
+def _filled() -> HistoryRig:
     """The whole state is in the log, which the twin holds in memory before the measurement begins."""
-    rig, rng = memory_rig(), random.Random(0)
+    rig, rng = history_rig(), random.Random(0)
     with Writer(rig.log, "w") as writer:
         for number in range(1, 9):
             for key in range(STATE_BYTES // _VALUE_BYTES // 8):

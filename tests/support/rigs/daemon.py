@@ -15,7 +15,7 @@ from statelog.materializer.daemon.events import Event, RoundStarted, Started
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.seams import Seams
 from statelog.storage.store.memory import Fault
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 __all__ = ["INTERVAL_S", "DaemonBench"]
 

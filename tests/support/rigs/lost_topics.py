@@ -10,7 +10,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
 from statelog.storage.store import Store
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 __all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]
 

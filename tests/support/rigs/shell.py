@@ -15,11 +15,10 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
 from statelog.storage.log.log import Log
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
-__all__ = ["UNSAFE", "Shell", "shell", "wait_for", "write_lines", "writer_row"]
-
-UNSAFE = ("replication", "min-insync")
+__all__ = ["Shell", "shell", "wait_for", "write_lines", "writer_row"]
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
+from tests.support.rigs.log import UNSAFE
 
 __all__ = [
     "AVSC",
-    "WAIVED",
     "Row",
     "SparkLog",
     "fold_rows",
@@ -30,7 +30,6 @@ __all__ = [
     "write_batches",
 ]
 
-WAIVED = ("replication", "min-insync")
 AVSC = json.dumps(
     {
         "type": "record",
@@ -64,7 +63,7 @@ class SparkLog:
             kafka={"bootstrap.servers": bootstrap},
             root=str(directory / "root"),
             replication_factor=1,
-            allow_unsafe=WAIVED,
+            allow_unsafe=UNSAFE,
             **{**settings, **overrides},
         )
         return cls(log=log, bootstrap=bootstrap, root=directory / "root")
@@ -76,7 +75,7 @@ class SparkLog:
             "log": self.log.name,
             "root": str(self.root),
             "kafka.bootstrap.servers": self.bootstrap,
-            "allowUnsafe": ",".join(WAIVED),
+            "allowUnsafe": ",".join(UNSAFE),
         }
 
     def state(self) -> dict[Any, Any]:

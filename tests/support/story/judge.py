@@ -20,7 +20,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 from statelog.storage.store.memory import MemoryStore
-from tests.support.story.world import LOG, UNSAFE, State, World
+from tests.support.rigs.log import UNSAFE
+from tests.support.story.world import LOG, State, World
 from tests.support.worlds.naive_fold import NaiveFold
 
 __all__ = ["Fact", "check_acknowledged", "check_end", "check_reads", "check_warnings", "history_of"]

@@ -25,9 +25,9 @@ from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import settings_for
+from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.story.nemesis import Kind, Nemesis
-from tests.support.story.world import AGAIN, LOG, UNSAFE, Attempt, Process, Read, StuckError, World
+from tests.support.story.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
 from tests.support.worlds.stepper import Actor, Stepper
 
 __all__ = ["PARTITIONS", "SCENES", "Told", "tell"]

@@ -17,13 +17,13 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from tests.support.rigs.log import UNSAFE
 from tests.support.story.nemesis import Crash, Nemesis
 from tests.support.worlds.stepper import Stepper
 
-__all__ = ["AGAIN", "LOG", "UNSAFE", "Attempt", "Process", "Read", "State", "StuckError", "World"]
+__all__ = ["AGAIN", "LOG", "Attempt", "Process", "Read", "State", "StuckError", "World"]
 
 LOG = "story"
-UNSAFE = ("replication", "min-insync")
 AGAIN = (Unavailable, PersistFailed, OutcomeUnknown)
 """After these a program tries again, or opens again; after no other."""
 _TRIES = 8

@@ -24,7 +24,7 @@ from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import Seams
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "Died", "RescaleWorld", "Worker", "first_key"]
 

@@ -24,7 +24,7 @@ from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
+from tests.support.rigs.log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
 from tests.support.worlds.stepper import Actor, Stepper
 
 __all__ = ["RoundWorld", "ViolationError"]

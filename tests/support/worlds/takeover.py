@@ -19,7 +19,7 @@ from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog
+from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.worlds.stepper import Actor, Stepper
 
 __all__ = ["Takeover"]

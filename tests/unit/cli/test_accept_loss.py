@@ -13,7 +13,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.log.log import Log
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 WHO = ("--reason", "a disk died", "--operator", "ann")
 

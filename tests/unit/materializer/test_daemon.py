@@ -14,7 +14,7 @@ from statelog.materializer.daemon.events import CleanupHeldBack, Event, RoundFai
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.round.round import run_round
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 
 def test_rounds_follow_each_other_at_a_fixed_delay_whatever_their_outcome(tmp_path: Path) -> None:

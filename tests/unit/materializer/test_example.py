@@ -9,7 +9,7 @@ from statelog.errors import StoreUnavailable
 from statelog.materializer.daemon.tail import tail_now
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of, state_of_snapshot
+from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 
 
 def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path) -> None:

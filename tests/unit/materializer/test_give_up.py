@@ -16,7 +16,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
 from statelog.seams import Seams
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 

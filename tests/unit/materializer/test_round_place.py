@@ -20,7 +20,7 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 
 class _Mount(NamedTuple):

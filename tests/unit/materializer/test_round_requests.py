@@ -16,7 +16,7 @@ from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.store.probe import STALE_AFTER_S
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 
 def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:

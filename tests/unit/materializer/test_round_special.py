@@ -14,7 +14,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
 
 def _avsc(*fields: Mapping[str, str]) -> str:

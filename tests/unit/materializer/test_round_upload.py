@@ -12,7 +12,7 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.storage.store.memory import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def _flip(disk: MemoryDisk, path: str) -> None:

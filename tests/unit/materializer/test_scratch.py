@@ -15,7 +15,7 @@ from statelog.materializer.round.round import run_round
 from statelog.materializer.round.scratch import scratch_directory
 from statelog.seams import Seams
 from statelog.storage.local.own_directory import LeftoverWarning
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 _DIES = """
 import os, signal, sys

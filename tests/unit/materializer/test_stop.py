@@ -21,7 +21,7 @@ from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.storage.log.log import Log
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 
 def _until(happened: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from statelog.materializer.round.round import run_round
 from statelog.seams import Seams
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.twin_log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for
 
 
 def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
 from statelog.schemas.keys.key_groups import KeyType
-from tests.support.rigs.writer_rig import twin_rig
+from tests.support.rigs.log import twin_rig
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'
 OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value

@@ -11,7 +11,7 @@ from statelog.producer.commits.opening import open_epoch
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.storage.kafka import Delivery, DeliveryStatus
-from tests.support.rigs.writer_rig import twin_rig
+from tests.support.rigs.log import twin_rig
 
 CHUNKS = 40
 

@@ -27,10 +27,10 @@ from statelog.storage.store.local import LocalStore
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.processes.forks import in_fork
 from tests.support.rigs.cache import janitors, until
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import UNSAFE
 
 RECOVERIES = 4
-_UNSAFE = ["replication", "min-insync"]
 
 
 class _Reads:
@@ -90,7 +90,7 @@ class _World:
         self.kind, self.root = kind, base / "root"
         self.reads = _Reads()
         self.settings = RecoverySettings(cache=CacheSettings(directory=self.base))
-        self.rig: RecoveryRig = memory_rig(kafka=MemoryKafka(cluster=self.cluster), store=self.store())
+        self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=self.store())
         with Writer(self.rig.log, "w") as writer:
             for stretch in range(1, 4):
                 self.rig.commit(writer, stretch, [(b"%d" % i, b"%d-%d" % (stretch, i)) for i in range(stretch, 60)])
@@ -116,7 +116,7 @@ class _World:
 
     def open(self) -> Log:
         """The log with clients of its own."""
-        return Log.open("rig", kafka=MemoryKafka(cluster=self.cluster), root=self.store(), allow_unsafe=_UNSAFE)
+        return Log.open("rig", kafka=MemoryKafka(cluster=self.cluster), root=self.store(), allow_unsafe=UNSAFE)
 
     def left(self) -> list[Path]:
         """What lies in the cache's base."""

@@ -16,16 +16,16 @@ from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.targets.parquet import fill_parquet
 from statelog.storage.leases import list_leases
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.samples.chunks import rows_batch
 
 TARGETS = ("to_parquet", "to_rocksdb")
 
 
 @pytest.fixture
-def rig() -> RecoveryRig:
+def rig() -> HistoryRig:
     """A log with a snapshot and a tail."""
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)])
         rig.snapshot()
@@ -55,7 +55,7 @@ def test_a_file_is_made_beside_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_everything_is_synced_before_it_has_its_name(
-    rig: RecoveryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    rig: HistoryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     """Each file of a target, the directory of a database, and then the name in the directory above."""
     path, fsync = tmp_path / "made" / "state", os.fsync
@@ -74,7 +74,7 @@ def test_everything_is_synced_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_missing_directories_are_made(rig: RecoveryRig, tmp_path: Path, target: str) -> None:
+def test_missing_directories_are_made(rig: HistoryRig, tmp_path: Path, target: str) -> None:
     """A target may lie in directories that are not there yet."""
     path = tmp_path / "a" / "b" / "state"
     assert _fill(recover(rig.log), target, path) == 50
@@ -83,7 +83,7 @@ def test_missing_directories_are_made(rig: RecoveryRig, tmp_path: Path, target: 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_directory_in_the_way_is_refused_before_anything_is_read(
-    rig: RecoveryRig, tmp_path: Path, target: str
+    rig: HistoryRig, tmp_path: Path, target: str
 ) -> None:
     """Neither a run nor the tail is read for a target that cannot be made, and no lease is left."""
     (tmp_path / "state" / "other").mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_a_directory_in_the_way_is_refused_before_anything_is_read(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_place_that_cannot_be_written_to_is_told_as_that(rig: RecoveryRig, tmp_path: Path, target: str) -> None:
+def test_a_place_that_cannot_be_written_to_is_told_as_that(rig: HistoryRig, tmp_path: Path, target: str) -> None:
     """The hint of a local error is about this machine, not about the store."""
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StoreUnavailable) as caught:
@@ -135,7 +135,7 @@ def test_only_the_wanted_row_groups_are_read(*, ordered: bool) -> None:
     """Of a run, a recovery of one key group reads the bytes of its row groups and the footer, and not one more."""
     read: list[int] = []
 
-    rig = memory_rig(store=_CountedStore(read))
+    rig = history_rig(store=_CountedStore(read))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"x" * 100) for i in range(200)])
     (run,) = rig.snapshot().runs

@@ -18,7 +18,8 @@ from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader
 
 _VALUE = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
@@ -28,7 +29,7 @@ _PATIENCE_S = 30.0
 
 
 @contextmanager
-def _live(rig: RecoveryRig, now: list[float]) -> Generator[Live]:
+def _live(rig: HistoryRig, now: list[float]) -> Generator[Live]:
     """Commits behind the present state, by a clock of the test's own."""
     settings = RecoverySettings(stall_timeout_s=30.0)
     with (
@@ -42,7 +43,7 @@ def _live(rig: RecoveryRig, now: list[float]) -> Generator[Live]:
 def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() -> None:
     """A poll without an answer brings nothing, and commits of that time come later; a lasting silence is the error."""
     cluster, now = MemoryCluster(), [1000.0]
-    rig = memory_rig(kafka=MemoryKafka(cluster=cluster))
+    rig = history_rig(kafka=MemoryKafka(cluster=cluster))
     with Writer(rig.log, "w") as writer, _live(rig, now) as live:
         assert live.commits() == []
         now[0] = 1060.0  # An idle follower's time does not count: it had its answer.
@@ -65,7 +66,7 @@ def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() 
 def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
     """Every change set of a tail is read once, whole and verified, though each reader breaks in its middle."""
     cluster = MemoryCluster()
-    rig = memory_rig(kafka=MemoryKafka(cluster=cluster), partitions=1)
+    rig = history_rig(kafka=MemoryKafka(cluster=cluster), partitions=1)
     with Writer(rig.log, "w") as writer:
         for number in range(1, 5):
             rig.commit(writer, number, [(b"a", b"%d" % number), (b"b-%d" % number, b"x")])
@@ -80,7 +81,7 @@ def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
 def test_a_broker_that_stays_away_ends_a_tail() -> None:
     """Without any record for `stall_timeout_s` the error of the last try is raised as it is."""
     cluster = MemoryCluster()
-    rig = memory_rig(kafka=MemoryKafka(cluster=cluster))
+    rig = history_rig(kafka=MemoryKafka(cluster=cluster))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
     recovery = recover(rig.log, settings=RecoverySettings(stall_timeout_s=0.3))
@@ -107,7 +108,7 @@ class _Away:
 def test_a_typed_follower_asks_the_store_for_nothing_that_it_knows() -> None:
     """Commits whose value schema is known come out while the store does not answer."""
     away, now = _Away(), [1000.0]
-    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away), value_schema=_VALUE)
+    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away), value_schema=_VALUE)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
         reader = Reader()
@@ -128,14 +129,14 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
     """A commit of a schema that the store cannot give yet is read later, in the new columns, never lost."""
     away, now = _Away(), [1000.0]
     disk = MemoryDisk(lambda: now[0])
-    rig = memory_rig(store=MemoryStore(disk, "rig"), value_schema=_VALUE)
+    rig = history_rig(store=MemoryStore(disk, "rig"), value_schema=_VALUE)
     cluster_view = rig.log.kafka
     assert isinstance(cluster_view, MemoryKafka)
     follower = Log.open(
         "rig",
         kafka=cluster_view.join(),
         root=MemoryStore(disk, "rig", faults=away),
-        allow_unsafe=["replication", "min-insync"],
+        allow_unsafe=UNSAFE,
     )
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
@@ -159,7 +160,7 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
 def test_the_lease_of_a_follower_is_tried_again_while_that_of_its_state_stands() -> None:
     """A store that goes away between the state and the first commit ends no follower."""
     away, now = _Away(), [1000.0]
-    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away))
+    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
         recovery = recover(rig.log)

@@ -17,7 +17,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
 
 _PATIENCE_S = 30.0
 
@@ -26,8 +26,8 @@ _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
        {"name":"s","type":["null","string"],"default":null},{"name":"d","type":"int","default":7}]}"""
 
 
-def _filled() -> RecoveryRig:
-    rig = memory_rig()
+def _filled() -> HistoryRig:
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)], {"offset": "1"})
         rig.snapshot()
@@ -38,7 +38,7 @@ def _filled() -> RecoveryRig:
 
 def test_an_empty_log_has_an_empty_state() -> None:
     """A log without a single commit recovers to nothing, in every target and with its columns."""
-    log = memory_rig().log
+    log = history_rig().log
     recovery = recover(log)
     assert recovery.to_dict() == {}
     assert (recovery.position, recovery.commits, recovery.meta) == (1, {}, {})  # Behind the mark.
@@ -64,7 +64,7 @@ def test_commits_and_meta_are_those_of_the_position() -> None:
 
 def test_a_final_commit_can_be_asked_for() -> None:
     """A checkpoint whose commit ended its writer's row is found by its writer's name."""
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.append(writer, [(b"a", b"1")])
         position = writer.commit(9, final=True) + 1
@@ -76,7 +76,7 @@ def test_a_final_commit_can_be_asked_for() -> None:
 
 def test_a_quiet_commit_can_be_asked_for() -> None:
     """A checkpoint that committed progress and no changes has a position, too."""
-    rig = memory_rig()
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         first = rig.commit(writer, 1, [(b"a", b"1")])
         writer.commit(2, {"offset": "5"})
@@ -164,7 +164,7 @@ def test_parquet_is_sorted_and_replaces_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key_type", "keys"), [("string", ["a", "ü", "a\0"]), ("long", [-1, 0, 2**62, -(2**63)])])
 def test_keys_of_every_type(key_type: str, keys: list[object]) -> None:
     """Keys come back as they went in, and in their native order."""
-    rig = memory_rig(key_type=key_type)
+    rig = history_rig(key_type=key_type)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(key, b"1") for key in keys])
         rig.snapshot()
@@ -178,7 +178,7 @@ def test_keys_of_every_type(key_type: str, keys: list[object]) -> None:
 
 def test_values_are_converted_to_the_newest_schema() -> None:
     """Runs and chunks of an older schema come out in the newest one, as dicts and as a struct column."""
-    rig = memory_rig(value_schema=_V1)
+    rig = history_rig(value_schema=_V1)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1}), (b"b", {"n": 2})])
         rig.snapshot()
@@ -199,7 +199,7 @@ def test_values_are_converted_to_the_newest_schema() -> None:
 
 def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
     """A state of the first schema only can be read as the first schema after a second one was added."""
-    rig = memory_rig(value_schema=_V1)
+    rig = history_rig(value_schema=_V1)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
     rig.log.value_schemas.add(_V2)
@@ -208,7 +208,7 @@ def test_an_older_value_schema_can_be_asked_for_while_it_can_read() -> None:
 
 def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
     """One key in two key groups is two keys, and the dict shows both."""
-    rig = memory_rig(hash_rule="caller")
+    rig = history_rig(hash_rule="caller")
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
         writer.append(5, b"a", b"five")
@@ -229,7 +229,7 @@ def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -
                 waited.append(False)
                 waited[0] = another.wait(_PATIENCE_S)
 
-    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=wait_for_another))
+    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=wait_for_another))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
     rig.snapshot()
@@ -239,7 +239,7 @@ def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -
 
 def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
     """Sorted targets spill a tail that is larger than `fold_bytes` through the files that the host opens."""
-    rig, disks = memory_rig(), Disks()
+    rig, disks = history_rig(), Disks()
     settings = RecoverySettings(fold_bytes=20_000, spill_directories=(tmp_path,))
     with Writer(rig.log, "w") as writer:
         for number in range(1, 5):

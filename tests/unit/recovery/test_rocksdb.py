@@ -23,14 +23,14 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
-from tests.support.rigs.recovery_rig import RecoveryRig, memory_rig
+from tests.support.rigs.history import HistoryRig, history_rig
 
 AVSC = """{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"},
     {"name": "s", "type": ["null", "string"], "default": null}]}"""
 
 
-def _filled(**options: Any) -> RecoveryRig:
-    rig = memory_rig(**options)
+def _filled(**options: Any) -> HistoryRig:
+    rig = history_rig(**options)
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"one") for i in range(50)], {"offset": "1"})
         rig.snapshot()
@@ -59,13 +59,13 @@ def test_a_database_says_what_it_is(tmp_path: Path) -> None:
 
 def test_an_empty_state_is_a_database(tmp_path: Path) -> None:
     """A log without changes gives a database without keys."""
-    assert recover(memory_rig().log).to_rocksdb(tmp_path / "db") == 0
+    assert recover(history_rig().log).to_rocksdb(tmp_path / "db") == 0
     assert read_rocksdb_state(tmp_path / "db").rows == 0
 
 
 def test_typed_values_are_avro(tmp_path: Path) -> None:
     """A value is read by anybody's Avro with the schema text that the database holds."""
-    rig = memory_rig(value_schema=AVSC, key_type="long")
+    rig = history_rig(value_schema=AVSC, key_type="long")
     expected = {-1: {"n": 2**40, "s": None}, 0: {"n": -1, "s": "ä"}, 7: {"n": 0, "s": ""}}
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, list(expected.items()))
@@ -80,7 +80,7 @@ def test_typed_values_are_avro(tmp_path: Path) -> None:
 
 def test_keys_of_a_caller_hashed_log_need_their_group(tmp_path: Path) -> None:
     """One key in two key groups is two keys of the database; without a group there is no key."""
-    rig = memory_rig(hash_rule="caller")
+    rig = history_rig(hash_rule="caller")
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
         writer.append(5, b"a", b"five")

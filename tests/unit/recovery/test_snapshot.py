@@ -15,7 +15,7 @@ from statelog.recovery.trouble import RecoveryWarning
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
-from tests.support.rigs.twin_log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 
 def open_snapshot(twin: TwinLog, position: int | None = None) -> Recovery:

@@ -22,7 +22,7 @@ from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until
-from tests.support.rigs.recovery_rig import memory_rig
+from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
 _PATIENCE_S = 30.0
@@ -33,7 +33,7 @@ _V2 = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
 
 def test_an_empty_log_is_one_empty_portion() -> None:
     """A stream of nothing says that nothing is the whole state, with the columns of the log."""
-    rig = memory_rig()
+    rig = history_rig()
     with recover(rig.log).stream() as stream:
         (portion,) = stream
         assert (portion.changes.num_rows, portion.changes.schema.names) == (0, ["key_group", "op", "key", "value"])
@@ -43,7 +43,7 @@ def test_an_empty_log_is_one_empty_portion() -> None:
 
 def test_a_follower_of_some_key_groups_gets_only_those() -> None:
     """State and live changes are of the wanted key groups; commits that change others only move the position."""
-    rig, reader, wanted = memory_rig(), Reader(), frozenset({0, 3})
+    rig, reader, wanted = history_rig(), Reader(), frozenset({0, 3})
     keys = [b"key-%d" % i for i in range(60)]
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(key, b"1") for key in keys[:40]])
@@ -63,7 +63,7 @@ def test_a_follower_of_some_key_groups_gets_only_those() -> None:
 
 def test_a_follower_goes_on_with_a_new_value_schema() -> None:
     """A value schema that is added while a follower runs gives later portions the new columns."""
-    rig, reader = memory_rig(value_schema=_V1), Reader()
+    rig, reader = history_rig(value_schema=_V1), Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
     with recover(rig.log).follow(poll_s=0) as stream:
@@ -82,7 +82,7 @@ def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
     """Runs come from local copies, as for any target, and the cache is given back when the state was fetched."""
     asked: list[str] = []
     store = MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=lambda method, _: asked.append(method))
-    rig, reader = memory_rig(store=store), Reader()
+    rig, reader = history_rig(store=store), Reader()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
         rig.snapshot()
@@ -97,7 +97,7 @@ def test_a_stream_reads_through_the_cache_and_leaves_it(tmp_path: Path) -> None:
 
 def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
     """Leases are capped by their age: one that is up to date, or moves on, is made anew; one that is stuck is not."""
-    rig, now = memory_rig(), [0.0]
+    rig, now = history_rig(), [0.0]
     with (
         recover(rig.log) as recovery,
         closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
@@ -124,7 +124,7 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
     """While its lease stands, neither a renewal nor a new lease has to succeed at once; it is tried again."""
     now, is_away = [1000.0], [False]
     store = MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=lambda _m, _p: Fault.BEFORE if is_away[0] else None)
-    rig = memory_rig(store=store)
+    rig = history_rig(store=store)
     with (
         recover(rig.log) as recovery,
         closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
@@ -152,7 +152,7 @@ def test_a_follower_that_gets_no_lease_leaves_no_reader(monkeypatch: pytest.Monk
     store = MemoryStore(
         MemoryDisk(lambda: 1000.0), "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "now_s" else None
     )
-    rig = memory_rig(store=store)
+    rig = history_rig(store=store)
     closed: list[LedgerClient] = []
 
     def note(self: LedgerClient) -> None:
@@ -171,7 +171,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
     is_away = [False]
     disk = MemoryDisk(lambda: 1000.0)
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
-    log = memory_rig(store=store).log
+    log = history_rig(store=store).log
     held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Host())
 
     def fail(_: RecoveryPlan) -> None:
@@ -193,7 +193,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
         if method == "put":
             puts.append(path)
 
-    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=count))
+    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=count))
     settings = RecoverySettings(memory_bytes=64 * 1024, lease_ttl_s=60.0)
     with (
         Writer(rig.log, "w") as writer,
@@ -213,7 +213,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_lease_of_a_follower_moves_on_with_it() -> None:
     """What was passed is let go of: the next renewal names the offsets and the position behind it, not those before."""
     now = [1000.0]
-    rig = memory_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig"))
+    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig"))
     with (
         Writer(rig.log, "w") as writer,
         recover(rig.log) as recovery,

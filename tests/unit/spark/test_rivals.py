@@ -12,11 +12,9 @@ from statelog.spark.options import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
 from statelog.spark.sink.query_run import run_tag, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.writer_rig import WriterRig
+from tests.support.rigs.log import twin_rig
 
 OPENED_S = 1_000_000.0
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}
@@ -27,8 +25,7 @@ TWO = write_options({**WHERE, "writerId": "two", "queryId": "q2", "checkpointLoc
 @contextmanager
 def opened_by_one(*, stamped: bool) -> Generator[Log]:
     """A log that a query has opened, on brokers that stamp what they append, or not."""
-    cluster, disk = MemoryCluster(clock=lambda: OPENED_S), MemoryDisk(lambda: 0.0)
-    rig = WriterRig("log", lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, "log"), cluster)
+    rig = twin_rig("log", cluster=MemoryCluster(clock=lambda: OPENED_S))
     with rig.create() as log:
         if not stamped:
             rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})

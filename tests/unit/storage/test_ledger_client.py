@@ -10,11 +10,11 @@ from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import Commit, LedgerRecord
 from statelog.storage.ledger_client import LedgerClient, append_record
 from tests.support.faults.breaking_kafka import BreakingKafka
-from tests.support.rigs.writer_rig import WriterRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig
 
 
 @pytest.fixture
-def rig() -> WriterRig:
+def rig() -> TwinRig:
     """A log with an Open at 0 and commits at 1, 2 and 3."""
     rig = twin_rig("l")
     with rig.create() as log, Writer(log, "w") as writer:
@@ -24,10 +24,9 @@ def rig() -> WriterRig:
     return rig
 
 
-def test_a_read_that_failed_half_way_loses_no_commit(rig: WriterRig) -> None:
+def test_a_read_that_failed_half_way_loses_no_commit(rig: TwinRig) -> None:
     """The same call again returns what was folded before the failure as well."""
     with rig.open() as log:
-        assert rig.cluster is not None
         broken = BreakingKafka(rig.cluster, 2, BrokerUnavailable("gone for a moment"))
         client = LedgerClient(broken, log.ledger_topic, log.descriptor.identity)
         with pytest.raises(BrokerUnavailable):
@@ -47,7 +46,7 @@ class InterruptedFold(LedgerFold):
         return void
 
 
-def test_an_interrupt_between_fold_and_list_ends_the_client(rig: WriterRig) -> None:
+def test_an_interrupt_between_fold_and_list_ends_the_client(rig: TwinRig) -> None:
     """A commit that was folded and not handed on is never skipped: the client refuses to go on."""
     with rig.open() as log:
         client = log.ledger()
@@ -58,12 +57,11 @@ def test_an_interrupt_between_fold_and_list_ends_the_client(rig: WriterRig) -> N
             client.read_end()
 
 
-def test_a_ledger_that_lost_its_tail_is_noticed_at_its_end(rig: WriterRig) -> None:
+def test_a_ledger_that_lost_its_tail_is_noticed_at_its_end(rig: TwinRig) -> None:
     """What was folded and is not there any more is data loss, not an empty answer."""
     with rig.open() as log:
         client = log.ledger()
         client.fold_end()
-        assert rig.cluster is not None
         rig.cluster.lose_tail(log.ledger_topic, 0, 2)
         with pytest.raises(BeyondEnd):
             client.read_end()
@@ -78,11 +76,10 @@ def commit_after(log_client: LedgerClient, epoch: int, nonce: bytes, checkpoint_
     return Commit.of(epoch=epoch, nonce=nonce, base=base, checkpoint=checkpoint, metadata={}, handles=[])
 
 
-def test_a_record_below_the_folded_position_is_no_valid_one(rig: WriterRig) -> None:
+def test_a_record_below_the_folded_position_is_no_valid_one(rig: TwinRig) -> None:
     """After a lost tail our record lands below what was folded: nobody may call it valid."""
     with rig.open() as log:
         opened = open_epoch(log, "w")
-        assert rig.cluster is not None
         rig.cluster.lose_tail(log.ledger_topic, 0, 2)
         commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
         offset = append_record(opened.producer, log.ledger_topic, commit)
@@ -91,7 +88,7 @@ def test_a_record_below_the_folded_position_is_no_valid_one(rig: WriterRig) -> N
             opened.ledger.verdict(offset, commit)
 
 
-def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: WriterRig) -> None:
+def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: TwinRig) -> None:
     """If another record stands where ours was acknowledged, ours is lost, whatever the other one is."""
     with rig.open() as log, rig.open() as other:
         opened = open_epoch(log, "w", partitions=[0])
@@ -99,7 +96,6 @@ def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: Writ
             writer.commit(1)
             commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
             offset = append_record(opened.producer, log.ledger_topic, commit)
-            assert rig.cluster is not None
             rig.cluster.lose_tail(log.ledger_topic, 0, offset)
         with Writer(other, "x", partitions=[1]):
             pass
@@ -107,7 +103,7 @@ def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: Writ
             opened.ledger.verdict(offset, commit)
 
 
-def test_a_base_right_behind_our_record_is_no_verdict(rig: WriterRig) -> None:
+def test_a_base_right_behind_our_record_is_no_verdict(rig: TwinRig) -> None:
     """A fold that started anew behind our record has not seen it, so it must not be called valid."""
     with rig.open() as log, rig.open() as other:
         opened = open_epoch(log, "w")
@@ -128,7 +124,7 @@ def test_a_base_right_behind_our_record_is_no_verdict(rig: WriterRig) -> None:
                 rebased.verdict(offset, commit)
 
 
-def test_void_records_are_told_with_their_reason(rig: WriterRig) -> None:
+def test_void_records_are_told_with_their_reason(rig: TwinRig) -> None:
     """A verdict that needs a read names why the record is void."""
     with rig.open() as log, rig.open() as other:
         opened = open_epoch(log, "w")

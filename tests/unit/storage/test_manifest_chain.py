@@ -6,7 +6,7 @@ from statelog.errors import NotFound, StoreUnavailable
 from statelog.schemas.names import manifest_path
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.rigs.writer_rig import twin_rig
+from tests.support.rigs.log import twin_rig
 
 
 class _Stale(MemoryStore):

@@ -30,9 +30,10 @@ from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from tests.support.rigs.log import LogRig
 from tests.support.samples.runs import Change, change_table
 
-__all__ = ["Committed", "RecoveryRig", "memory_rig"]
+__all__ = ["Committed", "HistoryRig", "history_rig"]
 
 Changes = Sequence[tuple[Any, Any]]
 
@@ -46,7 +47,7 @@ class Committed(NamedTuple):
     changes: Changes
 
 
-class RecoveryRig:
+class HistoryRig:
     """A log, and what is known about it."""
 
     def __init__(self, log: Log) -> None:
@@ -206,17 +207,7 @@ def _rows(table: pa.Table) -> dict[Any, Change]:
     return found
 
 
-class _Clock:
-    """A clock that moves only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def memory_rig(
+def history_rig(
     *,
     name: str = "rig",
     kafka: Kafka | None = None,
@@ -224,16 +215,8 @@ def memory_rig(
     partitions: int = 3,
     key_groups: int = 8,
     **options: Any,
-) -> RecoveryRig:
-    """A rig on the twins, unless other ports are given."""
-    log = Log.create(
-        name,
-        kafka=kafka or MemoryKafka(),
-        root=store or MemoryStore(MemoryDisk(_Clock()), name),
-        partitions=partitions,
-        key_groups=key_groups,
-        replication_factor=1,
-        allow_unsafe=["replication", "min-insync"],
-        **options,
-    )
-    return RecoveryRig(log)
+) -> HistoryRig:
+    """A rig on the twins, with a clock that stands still, unless other ports are given."""
+    ports = kafka or MemoryKafka(), store or MemoryStore(MemoryDisk(lambda: 1000.0), name)
+    rig = LogRig(name, lambda: ports[0], lambda: ports[1])
+    return HistoryRig(rig.create(partitions=partitions, key_groups=key_groups, **options))

@@ -1,0 +1,250 @@
+"""A log under test, and a plain reader of its state.
+
+`LogRig` makes and opens a log on any ports, `TwinRig` on the in-memory twins, `real_rig` on a real broker and a local
+directory; every `open` is another process's view. A `TwinLog` is a log on twins that knows what its state has to be.
+
+The reader is as simple as can be: all runs of a manifest, then the committed tail, applied to a dict one change after
+the other. It uses neither the recovery room nor anything of the materializer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import admin
+
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.topics.policy import parse_waivers
+from statelog.seams import Seams
+from statelog.storage.kafka import Kafka
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Faults
+from statelog.storage.log.log import Log
+from statelog.storage.replay import replay
+from statelog.storage.runs.read import RunReader
+from statelog.storage.store import Store
+from statelog.storage.store.fsspec import open_store
+from statelog.storage.store.memory import FaultHook, MemoryDisk, MemoryStore
+
+__all__ = [
+    "UNSAFE",
+    "WAIVED",
+    "LogRig",
+    "State",
+    "TwinLog",
+    "TwinRig",
+    "apply_tail",
+    "real_rig",
+    "settings_for",
+    "state_of",
+    "state_of_snapshot",
+    "twin_rig",
+]
+
+UNSAFE = ("replication", "min-insync")
+"""What a log on one broker has to waive."""
+WAIVED = parse_waivers(UNSAFE)
+State = dict[Any, Any]
+
+_STALL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogRig:
+    """Makes and opens logs of one name on the ports that `kafka` and `store` make."""
+
+    name: str
+    kafka: Callable[[], Kafka]
+    store: Callable[[], Store]
+    bootstrap: str = ""
+
+    def create(
+        self,
+        *,
+        partitions: int = 4,
+        key_groups: int = 16,
+        key_type: KeyType | str = KeyType.BYTES,
+        hash_rule: HashRule | str = HashRule.CRC32,
+        value_schema: str | None = None,
+    ) -> Log:
+        """Make the log, with few partitions, and open it."""
+        return Log.create(
+            self.name,
+            kafka=self.kafka(),
+            root=self.store(),
+            partitions=partitions,
+            key_groups=key_groups,
+            key_type=key_type,
+            hash_rule=hash_rule,
+            value_schema=value_schema,
+            replication_factor=1,
+            allow_unsafe=UNSAFE,
+        )
+
+    def open(self) -> Log:
+        """The log as another process sees it."""
+        return Log.open(self.name, kafka=self.kafka(), root=self.store(), allow_unsafe=UNSAFE)
+
+    def state(self) -> State:
+        """The committed state, read by the plainest of readers."""
+        with self.open() as log:
+            return state_of(log)
+
+    def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """An operator changes settings of a topic."""
+        operations = [
+            admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=operations)
+        client = admin.AdminClient({"bootstrap.servers": self.bootstrap})
+        client.incremental_alter_configs([resource])[resource].result(timeout=60)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinRig(LogRig):
+    """A rig on the in-memory twins, and what lies behind them."""
+
+    cluster: MemoryCluster = field(kw_only=True)
+    disk: MemoryDisk = field(kw_only=True)
+
+    def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """An operator changes settings of a topic."""
+        self.cluster.set_topic_config(topic, config)
+
+
+def twin_rig(
+    name: str, faults: Faults | None = None, *, cluster: MemoryCluster | None = None, disk: MemoryDisk | None = None
+) -> TwinRig:
+    """A rig on the twins: with `faults`, or on a cluster and a disk of the test's own."""
+    cluster, disk = cluster or MemoryCluster(faults=faults), disk or MemoryDisk(lambda: 0.0)
+    kafka, store = lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, name)
+    return TwinRig(name, kafka, store, cluster=cluster, disk=disk)
+
+
+def real_rig(name: str, bootstrap: str, root: Path, more: Mapping[str, str] | None = None) -> LogRig:
+    """A rig on a real broker and a local directory, with `more` settings of the client."""
+    config = client_config({"bootstrap.servers": bootstrap, **(more or {})})
+    return LogRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name), bootstrap)
+
+
+@dataclass(slots=True)
+class TwinLog:
+    """One log on twins, whose clock stands still unless it is moved, and the model of its committed state.
+
+    `stamps`: records have timestamps.
+    """
+
+    name: str = "log"
+    partitions: int = 3
+    now_s: float = 1_000.0
+    stamps: bool = True
+    model: State = field(default_factory=dict[Any, Any])
+    cluster: MemoryCluster = field(init=False)
+    disk: MemoryDisk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cluster = MemoryCluster(clock=self.clock if self.stamps else None)
+        self.disk = MemoryDisk(self.clock)
+        self._rig().create(partitions=self.partitions, key_groups=8).close()
+
+    def clock(self) -> float:
+        """Seconds since 1970."""
+        return self.now_s
+
+    @property
+    def seams(self) -> Seams:
+        """Those of a round that tells this clock's time."""
+        return Seams(wall_clock=self.clock)
+
+    def open(self, faults: FaultHook | None = None) -> Log:
+        """The log as another process sees it."""
+        rig = self._rig()
+        if faults is not None:
+            rig = replace(rig, store=lambda: MemoryStore(self.disk, self.name, faults=faults))
+        return rig.open()
+
+    def write(self, changes: dict[bytes, bytes | None], writer: str = "writer") -> None:
+        """Commit changes (None deletes) as the writer's next checkpoint, and apply them to the model."""
+        with self.open() as log, Writer(log, writer) as out:
+            last = out.last_commit
+            for key, value in changes.items():
+                out.delete(key) if value is None else out.put(key, value)
+            out.commit((last.checkpoint.id if last else 0) + 1)
+        self.apply(changes)
+
+    def apply(self, changes: dict[bytes, bytes | None]) -> None:
+        """Apply changes to the model."""
+        for key, value in changes.items():
+            if value is None:
+                self.model.pop(key, None)
+            else:
+                self.model[key] = value
+
+    def run_paths(self) -> set[str]:
+        """The run files that lie on the disk."""
+        prefix = f"{self.name}/"
+        return {info.path.removeprefix(prefix) for info in self.disk.files(f"{prefix}runs/")}
+
+    def _rig(self) -> TwinRig:
+        return twin_rig(self.name, cluster=self.cluster, disk=self.disk)
+
+
+def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:
+    """Settings of a small materializer: keeps two manifests, no minimum age."""
+    defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
+    defaults["failures_tolerated_s"] = 0.0
+    return MaterializerSettings(**defaults | changed)
+
+
+def state_of(log: Log, choose: Callable[[list[int]], int] = max) -> State:
+    """The state of the log now, recovered from its newest manifest (or another that `choose` picks) and the tail."""
+    numbers = log.manifests.numbers()
+    manifest = log.manifests.read(choose(numbers)).manifest if numbers else None
+    return apply_tail(log, manifest, state_of_snapshot(log, manifest))
+
+
+def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
+    """The state that a manifest's runs hold."""
+    state: State = {}
+    for run in manifest.runs if manifest else ():
+        with RunReader(log.store, run.file) as reader:
+            _apply(reader.table(), state)
+    return state
+
+
+def apply_tail(log: Log, manifest: Manifest | None, state: State, end_position: int | None = None) -> State:
+    """Apply what was committed between a manifest and a ledger position (None: its end now)."""
+    ledger = log.ledger(manifest)
+    reader = log.kafka.reader(log.data_topic)
+    try:
+        commits = ledger.read_to(ledger.end_position() if end_position is None else end_position)
+        bodies = [found.commit.read_body() for found in commits]
+        plan = plan_replay(bodies, range(log.descriptor.partitions), ledger.fold.accepted)
+        for chunk in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=_STALL_TIMEOUT_S):
+            _apply(chunk.changes, state)
+    finally:
+        ledger.close()
+        reader.close()
+    return state
+
+
+def _apply(changes: pa.Table | pa.RecordBatch, state: State) -> None:
+    columns = (changes.column(name).to_pylist() for name in ("op", "key", "value"))
+    for op, key, value in zip(*columns, strict=True):
+        if op == DELETE:
+            state.pop(key, None)
+        else:
+            state[key] = value
