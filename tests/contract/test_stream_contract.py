@@ -171,15 +171,15 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
         rig.commit(writer, 1, [(keys[0], b"1")])
         if resumed:
             recover(rig.log, settings=settings).stream().apply(reader.apply)
-        with recover(rig.log, resume=reader.applied if resumed else None, settings=settings) as recovery:
+        recovery = recover(rig.log, resume=reader.applied if resumed else None, settings=settings)
+        with recovery.follow(poll_s=0.01) as stream:
             for number in range(2, 6):
                 rig.commit(writer, number, [(key, b"%d" % number) for key in keys])
                 assert isinstance(run_round(rig.log, policy), CompletedRound)
-            with recovery.follow(poll_s=0.01) as stream:
-                for portion in stream:
-                    reader.apply(portion)
-                    if portion.applied.position == rig.end():
-                        break
+            for portion in stream:
+                reader.apply(portion)
+                if portion.applied.position == rig.end():
+                    break
         assert reader.state == rig.state_at(rig.end())
         rig.commit(writer, 6, [(key, b"6") for key in keys])
         assert isinstance(run_round(rig.log, policy), CompletedRound)

@@ -347,7 +347,7 @@ def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) 
         accept(twin).close()
         for i in range(9):
             twin.write({b"n%d" % i: b"v"})
-        with late.follow(poll_s=0.01) as stream, pytest.raises(AnchorMismatch):
+        with pytest.raises(AnchorMismatch), late.follow(poll_s=0.01) as stream:
             stream.apply(lambda _: None)
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.errors import BeyondEnd, ConfigError, Misuse, NotFound
+from statelog.errors import BeyondEnd, ConfigError, Misuse, NotFound, OffsetGone
 from statelog.recovery.host import Host
 from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan
@@ -41,6 +41,7 @@ from statelog.recovery.targets.arrow import fill_table
 from statelog.recovery.targets.dict import fill_dict
 from statelog.recovery.targets.parquet import fill_parquet, require_file
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.anchors import newest_witness
@@ -65,12 +66,11 @@ def recover(
     settings: RecoverySettings | None = None,
     host: Host | None = None,
 ) -> "Recovery":
-    """Plan a recovery and hold what it needs; the state is read when a target is asked for.
+    """Plan a recovery; what it needs is held, and read, when a target is asked for.
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
     reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called
-    in this thread; `host` is for simulations. The lease on the store is held until a target is filled or the recovery
-    is closed.
+    in this thread; `host` is for simulations. A lease lies on the store while a target is filled, and at no other time.
 
     The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
     than the position `at_least`: the `position` of a writer in another process, say. `barrier` includes everything that
@@ -114,8 +114,9 @@ def _barrier(log: Log) -> int:
 class Recovery(Closing):
     """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover`.
 
-    `position`, `commits`, `meta` and `last_commit` are those of the plan; should the log be truncated under our hands
-    and the newest state was asked for, filling a target may move them on, so read them after it.
+    `position`, `commits`, `meta`, `last_commit` and `plan` are facts of one state; asking for them leaves nothing on
+    the store. Once one was seen, every target is of that state and no other: if the log was truncated past it
+    meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
     """
 
     def __init__(
@@ -191,8 +192,8 @@ class Recovery(Closing):
     def stream(self) -> Stream:
         """The state in portions, read ahead within `memory_bytes` and spilled above: for a reader of one's own.
 
-        The lease is removed once all of it was read, however slow the reader is. Raises ConfigError, Misuse; the stream
-        itself raises what reading does.
+        The lease lies on the store when this returns, and is removed once all of it was read, however slow the reader
+        is. Raises ConfigError, Misuse, and as `recover`; the stream itself raises what reading does.
         """
         return self._open_stream(None, 0.0)
 
@@ -202,7 +203,7 @@ class Recovery(Closing):
         The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
         on leases. Raises as `stream`.
         """
-        if self.plan.is_alone:
+        if self._held.plan.is_alone:
             self.close()
             raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
         key_groups = self._start().key_groups
@@ -212,8 +213,10 @@ class Recovery(Closing):
 
     @property
     def plan(self) -> RecoveryPlan:
-        """The plan that is, or was, carried out."""
-        return self._held.plan
+        """The plan that is, or was, carried out; from now on every target is of its position."""
+        plan = self._held.plan
+        self._held.pin()
+        return plan
 
     @property
     def descriptor(self) -> Descriptor:
@@ -252,9 +255,17 @@ class Recovery(Closing):
 
     # ---- life
 
+    def reserve(self) -> None:
+        """Leave a lease behind, which nobody removes: for `lease_ttl_s` others may recover the state at this position.
+
+        For a program that plans, and hands `position` to workers that read. Raises as a target does.
+        """
+        self._held.pin()
+        self._held.reserve()
+
     def prepare(self) -> None:
-        """Have a plan whose lease stands and whose checks have passed."""
-        self._held.use(lambda _: None)
+        """Have a plan whose checks have passed. Nothing holds it until a target is asked for."""
+        self._held.prepare()
 
     def close(self) -> None:
         """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""
@@ -273,7 +284,8 @@ class Recovery(Closing):
 
     def _open_stream(self, follow: Callable[[RecoveryPlan], Live] | None, poll_s: float) -> Stream:
         self._check_idle()
-        started_s, start, tracker = self._clock(), self._start(), self._tracker(self.plan)
+        started_s, plan = self._clock(), self._held.claim()
+        start, tracker = self._start(), self._tracker(plan)
         place = None if self._resume is None else start.place
         try:
             queue = memory_queue(self._settings, self._host.open_spill_file)
@@ -305,9 +317,9 @@ class Recovery(Closing):
 
     def _start(self) -> Applied:
         """What is applied before the first portion."""
-        place = Place(self.position)
+        plan = self._held.plan
         return self._resume or Applied(
-            identity=self._log.descriptor.identity, place=place, key_groups=self.plan.key_groups
+            identity=self._log.descriptor.identity, place=Place(plan.position), key_groups=plan.key_groups
         )
 
     def _check(self, check: Callable[[], None]) -> None:
@@ -327,15 +339,16 @@ class Recovery(Closing):
         if self._resume is not None:
             raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
         started_s = self._clock()
-
-        def read(plan: RecoveryPlan) -> T:
-            reading = self._reading(plan)
-            result = target(reading)
-            self._statistics = self._count(reading, rows_of(result), started_s)
-            return result
-
         try:
-            return self._held.use(read)
+            while True:
+                reading = self._reading(self._held.claim())
+                try:
+                    result = target(reading)
+                except (OffsetGone, SnapshotFailed) as error:
+                    self._held.replan(error)
+                else:
+                    self._statistics = self._count(reading, rows_of(result), started_s)
+                    return result
         finally:
             self.close()
 

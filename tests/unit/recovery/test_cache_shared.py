@@ -221,7 +221,7 @@ def test_other_settings_for_a_cache_in_use_are_refused(tmp_path: Path) -> None:
     world = _World(tmp_path)
     with CacheSettings(directory=world.base, idle_s=1.0).opener(world.rig.log):
         with pytest.raises(ConfigError) as caught:
-            recover(world.rig.log, settings=world.settings)
+            recover(world.rig.log, settings=world.settings).to_dict()
         assert "idle_s=1.0" in str(caught.value.facts["in_use"])
         assert list_leases(world.rig.log.store) == []
     with pytest.raises(ConfigError):

@@ -9,12 +9,13 @@ import pytest
 from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.host import Host
+from statelog.recovery.reading.reading import Reading
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.live import Live
+from statelog.recovery.targets.dict import fill_dict
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
@@ -70,12 +71,11 @@ def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
     with Writer(rig.log, "w") as writer:
         for number in range(1, 5):
             rig.commit(writer, number, [(b"a", b"%d" % number), (b"b-%d" % number, b"x")])
-    breaking = BreakingKafka(cluster, after, BrokerUnavailable("the test's broker broke off"))
-    rig.log.kafka = MemoryKafka(cluster=cluster)
-    recovery = recover(rig.log)
-    rig.log.kafka = breaking
-    assert recovery.to_dict() == rig.state_at(rig.end())
-    assert recovery.statistics().tail_changes == 8
+    plan = recover(rig.log).plan
+    rig.log.kafka = BreakingKafka(cluster, after, BrokerUnavailable("the test's broker broke off"))
+    reading = Reading(rig.log, plan, RecoverySettings(), lambda _: None)
+    assert fill_dict(reading.slices(), with_group=False) == rig.state_at(rig.end())
+    assert reading.tail_read.changes == 8
 
 
 def test_a_broker_that_stays_away_ends_a_tail() -> None:
@@ -84,21 +84,25 @@ def test_a_broker_that_stays_away_ends_a_tail() -> None:
     rig = history_rig(kafka=MemoryKafka(cluster=cluster))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
-    recovery = recover(rig.log, settings=RecoverySettings(stall_timeout_s=0.3))
+    plan = recover(rig.log).plan
     cluster.set_down(is_down=True)
+    reading = Reading(rig.log, plan, RecoverySettings(stall_timeout_s=0.3), lambda _: None)
     with pytest.raises(BrokerUnavailable):
-        recovery.to_dict()
-    assert list_leases(rig.log.store) == []
+        list(reading.slices())
 
 
 class _Away:
-    """A store on a disk, which answers nothing while `is_away`."""
+    """A store on a disk, which answers nothing while `is_away`. `after_lease`: it goes once a first lease was put."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, after_lease: bool = False) -> None:
         self.is_away = False
         self.refused = threading.Event()
+        self._after_lease = after_lease
 
-    def __call__(self, _method: str, path: str) -> Fault | None:
+    def __call__(self, method: str, path: str) -> Fault | None:
+        if self._after_lease and method == "put" and path.startswith("leases/"):
+            self.is_away, self._after_lease = True, False
+            return None
         if self.is_away:
             self.refused.set()
             return Fault.BEFORE
@@ -159,13 +163,11 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
 
 def test_the_lease_of_a_follower_is_tried_again_while_that_of_its_state_stands() -> None:
     """A store that goes away between the state and the first commit ends no follower."""
-    away, now = _Away(), [1000.0]
+    away, now = _Away(after_lease=True), [1000.0]
     rig = history_rig(store=MemoryStore(MemoryDisk(lambda: now[0]), "rig", faults=away))
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
-        recovery = recover(rig.log)
-        away.is_away = True
-        with recovery.follow(poll_s=0) as stream:
+        with recover(rig.log).follow(poll_s=0) as stream:
             assert away.refused.wait(_PATIENCE_S)
             away.is_away = False
             rig.commit(writer, 2, [(b"a", b"2")])

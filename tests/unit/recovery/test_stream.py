@@ -11,7 +11,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.host import Host
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -173,13 +172,11 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
     log = history_rig(store=store).log
     held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Host())
-
-    def fail(_: RecoveryPlan) -> None:
-        is_away[0] = True
-        raise SnapshotFailed(NotFound("a run is gone"))
-
+    held.claim()
+    is_away[0] = True
     with pytest.raises(StoreUnavailable):
-        held.use(fail)
+        held.replan(SnapshotFailed(NotFound("a run is gone")))
+    held.release()
     is_away[0] = False
     assert list_leases(store) == []
 

@@ -1,19 +1,18 @@
-"""A plan, the lease under it and the opener of its runs: made, checked, used, and made again if the log moved on.
+"""A plan, the lease under it and the opener of its runs: made, checked, claimed, and made again if the log moved on.
 
 Owns the retries of a recovery. Never reads a run or a chunk; what is read with the plan is the caller's.
 
 Invariants:
-- The plan is used only after its lease was written and the checks passed with the lease in place. Who may not write to
-  the store, or does not want to, reads without one: the same checks, and truncation that does not wait.
+- A plan that was only made holds nothing, and nothing lies on the store for it: facts cost no lease.
+- Whoever claims it reads only after the lease was written and the checks passed with the lease in place. A reader that
+  may not write to the store, or does not want to, goes without: the same checks, and truncation that does not wait.
+- Once something of its state was shown or handed out, no other position is ever planned.
 - The lease names every wanted partition, also those without a tail: whoever follows needs what is committed there next.
 - Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
   longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no attempt.
-- Whatever ends a use with an error removes the lease and lets the opener go.
+- A claim that fails removes the lease and lets the opener go; the caller releases one that succeeded.
 - Belongs to one thread at a time; whoever hands it over does not touch it before it is handed back.
 """
-
-from collections.abc import Callable
-from typing import TypeVar
 
 from statelog.errors import Misuse, OffsetGone
 from statelog.recovery.host import Host
@@ -27,8 +26,6 @@ from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
 
 __all__ = ["HeldPlan"]
-
-T = TypeVar("T")
 
 
 class HeldPlan:
@@ -57,6 +54,7 @@ class HeldPlan:
         self._lease: LeaseHolder | None = None
         self.opener = settings.cache.opener(log)
         self._plan_s = 0.0
+        self._failures = 0
         self._owner = OwnProcess("the recovery")
         self.plans = 0
         self.had_lease = False
@@ -83,40 +81,61 @@ class HeldPlan:
         plan_s, self._plan_s = self._plan_s, 0.0
         return plan_s
 
-    def use(self, use: Callable[[RecoveryPlan], T]) -> T:
-        """What `use` makes of the plan. It is called again with another plan if the log moved on, or a snapshot failed.
+    def prepare(self) -> None:
+        """Have a plan that is right now, and that nothing holds yet. Raises as planning does."""
+        self._owner.check()
+        started_s = self._clock()
+        while self._plan is None:
+            try:
+                check_plan(self._log, self._make())
+            except OffsetGone as error:
+                self.replan(error)
+            except BaseException:
+                self._plan = None
+                raise
+        self._failures = 0
+        self._plan_s += self._clock() - started_s
 
-        Raises what `use` and planning raise, and ClosedError in a fork.
+    def claim(self) -> RecoveryPlan:
+        """The plan, under its lease and checked; another one if the log moved on since it was made.
+
+        Raises as planning does, and ClosedError in a fork.
         """
         self._owner.check()
+        started_s = self._clock()
         try:
-            return self._try(use)
+            plan = self._hold()
+            while plan is None:
+                plan = self._hold()
+            self.opener.hold()
         except BaseException:
             self.release()
             raise
+        self._plan_s += self._clock() - started_s
+        return plan
 
-    def _try(self, use: Callable[[RecoveryPlan], T]) -> T:
-        trouble: Exception | None = None
-        attempts = self._settings.attempts
-        while attempts:
-            attempts -= 1
-            try:
-                return use(self._ready())
-            except OffsetGone as error:
-                trouble = error
-            except SnapshotFailed as failed:
-                trouble = failed.error
-                self._drop_snapshot(failed)
-                if failed.is_copy:
-                    attempts += 1  # No run fails twice because of its copies, so this ends.
-            self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
-            self._plan = None
-        assert trouble is not None, "settings allow at least one attempt"
-        raise trouble
+    def reserve(self) -> None:
+        """Leave a lease behind that nobody renews or removes: it holds the plan's position for its time to live."""
+        self.claim()
+        self._lease = None
+        self.release()
+
+    def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
+        """The plan cannot be carried out any more: the next claim makes another. Raises the trouble after the last try.
+
+        A damaged copy costs no try: no run fails twice because of its copies, so this ends.
+        """
+        if isinstance(trouble, SnapshotFailed):
+            self._drop_snapshot(trouble)
+        self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
+        self._plan = None
+        self._failures += not (isinstance(trouble, SnapshotFailed) and trouble.is_copy)
+        if self._failures >= self._settings.attempts:
+            raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
 
     def pin(self) -> None:
-        """From now on every plan is for the position of this one: something of that state was handed out."""
-        self._planner.pin()
+        """From now on every plan is for the position of this one: something of that state was shown or handed out."""
+        self._planner.pin(self.plan.position)
 
     def renew(self) -> None:
         """Write the lease again if it is time to."""
@@ -124,9 +143,10 @@ class HeldPlan:
             self._lease.renew()
 
     def release(self) -> None:
-        """Remove the lease and let the opener go. Idempotent; the next use takes both anew. Void in a fork."""
+        """Remove the lease and let the opener go. Idempotent; the next claim takes both anew. Void in a fork."""
         if self._owner.is_foreign:
             return  # Lease and cache are the parent's.
+        self._failures = 0
         try:
             self._remove_lease()
         finally:
@@ -137,20 +157,25 @@ class HeldPlan:
             self._lease.release()
             self._lease = None
 
-    def _ready(self) -> RecoveryPlan:
-        started_s = self._clock()
-        if self._plan is None:
-            self._plan = self._planner.plan()
-            self.plans += 1
-        if self._lease is None:
-            self._lease = self._claim(self._plan)
-            self._lease.__enter__()
-            self.had_lease = self._lease.is_held
-            self._say_without()
-            check_plan(self._log, self._plan)
-        self.opener.hold()
-        self._plan_s += self._clock() - started_s
+    def _make(self) -> RecoveryPlan:
+        self._plan = self._planner.plan()
+        self.plans += 1
         return self._plan
+
+    def _hold(self) -> RecoveryPlan | None:
+        """The plan, held and checked; None if the log moved on, and planning it again may help."""
+        try:
+            plan = self._plan or self._make()
+            if self._lease is None:
+                self._lease = self._claim(plan)
+                self._lease.__enter__()
+                self.had_lease = self._lease.is_held
+                self._say_without()
+                check_plan(self._log, plan)
+        except OffsetGone as error:
+            self.replan(error)
+            return None
+        return plan
 
     def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
         return LeaseHolder.claim(

@@ -187,7 +187,8 @@ def check_reach(plan: RecoveryPlan, offsets: LogOffsets, log: str) -> None:
     """Compare a plan with what the log holds now.
 
     Raises BeyondEnd if the ledger ends below the position, or a partition below its committed position and nobody
-    accepted that loss; OffsetGone if a partition starts above what is to be read, which planning again may mend.
+    accepted that loss; OffsetGone if a partition starts above what is to be read, or the ledger above what a follower
+    reads next, which planning again may mend.
     """
     if plan.position > offsets.ledger[1]:
         raise BeyondEnd(
@@ -196,6 +197,14 @@ def check_reach(plan: RecoveryPlan, offsets: LogOffsets, log: str) -> None:
             position=plan.position,
             end_offset=offsets.ledger[1],
             hint="The ledger lost its tail: restore the topic, or recover a retained position below",
+        )
+    if plan.position < offsets.ledger[0]:
+        raise OffsetGone(
+            "the ledger starts above the position of the plan",
+            log=log,
+            position=plan.position,
+            log_start=offsets.ledger[0],
+            hint="The log was truncated past this state: recover again",
         )
     for partition in plan.partitions:
         _check_end(plan, partition, offsets.data[partition][1], log)

@@ -35,6 +35,9 @@ from statelog.storage.log.log import Log
 
 __all__ = ["Planner", "log_offsets"]
 
+_NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
+_PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
+
 
 def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:
     """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable.
@@ -55,6 +58,7 @@ class Planner:
         self._at_least = at_least
         self.key_groups = wanted_key_groups(key_groups, log.descriptor)
         self._target: int | None = None
+        self._is_pinned = False
         self._failed: dict[int, StatelogError] = {}
         self.warnings: list[str] = []
 
@@ -105,10 +109,9 @@ class Planner:
             )
         return end
 
-    def pin(self) -> None:
-        """From now on the target stays where it is, also if the newest state was asked for."""
-        if self._target is not None:
-            self.at = AtPosition(self._target)
+    def pin(self, position: int) -> None:
+        """From now on only this position is planned, also if the newest state was asked for."""
+        self.at, self._target, self._is_pinned = AtPosition(position), position, True
 
     def read_manifest(self, number: int, *, is_newest: bool) -> Manifest | None:
         """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
@@ -242,7 +245,7 @@ class Planner:
             oldest_position=oldest,
             newest_position=end,
             snapshots=len(positions),
-            hint="Ask for a position from the oldest to the newest, or for a checkpoint committed in between",
+            hint=_PASSED_HINT if self._is_pinned else _NOT_HELD_HINT,
         )
 
 

@@ -19,7 +19,7 @@ from threading import Event
 
 import pyarrow as pa
 
-from statelog.errors import ClosedError, StorageFull, Unavailable
+from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.recovery.host import GRACE_S, Host, begin
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.plan import RecoveryPlan
@@ -31,6 +31,7 @@ from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.recovery.streaming.applied import rest_of
 from statelog.recovery.streaming.live import Live
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
 
@@ -84,6 +85,11 @@ class Fetch:
         self._owner.check()
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that made this."""
+        return self._owner.is_foreign
+
+    @property
     def is_running(self) -> bool:
         """Whether the thread is at work, and the plan not to be touched."""
         return self._running is not None and not self._running.done() and not self._owner.is_foreign
@@ -122,7 +128,7 @@ class Fetch:
     def _run(self) -> None:
         """Raises nothing: the queue hands on what went wrong."""
         try:
-            self._held.use(self._read_state)
+            self._read_state()
             if self._follow is None:
                 self._state_is_fetched()
             else:
@@ -137,7 +143,15 @@ class Fetch:
         self._held.release()
         self._fetched.set()
 
-    def _read_state(self, plan: RecoveryPlan) -> None:
+    def _read_state(self) -> None:
+        while True:
+            plan = self._held.claim()
+            try:
+                return self._read_plan(plan)
+            except (OffsetGone, SnapshotFailed) as error:
+                self._held.replan(error)
+
+    def _read_plan(self, plan: RecoveryPlan) -> None:
         if self._place is None or self._place.position != plan.position:
             self._place = Place(plan.position)
         self.reading = Reading(self._log, plan, self._settings, self._beat, opener=self._held.opener, host=self._host)

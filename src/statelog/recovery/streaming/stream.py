@@ -12,10 +12,11 @@ Invariants:
   A commit may take several; `applied.is_complete` says where the reader has the state of a position, and no part more.
 - Every portion is right. But the state is only whole when `applied.is_complete` says so: after an error in between, the
   reader has a part of it, and goes on with `recover(log, resume=applied)`.
-- Closed, dropped or failed, it leaves neither a lease nor a byte on the disk.
+- Closed, dropped or failed, it leaves neither a lease nor a byte on the disk. Dropped, it warns as a file does.
 - A fork of the process that made it neither uses nor closes it.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from statelog.recovery.streaming.fetch import Fetch
 from statelog.recovery.streaming.portion import Portion
 
 __all__ = ["Stream"]
+
+_UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
 
 
 class Stream(Closing):
@@ -53,8 +56,7 @@ class Stream(Closing):
         self._on_complete = on_complete
         self._rows = 0
         self._has_ended = False
-        # A stream that is dropped half way is cleaned up as if it had been closed.
-        self._abandon = weakref.finalize(self, fetch.abandon)
+        self._forgotten = weakref.finalize(self, _drop_forgotten, fetch)
         fetch.start()
 
     # ---- taking
@@ -146,8 +148,8 @@ class Stream(Closing):
         self._fetch.stop()
 
     def close(self) -> None:
-        """Let go of everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
-        self._abandon.detach()
+        """Release everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
+        self._forgotten.detach()
         self._fetch.close()
 
     def _put_down(self) -> None:
@@ -170,3 +172,10 @@ class Stream(Closing):
     def _at(self, place: Place) -> Applied:
         start = self._applied
         return Applied(identity=start.identity, place=place, key_groups=start.key_groups)
+
+
+def _drop_forgotten(fetch: Fetch) -> None:
+    """Clean up after a stream that was dropped without a close, and say so. In a fork it is the parent's."""
+    if not fetch.is_foreign:
+        fetch.abandon()
+        warnings.warn(_UNCLOSED, ResourceWarning, stacklevel=1)

@@ -59,5 +59,6 @@ def reading(plan: ReadPlan) -> Generator[None]:
 
 def _leased_position(options: ReadOptions, at: At | None) -> int:
     settings = RecoverySettings(holder="spark-read", lease_ttl_s=PLAN_LEASE_S)
-    # The recovery is not closed: its lease keeps the position for the tasks, and runs out by itself.
-    return recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings).position
+    recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
+    recovery.reserve()  # The lease keeps the position for the tasks, and runs out by itself.
+    return recovery.position

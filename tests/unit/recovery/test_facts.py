@@ -1,0 +1,202 @@
+"""What a recovery says before a target is filled: it costs no lease, and no target contradicts it."""
+
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import CorruptRun, NotFound
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.snapshot import recover_snapshot
+from statelog.recovery.trouble import RecoveryWarning
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.leases import list_leases
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from tests.support.rigs.history import HistoryRig, history_rig
+
+_KEYS = [b"key-%d" % i for i in range(20)]
+_MANY = [(b"key-%d" % i, b"v" * 500) for i in range(2000)]
+
+
+class _World:
+    """A rig whose store notes every file that is put; with a commit, a snapshot of it and a tail."""
+
+    def __init__(self) -> None:
+        self.puts: list[str] = []
+        self.disk = MemoryDisk(lambda: 1000.0)
+        store = MemoryStore(self.disk, "rig", faults=self._note)
+        self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=MemoryCluster()), store=store)
+        self.log = self.rig.log
+        self.commit(1)
+        self.rig.snapshot()
+        self.commit(2)
+        self.puts.clear()
+
+    def _note(self, method: str, path: str) -> Fault | None:
+        if method in ("put", "put_if_absent"):
+            self.puts.append(path)
+        return None
+
+    def commit(self, checkpoint_id: int) -> None:
+        """Every key is written with the checkpoint's number."""
+        with Writer(self.log, "w") as writer:
+            self.rig.commit(writer, checkpoint_id, [(key, b"%d" % checkpoint_id) for key in _KEYS], {"at": "x"})
+
+    def truncate_past_all(self) -> None:
+        """A commit, and a snapshot of everything: what came before it is gone, in Kafka and on the store."""
+        self.commit(3)
+        self.rig.snapshot(merge=True)
+        for manifest in self.rig.manifests[:-1]:
+            self.rig.drop(manifest)
+        self.rig.truncate(self.rig.manifests[-1])
+
+
+def test_facts_leave_nothing_on_the_store() -> None:
+    """Position, commits, meta and the plan itself are had without a file being written, closed or not."""
+    world = _World()
+    assert recover(world.log).position == world.rig.end()
+    last = recover(world.log).last_commit("w")
+    assert last is not None
+    assert last.checkpoint.id == 2
+    with recover(world.log) as recovery:
+        assert recovery.plan.manifest_number == 1
+        assert list(recovery.commits) == ["w"]
+        assert dict(recovery.meta) == {}
+    assert world.puts == []
+
+
+def test_a_recovery_holds_a_lease_only_for_its_targets() -> None:
+    """One for each target, gone when that is filled; none for what is asked before and after."""
+    world = _World()
+    recovery = recover(world.log)
+    for filled in (1, 2):
+        assert recovery.to_dict() == world.rig.state_at(recovery.position)
+        assert len(world.puts) == filled
+        assert list_leases(world.log.store) == []
+    assert recovery.statistics().has_lease
+
+
+@pytest.mark.parametrize("target", ["to_dict", "to_arrow", "stream", "follow"])
+def test_a_state_that_was_shown_is_that_of_the_target_or_an_error(target: str) -> None:
+    """Truncated past the position that a program has seen: NotFound, which says what helps; never a newer state."""
+    world = _World()
+    recovery = recover(world.log)
+    shown = recovery.position
+    world.truncate_past_all()
+    with pytest.raises(NotFound, match=f"position {shown}") as caught:
+        getattr(recovery, target)()
+    assert "recover again" in caught.value.hint
+    assert list_leases(world.log.store) == []
+
+
+def test_a_shown_state_that_is_still_held_is_filled() -> None:
+    """A newer snapshot, and a log truncated up to the older one, are no reason to move on."""
+    world = _World()
+    recovery = recover(world.log)
+    shown = recovery.position
+    world.commit(3)
+    world.rig.snapshot()
+    world.rig.truncate(world.rig.manifests[0])
+    assert recovery.to_dict() == world.rig.state_at(shown)
+    assert recovery.position == shown
+
+
+def test_a_state_that_nobody_has_seen_may_be_a_newer_one() -> None:
+    """Truncated past its plan, a recovery of the newest state plans again; the facts are those of what it filled."""
+    world = _World()
+    recovery = recover(world.log)
+    world.truncate_past_all()
+    assert recovery.to_dict() == world.rig.state_at(world.rig.end())
+    assert recovery.position == world.rig.end()
+    assert recovery.statistics().plans == 2
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_follower_begins_where_the_log_still_reaches(*, seen: bool) -> None:
+    """Also if its state needs nothing that was truncated: the commits behind it must still be there."""
+    rig = history_rig()
+    recovery = recover(rig.log)
+    if seen:
+        assert recovery.position == rig.end()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"a", b"1")])
+    rig.truncate(rig.snapshot())
+    if seen:
+        with pytest.raises(NotFound):
+            recovery.follow()
+        return
+    with recovery.follow() as stream:
+        portion = next(stream)
+        assert portion.changes.column("key").to_pylist() == [b"a"]
+
+
+def test_a_reserved_state_is_held_without_anybody_renewing_it() -> None:
+    """One lease stays, which names what the state needs; it is not removed with the object."""
+    world = _World()
+    recovery = recover(world.log, settings=RecoverySettings(holder="planner", lease_ttl_s=300.0))
+    recovery.reserve()
+    plan = recovery.plan
+    recovery.close()
+    del recovery
+    gc.collect()
+    (held,) = list_leases(world.log.store)
+    assert (held.lease.holder, held.lease.ttl_s) == ("planner", 300.0)
+    assert (held.lease.manifest_number, held.lease.position) == (plan.manifest_number, plan.base_position)
+    assert dict(held.lease.next_offsets) == plan.held_offsets(plan.partitions)
+
+
+def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:
+    """An older snapshot is taken only as long as nobody has seen the position of the newer one."""
+    world = _World()
+    world.rig.snapshot()
+    store = MemoryStore(world.disk, "rig")
+    path = world.rig.manifests[-1].runs[-1].path
+
+    def planned() -> Recovery:
+        return recover_snapshot("rig", root=store)
+
+    seen, unseen = planned(), planned()
+    assert seen.position == world.rig.manifests[-1].position
+    world.disk.write(f"rig/{path}", b"damaged", absent=False)
+    with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun):
+        seen.to_dict()
+    with pytest.warns(RecoveryWarning):
+        assert unseen.to_dict() == world.rig.state_at(world.rig.manifests[0].position)
+
+
+# ---- forgotten
+
+
+def test_a_stream_that_is_forgotten_open_is_told() -> None:
+    """As an open file is: ResourceWarning, and its lease is gone all the same."""
+    rig = history_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, _MANY)
+    stream = recover(rig.log).stream()
+    next(stream)
+    with pytest.warns(ResourceWarning, match="unclosed stream of statelog"):
+        del stream
+        gc.collect()
+
+
+def test_nothing_is_told_of_what_was_closed(tmp_path: Path) -> None:
+    """A stream that ended, was closed or left, a recovery that filled its targets, and one that was only asked."""
+    rig = history_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, _MANY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(recover(rig.log).stream())) > 1
+        with recover(rig.log).follow() as followed:
+            next(followed)
+        closed = recover(rig.log).stream()
+        closed.close()
+        filled = recover(rig.log)
+        filled.to_parquet(tmp_path / "state.parquet")
+        assert recover(rig.log).position == filled.position
+        del followed, closed, filled
+        gc.collect()
