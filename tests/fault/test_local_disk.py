@@ -10,9 +10,10 @@ import pytest
 import rocksdict
 
 from statelog.errors import StorageFull, StoreUnavailable
+from statelog.materializer import run_round
 from statelog.materializer.round import delta
 from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round.round import Round
 from statelog.recovery import recover
 from statelog.recovery.host import Host
 from tests.support.rigs.log import TwinLog, settings_for, state_of
@@ -75,7 +76,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
 
     def play(disk: Disk) -> None:
         try:
-            outcome = run_round(twin.open(), settings_for(tmp_path, fanout=2), seams=twin.seams, disk=disk)
+            outcome = Round(twin.open(), settings_for(tmp_path, fanout=2), seams=twin.seams, disk=disk).run()
         except BaseException:
             assert twin.run_paths() == before
             assert list(tmp_path.iterdir()) == []

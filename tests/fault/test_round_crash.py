@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StatelogError
+from statelog.materializer import CRASH_POINTS, run_round
 from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import CRASH_POINTS, run_round
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.store.memory import Fault

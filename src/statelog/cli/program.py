@@ -76,35 +76,41 @@ class Program(click.Group):
 
 
 def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
-    """Tell what went wrong; returns the exit code. What is a defect of ours goes on as it is."""
-    # Imported here, because a run that goes well without Kafka and Arrow shall not wait for them.
+    """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
+    # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
     from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OTHER, exit_code
     from statelog.cli.screen.output import print_error
     from statelog.errors import Misuse, StatelogError
 
+    if isinstance(error, BrokenPipeError):
+        give_up_stdout()  # The reader of our output is gone.
+    if interrupted or _is_interrupt(error):
+        if isinstance(error, StatelogError):
+            print_error(error, as_json=as_json)  # A library may have swallowed the Ctrl-C on the way here.
+        return INTERRUPTED
     match error:
         case click.UsageError() if not as_json:
             error.show()
             return MISUSE
-        case click.UsageError():
-            print_error(Misuse(error.format_message()), as_json=True)
-            return MISUSE
         case click.Abort():
-            return INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else MISUSE
-        case StatelogError():
-            print_error(error, as_json=as_json)
-            return INTERRUPTED if interrupted else exit_code(error)  # A library may have swallowed it on the way here.
+            return MISUSE  # A question without an answer.
         case BrokenPipeError():
-            give_up_stdout()  # Whoever read our output has gone; nobody is left to tell.
             return OTHER
-        case _ if interrupted:
-            return INTERRUPTED  # A library made this of it, one that was being imported, for example.
+        case click.UsageError():
+            refused: StatelogError = Misuse(error.format_message())
+        case StatelogError():
+            refused = error
         case OSError():
             refused = _refused(error)
-            print_error(refused, as_json=as_json)
-            return exit_code(refused)
         case _:
             raise error
+    print_error(refused, as_json=as_json)
+    return exit_code(refused)
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Whether click made this of a Ctrl-C."""
+    return isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _refused(error: OSError) -> "StatelogError":

@@ -24,7 +24,8 @@ from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
 from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
-from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.materializer.round.round import run_round
+from statelog.materializer.round.steps import CRASH_POINTS
 from statelog.materializer.settings import MaterializerSettings
 
 __all__ = [

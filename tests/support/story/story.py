@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from statelog.errors import AlreadyExists, Fenced, StatelogError
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round.round import Round
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.lifecycle import Life
 from statelog.recovery import AtCheckpoint, Portion, recover
@@ -262,10 +262,10 @@ def _round(process: Process) -> None:
     """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""
     world = process.world
     settings = settings_for(world.scratch)
-    outcome = run_round(
+    outcome = Round(
         process.log, settings, seams=Seams(wall_clock=process.clock, nonce=world.nonce), verified=process.verified,
         disk=world.nemesis.disk_hook,
-    )  # fmt: skip
+    ).run()  # fmt: skip
     assert isinstance(outcome, CompletedRound | SkippedRound), outcome
     if isinstance(outcome, CompletedRound):
         assert not outcome.cleanup.held_back, outcome

@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StoreUnavailable
-from statelog.materializer.daemon.tail import tail_now
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer import CompletedRound, Materializer, SkippedRound, run_round, tail_now
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
+
+
+def test_settings_are_a_choice() -> None:
+    """A log is enough for one round, and for a daemon."""
+    twin = TwinLog(partitions=1)
+    twin.write({b"a": b"1"})
+    log = twin.open()
+    assert isinstance(run_round(log), CompletedRound)
+    assert isinstance(Materializer(log).run_once(), SkippedRound)
 
 
 def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptManifest, RoundGivenUp
+from statelog.materializer import CRASH_POINTS, run_round
 from statelog.materializer.daemon.events import RoundEndedLate, RoundFailed
 from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
 from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
-from statelog.materializer.round.round import CRASH_POINTS, run_round
+from statelog.materializer.round.round import Round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
 from statelog.seams import Seams
@@ -24,12 +25,12 @@ BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
     """A round that is given up as soon as it has passed a point."""
     passed: list[str] = []
-    outcome = run_round(
+    outcome = Round(
         twin.open(),
         settings_for(tmp_path, fanout=2),
         seams=replace(twin.seams, crash=passed.append),
         is_given_up=lambda: point in passed,
-    )
+    ).run()
     assert isinstance(outcome, CompletedRound)
     return outcome
 
@@ -74,7 +75,7 @@ def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: 
         return passed[-1:] == ["after-fold"] and asked.count(len(passed)) > 1
 
     with pytest.raises(RoundGivenUp):
-        run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=passed.append), is_given_up=is_given_up)
+        Round(twin.open(), settings_for(tmp_path), seams=Seams(crash=passed.append), is_given_up=is_given_up).run()
     assert passed == ["after-newest", "after-fold"]
 
 

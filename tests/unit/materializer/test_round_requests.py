@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptManifest, StoreUnavailable
+from statelog.materializer import run_round
 from statelog.materializer.daemon.tail import TailGauge
 from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round.round import Round
 from statelog.materializer.round.target import choose_target
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer.writer import Writer
@@ -33,7 +34,7 @@ def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
         twin.now_s += 1.0
         twin.write({b"a": b"%d" % number})
         counts.clear()
-        outcome = run_round(log, settings, seams=twin.seams, verified=known)
+        outcome = Round(log, settings, seams=twin.seams, verified=known).run()
         assert isinstance(outcome, CompletedRound)
         if not outcome.runs_merged:
             asked[number] = counts.copy()
@@ -51,11 +52,11 @@ def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=3600.0))
     for turn in range(3):
         twin.write({b"a": b"%d" % turn})
-        run_round(log, settings, seams=twin.seams, verified=known)
+        Round(log, settings, seams=twin.seams, verified=known).run()
     twin.disk.truncate(f"log/{manifest_path(1)}", 100)
     twin.write({b"a": b"later"})
     with pytest.raises(CorruptManifest):
-        run_round(log, settings, seams=twin.seams, verified=known)
+        Round(log, settings, seams=twin.seams, verified=known).run()
 
 
 def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ from statelog.materializer.daemon.statistics import (
 from statelog.materializer.daemon.tail_watch import TailWatch
 from statelog.materializer.daemon.watchdog import Watchdog
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round.round import Round
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.seams import REAL, Seams
@@ -87,7 +87,7 @@ class Materializer:
     def __init__(
         self,
         log: Log,
-        settings: MaterializerSettings,
+        settings: MaterializerSettings | None = None,
         *,
         control: Control | None = None,
         on_event: Callable[[Event], None] = _ignore,
@@ -97,7 +97,7 @@ class Materializer:
         seams: Seams = REAL,
     ) -> None:
         self._log = log
-        self._settings = settings
+        self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
         self._seams = seams
         self._clock = seams.clock
@@ -152,13 +152,13 @@ class Materializer:
 
     def _run_round(self, started_s: float) -> RoundOutcome:
         over_s = started_s + self._settings.round_timeout_s
-        return run_round(
+        return Round(
             self._log,
             self._settings,
             verified=self._verified,
             is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
             seams=self._seams,
-        )
+        ).run()
 
     def _is_grace_over(self) -> bool:
         """Whether a stop waits for the round in flight no longer."""
