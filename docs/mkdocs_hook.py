@@ -4,6 +4,8 @@ Documents link by paths of the source tree. On the site, a link to a document be
 any other file becomes plain text. A link to a file that does not exist is left alone, and fails the build.
 """
 
+import ast
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["OUTSIDE", "on_files", "on_page_markdown"]
+__all__ = ["OUTSIDE", "on_files", "on_page_markdown", "on_post_build"]
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "spark", "cli")
@@ -46,6 +48,24 @@ def on_page_markdown(markdown: str, *, page: "Page", **_: Any) -> str:
     site_path = page.file.src_uri
     path = _SOURCES.get(site_path, f"docs/{site_path}")
     return _PIECES.sub(lambda found: _link(found, path, site_path), markdown)
+
+
+def on_post_build(*, config: Any) -> None:
+    """Warn, which fails the build, of each name that a room exports and that its API page does not describe."""
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        face = ROOT / "src" / "statelog" / page.stem / "__init__.py"
+        if face.exists():
+            html = Path(config["site_dir"], "api", page.stem, "index.html").read_text(encoding="utf-8")
+            for name in _exported(face):
+                if not re.search(rf'id="statelog\.[\w.]*\b{name}"', html):
+                    logging.getLogger("mkdocs.hooks").warning("api/%s does not describe %s", page.name, name)
+
+
+def _exported(face: Path) -> list[str]:
+    for node in ast.parse(face.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def _link(found: re.Match[str], path: str, site_path: str) -> str:

@@ -17,7 +17,7 @@ _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"[\w.*/-]+\.(?:py|pyi|md|toml|yml|json|avsc)|[\w-]+/(?:[\w-]+/)*")
-_PRINT = re.compile(r"^ *(?:.*print\(.*\)|\}?\)+)  # (.*?)(?:: [a-z0-9].*)?$", re.MULTILINE)
+_PRINT = re.compile(r"^(?:.*\bprint\(.*\)| *\}?\)+) {2,}# (.*)$", re.MULTILINE)
 
 
 @cache
@@ -59,7 +59,7 @@ def programs(document: Path) -> list[str]:
 
 
 def said(program: str) -> list[str]:
-    """What a program prints, by its comments: one behind every print, up to a colon and an explanation."""
+    """What a program prints, by its comments: one behind every print."""
     found = _PRINT.findall(program)
     assert len(found) == program.count("print("), "a print without a comment that says what it prints"
     return found

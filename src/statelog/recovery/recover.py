@@ -51,6 +51,7 @@ __all__ = ["OnProgress", "Recovery", "recover"]
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
+"""Is called with each report, in the thread of the recovery."""
 _GONE_HINT = "The reader was away for too long: recover the newest state into an empty target"
 
 

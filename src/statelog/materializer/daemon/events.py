@@ -158,3 +158,4 @@ Event = (
     | RestoreBudgetOutOfReach
     | Stopped
 )
+"""What a daemon tells its `on_event`."""

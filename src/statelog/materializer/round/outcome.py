@@ -67,3 +67,4 @@ class LostRound:
 
 
 RoundOutcome = CompletedRound | SkippedRound | LostRound
+"""How a round ended."""

@@ -26,7 +26,9 @@ from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_stru
 __all__ = ["ChangeMaker", "Key", "Value", "cut"]
 
 Key = bytes | str | int
+"""A key, by the key type of the log."""
 Value = bytes | Mapping[str, object]
+"""A value: bytes, or in a typed log the fields by name."""
 
 _TEXT_OR_BYTES = ("string", "large_string", "binary", "large_binary", "fixed_size_binary", "null")
 _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {

@@ -41,3 +41,4 @@ class AtCheckpoint:
 
 
 At = AtPosition | AtCheckpoint
+"""Which state is asked for."""

@@ -14,6 +14,7 @@ from statelog.errors import InvalidMetadata
 __all__ = ["Metadata", "check_metadata"]
 
 Metadata = Mapping[str, str | int | float | bool]
+"""What a commit says of itself, by name: a source position, above all."""
 
 
 def check_metadata(metadata: object) -> None:

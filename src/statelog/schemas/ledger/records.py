@@ -232,6 +232,7 @@ def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) 
 
 
 LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
+"""One record of the ledger, of any kind."""
 
 
 def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:

@@ -1,0 +1,45 @@
+"""What the pages for operators say of the command is what the command has."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from statelog.cli.program import program
+from statelog.materializer.daemon import events
+from tests.support.documents import DOCS
+
+_PAGES = [DOCS / "cli.md", DOCS / "guide" / "daemon.md", DOCS / "security.md", DOCS / "protocol-losses.md"]
+
+
+def _options() -> set[str]:
+    """Every option of every command."""
+    context = click.Context(program)
+    found: set[str] = set()
+    waiting: list[click.Command] = [program]
+    while waiting:
+        command = waiting.pop()
+        found |= {
+            name for parameter in command.get_params(context) for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        if isinstance(command, click.Group):
+            waiting += [one for name in command.list_commands(context) if (one := command.get_command(context, name))]
+    return found
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
+def test_options_that_a_page_names_are_there(page: Path) -> None:
+    """Each `--option` in the text or in a line for a shell is one of the command's."""
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text(encoding="utf-8")))
+    assert named - _options() == set()
+
+
+def test_events_that_the_daemon_guide_names_are_there() -> None:
+    """Each event in the table of what to watch is one that the daemon tells."""
+    page = (DOCS / "guide" / "daemon.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## What to watch")
+    named = set(re.findall(r"^\| `([a-z-]+)`", table, re.MULTILINE))
+    known = {re.sub(r"(?<!^)([A-Z])", r"-\1", name).lower() for name in events.__all__}
+    assert named
+    assert named <= known
