@@ -154,10 +154,10 @@ def coordinate(job: Job) -> None:
         workers = [stack.enter_context(closing(Worker(job, key_groups))) for key_groups in shares]
         while line < len(lines):
             end = min(line + LINES_PER_COMMIT, len(lines))
-            task = coordinator.task(coordinator.base.id + 1)
+            task = coordinator.task()
             handles = ask_all(workers, task, slots, lines[line:end])
             job.step("coordinator: answered")
-            coordinator.commit(task.checkpoint_id, handles, {"line": end})
+            coordinator.commit(handles, {"line": end})
             line = end
 
 

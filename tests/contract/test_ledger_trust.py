@@ -34,7 +34,7 @@ def make_anew(rig: LogRig) -> Log:
 def commit(writer: Writer, checkpoint_id: int, key: bytes = b"k") -> int:
     """Commit one change."""
     writer.put(key, b"v")
-    return writer.commit(checkpoint_id)
+    return writer.commit(checkpoint_id).offset
 
 
 def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> None:

@@ -70,7 +70,7 @@ def test_the_winners_of_a_checkpoint_are_one_commit(rig: LogRig, log: Log, produ
         task = coordinator.task(1)
         handles = [run_task(producer, task, 0, even), run_task(producer, task, 1, odd)]
         assert rig.state() == {}
-        committed = coordinator.commit(1, handles, {"offset": "60"})
+        committed = coordinator.commit(handles, {"offset": "60"}, checkpoint_id=1)
 
     assert committed.metadata == {"offset": "60"}
     assert rig.state() == even | odd
@@ -86,13 +86,13 @@ def test_losers_and_zombies_are_never_listed(rig: LogRig, log: Log, producer: Pr
         for key in odd:
             zombie.put(key, b"zombie")
         handles = [run_task(producer, task, 12, even), run_task(producer, task, 13, odd)]
-        coordinator.commit(1, handles)
+        coordinator.commit(handles, checkpoint_id=1)
         for key in even:
             zombie.put(key, b"zombie")
         late = zombie.finish()
         with pytest.raises(CheckpointMismatch):
-            coordinator.commit(2, [late])
-        coordinator.commit(2, [run_task(producer, coordinator.task(2), 14, {b"key-0": b"second"})])
+            coordinator.commit([late], checkpoint_id=2)
+        coordinator.commit([run_task(producer, coordinator.task(2), 14, {b"key-0": b"second"})], checkpoint_id=2)
 
     assert rig.state() == {**even, **odd, b"key-0": b"second"}
 
@@ -102,9 +102,9 @@ def test_a_task_that_began_before_the_last_commit_is_refused(log: Log, producer:
     even, odd = split_keys(log)
     with Coordinator(log, "c") as coordinator:
         early = coordinator.task(2)
-        coordinator.commit(1, [run_task(producer, coordinator.task(1), 0, even)])
+        coordinator.commit([run_task(producer, coordinator.task(1), 0, even)], checkpoint_id=1)
         with pytest.raises(CheckpointMismatch):
-            coordinator.commit(2, [run_task(producer, early, 1, odd)])
+            coordinator.commit([run_task(producer, early, 1, odd)], checkpoint_id=2)
         with pytest.raises(CheckpointMismatch):
             coordinator.task(1)
 
@@ -117,10 +117,22 @@ def test_tasks_in_one_key_group_are_refused_unless_keys_are_unique(rig: LogRig, 
         one = run_task(producer, task, 0, dict.fromkeys(all_keys[::2], b"one"))
         two = run_task(producer, task, 1, dict.fromkeys(all_keys[1::2], b"two"))
         with pytest.raises(OverlappingTasks, match="key group"):
-            coordinator.commit(1, [one, two])
-        coordinator.commit(1, [one, two], unique_keys=True)
+            coordinator.commit([one, two], checkpoint_id=1)
+        coordinator.commit([one, two], checkpoint_id=1, unique_keys=True)
 
     assert rig.state() == dict.fromkeys(all_keys[::2], b"one") | dict.fromkeys(all_keys[1::2], b"two")
+
+
+def test_the_checkpoint_is_that_of_the_handles(log: Log, producer: Producer) -> None:
+    """Without an id: the tasks' one, or without any handle the one after the last."""
+    with Coordinator(log, "c") as coordinator:
+        assert coordinator.commit(metadata={"offset": 1}).checkpoint.id == 1
+        handles = [run_task(producer, coordinator.task(7), 0, {b"k": b"v"})]
+        assert coordinator.commit(handles).checkpoint.id == 7
+        assert coordinator.task().checkpoint_id == 8
+        for checkpoint_id in (7, 0, True):
+            with pytest.raises(CheckpointMismatch):
+                coordinator.task(checkpoint_id)
 
 
 def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> None:
@@ -128,8 +140,8 @@ def test_one_handle_passed_twice_is_refused(log: Log, producer: Producer) -> Non
     with Coordinator(log, "c") as coordinator:
         handle = run_task(producer, coordinator.task(1), 0, {b"k": b"v"})
         with pytest.raises(OverlappingTasks, match="same number"):
-            coordinator.commit(1, [handle, handle], unique_keys=True)
-        coordinator.commit(1, [handle])
+            coordinator.commit([handle, handle], checkpoint_id=1, unique_keys=True)
+        coordinator.commit([handle], checkpoint_id=1)
 
 
 def zero() -> bytes:
@@ -147,7 +159,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, produce
                 key = b"%d-%d" % (checkpoint_id, i)
                 writer.put(key, b"v")
                 expected[key] = b"v"
-            coordinator.commit(checkpoint_id, [writer.finish()])
+            coordinator.commit([writer.finish()], checkpoint_id=checkpoint_id)
 
     assert rig.state() == expected
 
@@ -163,7 +175,7 @@ def test_two_attempts_in_one_slot_do_not_mix(rig: LogRig, log: Log, producer: Pr
             loser.put(key, b"loser")
             winner.put(key, value)
         loser.finish()
-        coordinator.commit(1, [winner.finish()])
+        coordinator.commit([winner.finish()], checkpoint_id=1)
 
     assert rig.state() == even
 
@@ -178,8 +190,8 @@ def test_a_slot_out_of_range_is_refused(log: Log, producer: Producer, slot: int)
 def test_a_task_without_changes_and_a_quiet_checkpoint(rig: LogRig, log: Log, producer: Producer) -> None:
     """Empty handles are fine, and so is a checkpoint of nothing but metadata."""
     with Coordinator(log, "c") as coordinator:
-        coordinator.commit(1, [run_task(producer, coordinator.task(1), 0, {})], {"offset": "1"})
-        coordinator.commit(2, [], {"offset": "2"})
+        coordinator.commit([run_task(producer, coordinator.task(1), 0, {})], {"offset": "1"}, checkpoint_id=1)
+        coordinator.commit([], {"offset": "2"}, checkpoint_id=2)
     with rig.open() as again, Coordinator(again, "c", expect=2) as coordinator:
         assert coordinator.last_commit is not None
         assert coordinator.last_commit.metadata == {"offset": "2"}
@@ -257,12 +269,12 @@ def test_a_new_coordinator_fences_the_old_one(rig: LogRig, log: Log, producer: P
     handle = run_task(producer, old_task, 0, even)
     with rig.open() as other, Coordinator(other, "c") as new:
         with pytest.raises(Fenced):
-            old.commit(1, [handle])
+            old.commit([handle], checkpoint_id=1)
         with pytest.raises(ClosedError):
-            old.commit(1, [handle])
+            old.commit([handle], checkpoint_id=1)
         old.close()
         run_task(producer, old_task, 1, dict.fromkeys(odd, b"zombie"))
-        new.commit(1, [run_task(producer, new.task(1), 0, odd)])
+        new.commit([run_task(producer, new.task(1), 0, odd)], checkpoint_id=1)
 
     assert rig.state() == odd
 
@@ -275,7 +287,7 @@ def test_a_later_coordinator_adopts_what_tasks_of_an_earlier_one_wrote(
     with Coordinator(log, "c") as old:
         kept = [run_task(producer, old.task(1), i, part).to_bytes() for i, part in enumerate((even, odd))]
     with rig.open() as again, Coordinator(again, "c", expect=0) as new:
-        new.commit(1, [Handle.from_bytes(data) for data in kept])
+        new.commit([Handle.from_bytes(data) for data in kept], checkpoint_id=1)
 
     assert rig.state() == even | odd
 
@@ -291,8 +303,8 @@ def test_an_adopted_handle_whose_chunks_are_gone_is_not_committed(rig: LogRig, l
         rig.cluster.overwrite(log.data_topic, entry.partition, entry.first_offset, b"another")
     with rig.open() as again, Coordinator(again, "c") as new:
         with pytest.raises(IncompleteChangeSet):
-            new.commit(1, [kept])
-        new.commit(1, [])
+            new.commit([kept], checkpoint_id=1)
+        new.commit([], checkpoint_id=1)
 
     assert rig.state() == {}
 
@@ -304,10 +316,10 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Lo
         grant = pickle.loads(pickle.dumps(planning.grant))
         with Coordinator(other, "c", opened=resume_grant(other, grant)) as committing:
             assert committing.grant == planning.grant
-            committing.commit(1, [run_task(producer, planning.task(1), 0, even)])
+            committing.commit([run_task(producer, planning.task(1), 0, even)], checkpoint_id=1)
             with pytest.raises(CommitRefused, match="continue"):
-                planning.commit(2, [run_task(producer, planning.task(2), 1, odd)])
-            committing.commit(2, [run_task(producer, committing.task(2), 2, odd)])
+                planning.commit([run_task(producer, planning.task(2), 1, odd)], checkpoint_id=2)
+            committing.commit([run_task(producer, committing.task(2), 2, odd)], checkpoint_id=2)
 
     assert rig.state() == even | odd
 
@@ -333,11 +345,11 @@ def test_a_grant_that_is_over_is_not_resumed(rig: LogRig, log: Log) -> None:
         with rig.open() as other, Writer(other, "x", partitions=[0]), pytest.raises(Fenced):
             resume_grant(log, grant)
     with rig.open() as other, Coordinator(other, "c") as coordinator:
-        coordinator.commit(1, [], final=True)
+        coordinator.commit([], checkpoint_id=1, final=True)
         with pytest.raises(Fenced):
             resume_grant(other, coordinator.grant)
         with pytest.raises(ClosedError, match="final"):
-            coordinator.commit(2, [])
+            coordinator.commit([], checkpoint_id=2)
 
 
 def work(bootstrap: str, task_bytes: bytes, slot: int, changes: dict[bytes, bytes]) -> bytes:
@@ -365,7 +377,7 @@ def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path)
             task = pickle.dumps(coordinator.task(checkpoint_id))
             jobs = [(broker.bootstrap, task, slot, part) for slot, part in enumerate(parts)]
             handles = [pickle.loads(data) for data in pool.starmap(work, jobs, chunksize=1)]
-            coordinator.commit(checkpoint_id, handles)
+            coordinator.commit(handles, checkpoint_id=checkpoint_id)
 
     assert rig.state() == parts[0] | parts[1]
 
@@ -373,7 +385,7 @@ def test_tasks_in_other_processes(broker: Broker, log_name: str, tmp_path: Path)
 def test_closing_a_coordinator_is_idempotent(rig: LogRig, log: Log) -> None:
     """Closing is idempotent and warns of nothing: a coordinator holds no changes."""
     coordinator = Coordinator(log, "c")
-    coordinator.commit(1, [])
+    coordinator.commit([], checkpoint_id=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         coordinator.close()

@@ -77,7 +77,7 @@ def _commit(writer: Writer, checkpoint_id: int, changes: State, model: State) ->
     for key, value in changes.items():
         writer.put(key, value)
     model.update(changes)
-    return writer.commit(checkpoint_id) + 1
+    return writer.commit(checkpoint_id).offset + 1
 
 
 def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:

@@ -124,6 +124,28 @@ def test_checkpoint_ids_grow(log: Log) -> None:
         writer.commit(6)
 
 
+def test_without_an_id_the_next_checkpoint_is_made(rig: LogRig, log: Log) -> None:
+    """One more than the last: in this life or the one before, and than the last that is still under way."""
+    with Writer(log, "w") as writer:
+        assert writer.commit().checkpoint.id == 1
+        assert writer.commit(5).checkpoint.id == 5
+    with rig.open() as again, Writer(again, "w") as writer:
+        first, second = writer.persist(), writer.persist()
+        assert (first.checkpoint_id, second.checkpoint_id) == (6, 7)
+        assert writer.confirm(first.result()).checkpoint.id == 6
+        assert writer.commit(metadata={"offset": 3}) == writer.last_commit
+        assert writer.last_commit is not None
+        assert (writer.last_commit.checkpoint.id, writer.last_commit.metadata) == (8, {"offset": 3})
+
+
+def test_behind_the_last_id_there_is_none(log: Log) -> None:
+    """The greatest id is the last: the next one is refused, and not begun anew."""
+    with Writer(log, "w") as writer:
+        writer.commit((1 << 63) - 1)
+        with pytest.raises(CheckpointMismatch, match="from 1 to 2\\^63 - 1"):
+            writer.commit()
+
+
 def test_opening_at_an_unexpected_checkpoint_is_refused(rig: LogRig, log: Log) -> None:
     """A job that resumes from another checkpoint than the log's is refused, and fences nobody."""
     with Writer(log, "w") as writer:

@@ -75,7 +75,7 @@ def test_a_closed_coordinator_and_its_tasks_are_freed_at_once(log: Log) -> None:
     coordinator = Coordinator(log, "c")
     task = TaskWriter(producer, coordinator.task(1), slot=0)
     task.put(b"k", b"v")
-    coordinator.commit(1, [task.finish()])
+    coordinator.commit([task.finish()], checkpoint_id=1)
     coordinator.close()
     producer.close()
     left = watch(coordinator, "_committer") + watch(task, "_outbox") + watch(producer)
@@ -85,7 +85,7 @@ def test_a_closed_coordinator_and_its_tasks_are_freed_at_once(log: Log) -> None:
 
 
 USES: dict[str, Callable[[Coordinator], object]] = {
-    "commit": lambda coordinator: coordinator.commit(1, []),
+    "commit": lambda coordinator: coordinator.commit([], checkpoint_id=1),
     "task": lambda coordinator: coordinator.task(1),
     "refresh": lambda coordinator: coordinator.refresh(),
     "close": lambda coordinator: coordinator.close(),
@@ -107,7 +107,7 @@ def test_a_second_thread_is_refused_by_a_coordinator(log: Log, use: Callable[[Co
         thread = threading.Thread(target=intrude)
         thread.start()
         thread.join()
-        assert coordinator.commit(1, []).checkpoint.id == 1
+        assert coordinator.commit([], checkpoint_id=1).checkpoint.id == 1
 
     assert len(found) == 1
 
@@ -118,7 +118,7 @@ def test_a_forked_child_is_refused_by_a_coordinator(log: Log) -> None:
     child = os.fork()
     if child == 0:
         try:
-            coordinator.commit(1, [])
+            coordinator.commit([], checkpoint_id=1)
         except ClosedError as error:
             coordinator.close()
             os._exit(0 if "belongs to the thread and process" in str(error) else 2)
@@ -126,7 +126,7 @@ def test_a_forked_child_is_refused_by_a_coordinator(log: Log) -> None:
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert coordinator.commit(1, []).checkpoint.id == 1
+    assert coordinator.commit([], checkpoint_id=1).checkpoint.id == 1
     coordinator.close()
 
 

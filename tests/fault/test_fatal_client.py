@@ -122,7 +122,7 @@ def _story(rig: LogRig, told: list[int]) -> None:
         try:
             task = TaskWriter(producer, coordinator.task(1), slot=0)
             task.put(b"t", b"v")
-            coordinator.commit(1, [task.finish()], {})
+            coordinator.commit([task.finish()], {}, checkpoint_id=1)
         finally:
             producer.close()
             coordinator.close()

@@ -105,7 +105,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         logs.append(world.create("regrown", partitions=2))
         world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0])
         world.writers["regrown"].put(key_in(0, 2), b"v")
-        last = world.writers["regrown"].commit(1)
+        last = world.writers["regrown"].commit(1).offset
         broker.kill()
         cut_tail(data, "ledger.ledger", 0, 2 + LEFT)
         cut_tail(data, "snapshot.ledger", 0, 2 + LEFT)

@@ -102,7 +102,7 @@ def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
                 os._exit(0)
             os._exit(1)
         _, status = os.waitpid(child, 0)
-        coordinator.commit(1, [task.finish()])
+        coordinator.commit([task.finish()], checkpoint_id=1)
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert rig.state() == {b"k": b"v"}
@@ -208,8 +208,8 @@ def test_checkpoint_ids_fit(log: Log, checkpoint_id: Any) -> None:
         writer.commit(1)
     with Coordinator(log, "c") as coordinator:
         with pytest.raises(CheckpointMismatch):
-            coordinator.commit(checkpoint_id, [])
-        coordinator.commit(1, [])
+            coordinator.commit([], checkpoint_id=checkpoint_id)
+        coordinator.commit([], checkpoint_id=1)
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_a_handle_of_another_log_is_not_a_loss(rig: LogRig, log: Log) -> None:
         writer.commit(1)
     with Coordinator(log, "c") as coordinator:
         with pytest.raises(IdentityChanged):
-            coordinator.commit(1, [handle])
-        coordinator.commit(1, [])
+            coordinator.commit([handle], checkpoint_id=1)
+        coordinator.commit([], checkpoint_id=1)
 
 
 def test_a_coordinator_adopts_meta_records(rig: LogRig, log: Log) -> None:
@@ -295,7 +295,7 @@ def test_a_coordinator_adopts_meta_records(rig: LogRig, log: Log) -> None:
         writer.append_meta("state", b"v1")
         handle = writer.persist(1).result()
     with rig.open() as again, Coordinator(again, "w") as coordinator:
-        coordinator.commit(1, [handle])
+        coordinator.commit([handle], checkpoint_id=1)
         rows = again.describe().state.meta
 
     assert [(row.key, row.value) for row in rows] == [("state", b"v1")]
@@ -404,7 +404,7 @@ def test_a_final_commit_closes_the_writer(rig: LogRig, log: Log) -> None:
     """Nothing can follow it, so the next put is refused at once; the last commit is still told."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        offset = writer.commit(1, final=True)
+        offset = writer.commit(1, final=True).offset
         assert writer.life is Life.CLOSED
         assert writer.last_commit is not None
         assert writer.last_commit.offset == offset

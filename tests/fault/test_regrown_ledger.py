@@ -43,7 +43,7 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
     twin = TwinLog()
     with twin.open() as log, Writer(log, "a", partitions=[0, 1], seams=Seams(clock=twin.clock)) as a:
         a.put(key_in(log, 0), b"1")
-        last = a.commit(1)
+        last = a.commit(1).offset
         twin.cluster.lose_tail("log.ledger", 0, last)
         for i in range(others):
             with twin.open() as other, Writer(other, f"c{i}", partitions=[2]):
@@ -140,7 +140,7 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
         writer.put(b"a", b"2")
         faults.is_on = True
         kafka.questions, kafka.lie_at, kafka.old_end = 0, lie_at, kafka.cluster.log("log.ledger", 0).end
-        offset = writer.commit(2)
+        offset = writer.commit(2).offset
         kafka.lie_at = None
         last = log.commits()["w"]
 

@@ -105,7 +105,7 @@ def test_a_commit_that_landed_is_told_as_committed(world: World, fate: Fate, fin
             writer.commit(i + 1)
         writer.put(b"k", b"v")
         world.faults.fates = [fate]
-        offset = writer.commit(7, {"offset": "42"}, final=final)
+        offset = writer.commit(7, {"offset": "42"}, final=final).offset
         assert writer.last_commit is not None
         assert writer.last_commit.offset == offset
 
@@ -212,7 +212,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
     with world.rig.open() as log, Writer(log, "w", seams=Seams(clock=Clock(), nonce=new_nonce)) as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED]
-        assert writer.commit(1) == 2
+        assert writer.commit(1).offset == 2
         assert writer.life is Life.FAILED
         with pytest.raises(Fenced):
             writer.put(b"m", b"x")
@@ -229,9 +229,9 @@ def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(worl
             with Writer(other, "x", partitions=[1]) as writer:
                 writer.commit(1)
             with pytest.raises(OutcomeUnknown) as caught:
-                coordinator.commit(1, [], {"offset": "1"})
+                coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
             with pytest.raises(ClosedError):
-                coordinator.commit(1, [], {"offset": "1"})
+                coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
 
     assert isinstance(caught.value.__cause__, BrokerUnavailable)
     last = world.last()
@@ -323,9 +323,9 @@ def test_an_interrupted_commit_is_never_sent_again(world: World) -> None:
     with world.rig.open() as log:
         coordinator = Coordinator(log, "w", seams=Seams(crash=raise_at("committed")))
         with pytest.raises(KeyboardInterrupt):
-            coordinator.commit(1, [], {"offset": "1"})
+            coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
         with pytest.raises(ClosedError):
-            coordinator.commit(1, [], {"offset": "1"})
+            coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
         coordinator.close()
 
     assert world.commits() == 1
@@ -362,9 +362,9 @@ def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: 
     with world.rig.open() as log, Coordinator(log, "w", seams=Seams(clock=Clock())) as coordinator:
         first = coordinator.task(1)
         world.faults.fates = [Fate.LOSE]
-        coordinator.commit(1, [task_of(log, coordinator, 1, {b"k": b"v"})])
+        coordinator.commit([task_of(log, coordinator, 1, {b"k": b"v"})], checkpoint_id=1)
         second = coordinator.task(2)
-        coordinator.commit(2, [task_of(log, coordinator, 2, {b"l": b"w"})])
+        coordinator.commit([task_of(log, coordinator, 2, {b"l": b"w"})], checkpoint_id=2)
 
     assert second.grant.epoch > first.grant.epoch
     assert second.base.nonce == first.grant.nonce

@@ -64,7 +64,7 @@ def test_another_writers_handle_is_refused(rig: TwinRig, log: Log) -> None:
             writer.adopt(handle)
         writer.commit(1)
     with Coordinator(log, "third") as coordinator, pytest.raises(CheckpointMismatch, match="another writer"):
-        coordinator.commit(1, [handle])
+        coordinator.commit([handle], checkpoint_id=1)
     assert rig.state() == {}
 
 
@@ -76,8 +76,8 @@ def test_another_checkpoints_handle_is_refused(rig: TwinRig, log: Log, quiet: bo
         handle = replace(handle, steps=(Step(checkpoint_id=1),))
     with Coordinator(log, "w") as coordinator:
         with pytest.raises(CheckpointMismatch, match="another checkpoint"):
-            coordinator.commit(2, [handle])
-        coordinator.commit(1, [handle])
+            coordinator.commit([handle], checkpoint_id=2)
+        coordinator.commit([handle], checkpoint_id=1)
     assert rig.state() == ({} if quiet else {b"k": b"v"})
 
 
@@ -88,7 +88,7 @@ def test_handles_of_two_lives_are_not_one_commit(rig: TwinRig, log: Log) -> None
         task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
         task.put(b"other", b"w")
         with pytest.raises(CheckpointMismatch, match="different lives"):
-            coordinator.commit(1, [earlier, task.finish()], unique_keys=True)
+            coordinator.commit([earlier, task.finish()], checkpoint_id=1, unique_keys=True)
     assert rig.state() == {}
 
 

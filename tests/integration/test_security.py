@@ -95,7 +95,7 @@ def _coordinate(place: Place, user: str) -> None:
         try:
             task = TaskWriter(producer, coordinator.task(last + 1), slot=0)
             task.put(b"c", b"3")
-            coordinator.commit(last + 1, [task.finish()])
+            coordinator.commit([task.finish()], checkpoint_id=last + 1)
         finally:
             producer.close()
 

@@ -250,7 +250,7 @@ def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog) -> None:
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     task = plan_batch(options)
     with Coordinator(rig.log, "job", opened=resume_grant(rig.log, task.grant)) as sibling:
-        sibling.commit(2, [], {"queryId": "q", "batchId": "1"})
+        sibling.commit([], {"queryId": "q", "batchId": "1"}, checkpoint_id=2)
     task = plan_batch(options)
     assert task.base.id == 2
     assert commit_batch(options, [run_task(task, options, 1, {3: 3})], 2)

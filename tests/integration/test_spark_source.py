@@ -51,7 +51,7 @@ def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
     with Writer(rig.log, "w") as writer:
         for key in range(100):
             writer.put(key, {"n": key, "note": f"note {key}"})
-        first = writer.commit(1)
+        first = writer.commit(1).offset
         for key in range(50):
             writer.delete(key)
         writer.commit(2)

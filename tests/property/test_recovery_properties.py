@@ -88,7 +88,7 @@ class _World:
         old.close()
         self.ids[name] += 1
         self.writers[name] = self.open(name)
-        position = self.writers[name].adopt(handle) + 1
+        position = self.writers[name].adopt(handle).offset + 1
         self.rig.history.append(Committed(position, name, self.ids[name], changes))
 
     def snapshot(self, _: str) -> None:

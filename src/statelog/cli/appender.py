@@ -113,9 +113,8 @@ class Appender:
 
     def _commit(self) -> None:
         self._fields.require()
-        checkpoint = self._appended.checkpoint + 1
-        self._writer.commit(checkpoint, self._source.mark.to_metadata())
-        self._appended.checkpoint = checkpoint
+        made = self._writer.commit(metadata=self._source.mark.to_metadata())
+        self._appended.checkpoint = made.checkpoint.id
         self._appended.commits += 1
         self._appended.rows += self._pending
         self._pending = 0

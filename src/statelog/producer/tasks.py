@@ -1,9 +1,9 @@
 """Tasks: parallel writing for one coordinator. Tasks write chunks anywhere; one process opens and commits.
 
     coordinator = Coordinator(log, "job-1")                  # one process
-    task = TaskWriter(producer, coordinator.task(2), slot=0) # any process: a TaskGrant pickles
+    task = TaskWriter(producer, coordinator.task(), slot=0)  # any process: a TaskGrant pickles
     task.append_batch(table); handle = task.finish()         # handles pickle, too
-    coordinator.commit(2, handles, {"offset": "42"})
+    coordinator.commit(handles, {"offset": 42})
 
 Tasks that lose, retry or come too late are never listed and cost only bytes: readers see none of it.
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.errors import CheckpointMismatch, ConfigError, Fenced
-from statelog.producer.commits.commit import check_handle, refuse_overlaps
+from statelog.producer.commits.commit import check_checkpoint_id, check_handle, refuse_overlaps
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import Opened, open_epoch
@@ -180,12 +180,15 @@ class Coordinator(Closing):
         """The checkpoint that the next commit continues."""
         return self._committer.base
 
-    def task(self, checkpoint_id: int) -> TaskGrant:
-        """What the tasks of the next checkpoint need.
+    def task(self, checkpoint_id: int | None = None) -> TaskGrant:
+        """What the tasks of the next checkpoint need. Without an id it is the last one's and 1.
 
         Raises CheckpointMismatch if it is not later than the last, ClosedError.
         """
         self._guard.check()
+        if checkpoint_id is None:
+            checkpoint_id = self.base.id + 1
+        check_checkpoint_id(checkpoint_id)
         if checkpoint_id <= self.base.id:
             raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {self.base.id}")
         grant = replace(self.grant, witness=self._committer.position)
@@ -193,20 +196,22 @@ class Coordinator(Closing):
 
     def commit(
         self,
-        checkpoint_id: int,
-        handles: Sequence[Handle],
+        handles: Sequence[Handle] = (),
         metadata: Metadata | None = None,
         *,
+        checkpoint_id: int | None = None,
         unique_keys: bool = False,
         final: bool = False,
     ) -> LastCommit:
-        """Commit the winners' handles as one checkpoint, all or nothing.
+        """Commit the winners' handles as one checkpoint, all or nothing: theirs, or without any the next one.
 
         `unique_keys` declares that no key comes from two tasks; otherwise two tasks in one key group are refused with
         OverlappingTasks before anything is written. Raises as `Writer.confirm`; unless it is misuse, the coordinator is
         over then.
         """
         self._guard.check()
+        if checkpoint_id is None:
+            checkpoint_id = handles[0].checkpoint.id if handles else self.base.id + 1
         if not unique_keys:
             refuse_overlaps(handles)
         for handle in handles:

@@ -3,7 +3,7 @@
     with Writer(log, "job-1") as writer:
         resume_from = writer.last_commit
         writer.put(b"key", b"value")
-        writer.commit(1, {"offset": "42"})
+        writer.commit(metadata={"offset": 42})
 
 - append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. Nothing is promised.
 - persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Nothing is visible.
@@ -220,10 +220,11 @@ class Writer:
             self._pipeline.roll_over(self._buffer.take())
         return self._pipeline.sequence.next
 
-    def persist(self, checkpoint_id: int, *, from_sqn: int | None = None) -> Persist:
+    def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> Persist:
         """Send what is not sent yet, and promise a handle of everything since the last confirmed checkpoint.
 
-        What is durable or in flight is not sent again. `from_sqn` names the change set from which on the caller needs
+        Without an id the checkpoint is the one after the last, confirmed or under way. What is durable or in flight is
+        not sent again. `from_sqn` names the change set from which on the caller needs
         everything; what no commit confirmed below it is included all the same. Several checkpoints may be under way.
 
         Raises CheckpointMismatch if the id does not grow, SequenceTruncated and SequenceAhead for a wrong `from_sqn`;
@@ -231,7 +232,7 @@ class Writer:
         """
         self._check_start(from_sqn)
         self._guard.check()
-        self._check_later(checkpoint_id)
+        checkpoint_id = self._next_id(checkpoint_id)
         started_s = self._seams.clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
@@ -239,8 +240,8 @@ class Writer:
             self._seams.crash("sent")
         return self._promise(step, started_s)
 
-    def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> int:
-        """Commit a handle that this life persisted; returns the commit's ledger offset.
+    def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> LastCommit:
+        """Commit a handle that this life persisted; returns the commit, with its ledger offset.
 
         `final` ends the writer's row in the ledger, and this writer with it.
 
@@ -257,12 +258,17 @@ class Writer:
             )
         return self._commit([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
 
-    def commit(self, checkpoint_id: int, metadata: Metadata | None = None, *, final: bool = False) -> int:
-        """Persist and confirm; returns the ledger offset. Without changes, it commits the progress in `metadata`."""
-        check_metadata(metadata or {})
+    def commit(
+        self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
+    ) -> LastCommit:
+        """Persist and confirm. Without an id it is the next checkpoint, without changes progress of the source alone.
+
+        Raises as `persist` and `confirm`; InvalidMetadata before anything is sent.
+        """
+        check_metadata({} if metadata is None else metadata)
         return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
 
-    def adopt(self, handle: Handle, metadata: Metadata | None = None) -> int:
+    def adopt(self, handle: Handle, metadata: Metadata | None = None) -> LastCommit:
         """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
 
         Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
@@ -372,7 +378,7 @@ class Writer:
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
-    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> int:
+    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> LastCommit:
         epoch, started_s = self.grant.epoch, self._seams.clock()
         # Chunks of a later change set, out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)
@@ -393,7 +399,7 @@ class Writer:
             self.close()
         elif self._committer.is_overtaken:
             self._guard.overtake()
-        return last.offset
+        return last
 
     def _check_start(self, from_sqn: int | None) -> None:
         """Refuse a persist that cannot be. After a failure it says so every time, not only that the writer is over."""
@@ -406,9 +412,12 @@ class Writer:
                 self._guard.fail()
                 raise
 
-    def _check_later(self, checkpoint_id: int) -> None:
-        check_checkpoint_id(checkpoint_id)
+    def _next_id(self, wanted: int | None) -> int:
+        """The id of the next checkpoint: the one that the caller wants, if it can be, or the next whole number."""
         steps = self._pipeline.steps
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
+        checkpoint_id = last_id + 1 if wanted is None else wanted
+        check_checkpoint_id(checkpoint_id)
         if checkpoint_id <= last_id:
             raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
+        return checkpoint_id

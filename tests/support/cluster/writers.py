@@ -127,7 +127,7 @@ def _append(writer: Writer | TaskWriter, changes: Iterable[tuple[bytes, bytes | 
 def _commit_one(writer: Writer, source: _Source) -> None:
     attempt = source.next()
     _append(writer, changes_of(attempt))
-    source.told(attempt, writer.commit(attempt.checkpoint, _metadata(attempt)))
+    source.told(attempt, writer.commit(attempt.checkpoint, _metadata(attempt)).offset)
 
 
 def _commit_two(writer: Writer, source: _Source) -> None:
@@ -138,7 +138,7 @@ def _commit_two(writer: Writer, source: _Source) -> None:
         _append(writer, changes_of(attempt))
         persisted.append(writer.persist(attempt.checkpoint))
     for attempt, persist in zip(attempts, persisted, strict=True):
-        source.told(attempt, writer.confirm(persist.result(), _metadata(attempt)))
+        source.told(attempt, writer.confirm(persist.result(), _metadata(attempt)).offset)
 
 
 class _Desk:
@@ -153,7 +153,7 @@ class _Desk:
         """Have the attempt written by the tasks, and commit what the first to answer return."""
         task = self._coordinator.task(attempt.checkpoint)
         handles = self._collect(attempt, task)
-        return self._coordinator.commit(attempt.checkpoint, handles, _metadata(attempt)).offset
+        return self._coordinator.commit(handles, _metadata(attempt), checkpoint_id=attempt.checkpoint).offset
 
     def _collect(self, attempt: Attempt, task: TaskGrant) -> list[Handle]:
         """One handle for each partition: the first that comes. Who does not answer is asked again, in a new slot."""

@@ -179,10 +179,9 @@ class TwinLog:
     def write(self, changes: dict[bytes, bytes | None], writer: str = "writer") -> None:
         """Commit changes (None deletes) as the writer's next checkpoint, and apply them to the model."""
         with self.open() as log, Writer(log, writer) as out:
-            last = out.last_commit
             for key, value in changes.items():
                 out.delete(key) if value is None else out.put(key, value)
-            out.commit((last.checkpoint.id if last else 0) + 1)
+            out.commit()
         self.apply(changes)
 
     def apply(self, changes: dict[bytes, bytes | None]) -> None:

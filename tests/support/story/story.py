@@ -201,7 +201,7 @@ def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
     with _Telling(process.world, attempt):
         for key, value in attempt.changes.items():
             writer.delete(key) if value is None else writer.put(key, value)
-        attempt.offset = writer.commit(checkpoint_id, {"tag": attempt.tag})
+        attempt.offset = writer.commit(checkpoint_id, {"tag": attempt.tag}).offset
 
 
 class _Telling:
@@ -233,7 +233,7 @@ def _commit_tasks(process: Process) -> None:
     with _Telling(world, attempt):
         grant = coordinator.task(1)
         handles = [_run_task(world, grant, attempt, group) for group in (2, 3)]
-        attempt.offset = coordinator.commit(1, handles, {"tag": attempt.tag}).offset
+        attempt.offset = coordinator.commit(handles, {"tag": attempt.tag}, checkpoint_id=1).offset
 
 
 def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> Handle:

@@ -125,7 +125,7 @@ class Takeover:
             for checkpoint_id in range(1, COMMITS + 1):
                 for key in keys:
                     writer.put(key, b"old %d" % checkpoint_id)
-                self.told.append(writer.commit(checkpoint_id, {"position": str(checkpoint_id)}))
+                self.told.append(writer.commit(checkpoint_id, {"position": str(checkpoint_id)}).offset)
             self.done = True
             while self.new_epoch < 0:
                 self.stepper.pause()

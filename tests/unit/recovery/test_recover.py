@@ -67,7 +67,7 @@ def test_a_final_commit_can_be_asked_for() -> None:
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.append(writer, [(b"a", b"1")])
-        position = writer.commit(9, final=True) + 1
+        position = writer.commit(9, final=True).offset + 1
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"2")])
     recovery = recover(rig.log, at=AtCheckpoint("w", 9))

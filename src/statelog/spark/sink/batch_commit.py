@@ -81,7 +81,9 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchR
         if decision.is_replay:
             return False
         handles = [_stamped(result, decision.checkpoint_id) for result in results]
-        coordinator.commit(decision.checkpoint_id, handles, decision.metadata, unique_keys=options.unique_keys)
+        coordinator.commit(
+            handles, decision.metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
+        )
     except BaseException:
         _coordinators.drop(key)
         raise
