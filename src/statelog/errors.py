@@ -45,6 +45,10 @@
             ├── AnchorMismatch      a record is not the one that a snapshot or a fold was built on
             └── IncompleteChangeSet a listed change set lacks chunks or changes
 
+    UserWarning
+    └── StatelogWarning             a slip of the calling program, told at its own line every time
+        └── UncommittedChanges      a writer was closed, and changes that no commit holds are discarded
+
 Four axes, and they are the caller's: *misuse* is mended in the calling program, *unavailable* is
 tried again, *fenced* ends this writer, and *damaged* needs a person. `RETRYABLE` is that rule as data.
 
@@ -92,10 +96,12 @@ __all__ = [
     "SequenceAhead",
     "SequenceTruncated",
     "StatelogError",
+    "StatelogWarning",
     "StorageFull",
     "StoreRefused",
     "StoreUnavailable",
     "Unavailable",
+    "UncommittedChanges",
     "UnknownFormat",
     "Unsafe",
     "UnsafeStore",
@@ -318,3 +324,11 @@ class AnchorMismatch(DataLoss):
 
 class IncompleteChangeSet(DataLoss):
     """A change set that a commit lists lacks chunks or changes, or they are not the ones listed."""
+
+
+class StatelogWarning(UserWarning):
+    """A slip of the calling program. Told at its own line, every time, as its warning filters have it."""
+
+
+class UncommittedChanges(StatelogWarning):
+    """A writer was closed, and changes that no commit holds are discarded."""

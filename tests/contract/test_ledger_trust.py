@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
-from statelog.producer.tasks import Coordinator
+from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.storage.log.log import Log

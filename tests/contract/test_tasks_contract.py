@@ -21,8 +21,11 @@ from statelog.errors import (
     KeyGroupMismatch,
     OverlappingTasks,
 )
+from statelog.producer.commits.grant import TaskGrant
+from statelog.producer.commits.opening import resume_grant
+from statelog.producer.coordinator import Coordinator
 from statelog.producer.settings import WriterSettings
-from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle

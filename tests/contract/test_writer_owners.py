@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from statelog.errors import ClosedError
-from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable, StatelogError
-from statelog.producer.commits.opening import Opened
-from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.commits.opening import OpenedEpoch
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.client import ConfluentKafka
@@ -157,7 +158,7 @@ def test_both_clients_are_closed_whatever_the_first_says() -> None:
             """Note it."""
             closed.append("ledger")
 
-    opened = Opened(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
+    opened = OpenedEpoch(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
     with pytest.raises(RuntimeError):
         opened.close()
     assert closed == ["ledger"]

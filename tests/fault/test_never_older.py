@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from statelog.errors import BrokerUnavailable, Misuse
-from statelog.producer.tasks import Coordinator
+from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.kafka import OffsetRange

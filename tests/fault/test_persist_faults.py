@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
-from statelog.producer.lifecycle import Life
+from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
-from statelog.producer.lifecycle import Life
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
-from statelog.producer.tasks import Coordinator, TaskWriter
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import Commit, decode

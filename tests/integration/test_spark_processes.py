@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
-from statelog.producer.commits.opening import open_epoch
-from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter, resume_grant
+from statelog.producer.commits.grant import TaskGrant
+from statelog.producer.commits.opening import open_epoch, resume_grant
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.spark import clients

@@ -3,11 +3,14 @@
 import pickle
 import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 
 from statelog import errors
-from statelog.errors import StatelogError
+from statelog.errors import StatelogError, StatelogWarning
+
+T = TypeVar("T")
 
 
 def drawn() -> dict[str, str]:
@@ -26,8 +29,8 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def below(kind: type[StatelogError]) -> Iterator[type[StatelogError]]:
-    """An error and all that are derived from it in its module."""
+def below(kind: type[T]) -> Iterator[type[T]]:
+    """A class and all that are derived from it in its module."""
     yield kind
     for one in kind.__subclasses__():
         if one.__module__ == errors.__name__:
@@ -35,13 +38,15 @@ def below(kind: type[StatelogError]) -> Iterator[type[StatelogError]]:
 
 
 ALL = list(below(StatelogError))
+WARNINGS = list(below(StatelogWarning))
 
 
 def test_the_drawing_is_the_tree() -> None:
-    """Every error is drawn below its parent, nothing else is drawn, and all of them are public."""
-    there = {kind.__name__: kind.__bases__[0].__name__ for kind in ALL if kind is not StatelogError}
+    """Every error and warning is drawn below its parent, nothing else is drawn, and all of them are public."""
+    kinds: list[type[Exception]] = [*ALL[1:], *WARNINGS]
+    there = {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
     assert drawn() == there
-    assert {kind.__name__ for kind in ALL} <= set(errors.__all__)
+    assert {StatelogError.__name__, *there} <= set(errors.__all__)
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.__name__))

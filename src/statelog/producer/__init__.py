@@ -1,12 +1,13 @@
 """Writing: the writer and its life, and a coordinator for tasks in other processes. Reads no data chunks."""
 
-from statelog.producer.commits.grant import Grant
-from statelog.producer.lifecycle import Life
-from statelog.producer.persist import Persist
+from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.guard import Life
+from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.change_maker import Key, Value
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Summary, WriterStatistics
-from statelog.producer.tasks import Coordinator, TaskGrant, TaskWriter
+from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 
 __all__ = [
@@ -14,7 +15,7 @@ __all__ = [
     "Grant",
     "Key",
     "Life",
-    "Persist",
+    "PendingHandle",
     "Summary",
     "TaskGrant",
     "TaskWriter",

@@ -17,23 +17,20 @@ Invariants:
 - All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
 """
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import get_ident
-from types import TracebackType
-from typing import Self
-
-import pyarrow as pa
 
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
-from statelog.producer.commits.commit import check_checkpoint_id, check_handle, check_meta, meta_size
+from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
-from statelog.producer.lifecycle import Guard, Life
-from statelog.producer.persist import Persist
-from statelog.producer.sending.buffer import ChangeBuffer, Key, Value
+from statelog.producer.commits.rules import check_checkpoint_id, check_handle
+from statelog.producer.guard import Guard, Life
+from statelog.producer.pending_handle import PendingHandle
+from statelog.producer.sending.buffer import ChangeBuffer
+from statelog.producer.sending.meta_buffer import MetaBuffer
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.sending.pipeline import PendingStep, Pipeline
 from statelog.producer.sending.sequence import INITIAL
@@ -51,7 +48,7 @@ __all__ = ["Writer"]
 _APART = "Open one in each, on disjoint partitions and under its own name"
 
 
-class Writer:
+class Writer(ChangeWriter):
     """Appends keyed changes to a log under its own name, exactly once.
 
     `partitions` limits it to some partitions, so that several writers can share a log; `expect` is the checkpoint id
@@ -77,16 +74,17 @@ class Writer:
         self._settings = settings or WriterSettings()
         self._seams = seams
         self._meter = Meter()
-        self._meta: dict[str, bytes | None] = {}
-        self._meta_bytes = 0
-        self._guard = Guard("writer", name, again="Open it again", apart=_APART)
+        self._meta = MetaBuffer()
         opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
         try:
             self._committer = Committer(log, opened, seams=seams)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
-            grant = opened.grant
-            self._buffer = ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings)
             self._seams.crash("opened")
+            grant = opened.grant
+            super().__init__(
+                Guard("writer", name, again="Open it again", apart=_APART),
+                ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings),
+            )
         except BaseException:
             opened.close()
             raise
@@ -102,11 +100,6 @@ class Writer:
     def grant(self) -> Grant:
         """The grant that this writer writes under."""
         return self._committer.grant
-
-    @property
-    def life(self) -> Life:
-        """Whether it is open, failed or closed."""
-        return self._guard.life
 
     @property
     def last_commit(self) -> LastCommit | None:
@@ -145,56 +138,7 @@ class Writer:
     def __repr__(self) -> str:
         return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self.life.value})"
 
-    # ---- append
-
-    def put(self, key: Key, value: Value) -> None:
-        """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
-
-        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
-        """
-        if get_ident() != self._guard.user:
-            self._guard.check()
-        try:
-            if self._buffer.put(key, value):
-                self._send()
-        except BaseException as error:
-            self._guard.fail_unless_refused(error)
-            raise
-
-    def delete(self, key: Key) -> None:
-        """Remove `key`; one that is not there is fine. Raises as `put`."""
-        if get_ident() != self._guard.user:
-            self._guard.check()
-        try:
-            if self._buffer.delete(key):
-                self._send()
-        except BaseException as error:
-            self._guard.fail_unless_refused(error)
-            raise
-
-    def append(self, key_group: int, key: Key, value: Value | None) -> None:
-        """A change whose key group the caller names; None deletes. Raises as `put`."""
-        self._guard.check()
-        try:
-            if self._buffer.append(key_group, key, value):
-                self._send()
-        except BaseException as error:
-            self._guard.fail_unless_refused(error)
-            raise
-
-    def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
-        null value deletes), and `value`, or for typed values the fields themselves. All of it is checked before any of
-        it is buffered; then it is sent piece by piece, however large it is. Raises as `put`.
-        """
-        self._guard.check()
-        try:
-            for is_full in self._buffer.extend(table):
-                if is_full:
-                    self._send()
-        except BaseException as error:
-            self._guard.fail_unless_refused(error)
-            raise
+    # ---- append, beside what every ChangeWriter does
 
     def append_meta(self, key: str, value: bytes | None) -> None:
         """A meta record of this writer, committed with the changes; the last one of a key wins, and None removes it.
@@ -202,10 +146,7 @@ class Writer:
         Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
         """
         self._guard.check()
-        replaced = meta_size(key, self._meta[key]) if key in self._meta else 0
-        held_bytes = self._meta_bytes - replaced
-        self._meta_bytes = held_bytes + check_meta(key, value, held_bytes + self._pipeline.meta_bytes)
-        self._meta[key] = value
+        self._meta.put(key, value, self._pipeline.meta_bytes)
 
     # ---- persist, confirm, commit
 
@@ -220,7 +161,7 @@ class Writer:
             self._pipeline.roll_over(self._buffer.take())
         return self._pipeline.sequence.next
 
-    def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> Persist:
+    def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> PendingHandle:
         """Send what is not sent yet, and promise a handle of everything since the last confirmed checkpoint.
 
         Without an id the checkpoint is the one after the last, confirmed or under way. What is durable or in flight is
@@ -235,8 +176,7 @@ class Writer:
         checkpoint_id = self._next_id(checkpoint_id)
         started_s = self._seams.clock()
         with self._guard:
-            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta)
-            self._meta, self._meta_bytes = {}, 0
+            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
             self._seams.crash("sent")
         return self._promise(step, started_s)
 
@@ -261,7 +201,7 @@ class Writer:
     def commit(
         self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
     ) -> LastCommit:
-        """Persist and confirm. Without an id it is the next checkpoint, without changes progress of the source alone.
+        """Persist and confirm. Without an id it is the next checkpoint; without changes it is progress of the source.
 
         Raises as `persist` and `confirm`; InvalidMetadata before anything is sent.
         """
@@ -299,10 +239,6 @@ class Writer:
 
     # ---- end
 
-    def close(self) -> None:
-        """End this life. What was not confirmed is not part of history. Idempotent; never waits for Kafka."""
-        self._end(bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched))
-
     def truncate_and_close(self, from_sqn: int) -> None:
         """Drop what was appended from `from_sqn` on, and end this life.
 
@@ -312,30 +248,14 @@ class Writer:
         self._pipeline.sequence.check_end(from_sqn)
         with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
             self._pipeline.wait_for_checkpoints(from_sqn)
-        self._end(self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
+        self._end(is_loss=self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
 
-    def _end(self, is_loss: bool) -> None:
-        if self.life is Life.CLOSED:
-            return
-        self._guard.check_end()
-        was_open = self.life is Life.OPEN
-        self._guard.become(Life.CLOSED)
-        if self._guard.is_inherited:
-            return  # The clients belong to the parent; touching them here would hang.
+    def _has_uncommitted(self) -> bool:
+        return bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched)
+
+    def _release(self) -> None:
         self._pipeline.close()
         self._committer.close()
-        if was_open and is_loss:
-            warnings.warn(f"writer {self.name} was closed with uncommitted changes; they are discarded", stacklevel=3)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._guard.fail()
-        self.close()
 
     # ---- inside
 
@@ -356,7 +276,7 @@ class Writer:
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
-    def _promise(self, step: PendingStep, started_s: float) -> Persist:
+    def _promise(self, step: PendingStep, started_s: float) -> PendingHandle:
         """The future of a handle that holds `step` and every unconfirmed one before it."""
         grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
 
@@ -366,7 +286,7 @@ class Writer:
             self._seams.crash("persisted")
             return handle
 
-        return Persist(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
+        return PendingHandle(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Whether everything below `end_sqn` is durable, after waiting. A writer that is over may be asked, too."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statelog.producer import Coordinator, Persist, TaskGrant, TaskWriter, Writer
+from statelog.producer import Coordinator, PendingHandle, TaskGrant, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
@@ -133,7 +133,7 @@ def _commit_one(writer: Writer, source: _Source) -> None:
 def _commit_two(writer: Writer, source: _Source) -> None:
     """Two checkpoints under way at the same time."""
     attempts = source.next(), source.next()
-    persisted: list[Persist] = []
+    persisted: list[PendingHandle] = []
     for attempt in attempts:
         _append(writer, changes_of(attempt))
         persisted.append(writer.persist(attempt.checkpoint))

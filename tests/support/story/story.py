@@ -14,7 +14,7 @@ from statelog.errors import AlreadyExists, Fenced, StatelogError
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import Round
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
-from statelog.producer.lifecycle import Life
+from statelog.producer.guard import Life
 from statelog.recovery import AtCheckpoint, Portion, recover
 from statelog.recovery.host import Host
 from statelog.recovery.planning.at import At

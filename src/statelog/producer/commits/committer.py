@@ -12,11 +12,12 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
-from statelog.producer.commits.commit import make_commit, refused
 from statelog.producer.commits.grant import Grant
-from statelog.producer.commits.opening import Opened, open_epoch
+from statelog.producer.commits.opening import OpenedEpoch, open_epoch
+from statelog.producer.commits.rules import make_commit, refused
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import Commit
@@ -29,7 +30,14 @@ __all__ = ["Committer"]
 
 _SETTLE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
-_TAKEN_OVER = "another writer took over"
+
+
+class _End(Enum):
+    """Why nothing more can be committed."""
+
+    FINAL = "the last commit was final"
+    IN_DOUBT = "an earlier commit did not end well"
+    OVERTAKEN = "another writer took over behind the last commit"
 
 
 class Committer:
@@ -38,7 +46,7 @@ class Committer:
     def __init__(
         self,
         log: Log,
-        opened: Opened,
+        opened: OpenedEpoch,
         *,
         seams: Seams = REAL,
     ) -> None:
@@ -46,7 +54,7 @@ class Committer:
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
         self.attempts = 0
         """How many Commits were sent for the newest checkpoint: 1, and 1 more for each that was found lost."""
-        self._over = ""
+        self._end: _End | None = None
         self._log = log
         self._seams = seams
 
@@ -63,12 +71,12 @@ class Committer:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be committed: the last commit was final, did not end well, or was overtaken."""
-        return bool(self._over)
+        return self._end is not None
 
     @property
     def is_overtaken(self) -> bool:
         """Whether the last commit counts, and another writer has taken over behind it."""
-        return self._over == _TAKEN_OVER
+        return self._end is _End.OVERTAKEN
 
     @property
     def base(self) -> Checkpoint:
@@ -90,25 +98,27 @@ class Committer:
         Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be and
         that could not be settled (or must not be); Damaged.
         """
-        if self.is_overtaken:
-            raise Fenced("another writer took over behind the last commit", writer=self.grant.writer, hint=_AGAIN)
-        if self._over:
-            raise ClosedError(f"nothing more can be committed: {self._over}", writer=self.grant.writer, hint=_AGAIN)
+        if self._end is _End.OVERTAKEN:
+            raise Fenced(self._end.value, writer=self.grant.writer, hint=_AGAIN)
+        if self._end is not None:
+            raise ClosedError(
+                f"nothing more can be committed: {self._end.value}", writer=self.grant.writer, hint=_AGAIN
+            )
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
         self.attempts = 0
         self._seams.crash("commit-made")
-        self._over = "an earlier commit did not end well"
-        taken_over = ""
+        self._end = _End.IN_DOUBT
+        is_overtaken = False
         try:
             offset = self._append(commit)
         except OutcomeUnknown as error:
             if not settle:
                 raise
-            offset, taken_over = self._settle(commit, handles, metadata, error)
+            offset, is_overtaken = self._settle(commit, handles, metadata, error)
         self._log.saw(offset + 1)
         self._seams.crash("committed")
         self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
-        self._over = "the last commit was final" if final else taken_over
+        self._end = _End.FINAL if final else _End.OVERTAKEN if is_overtaken else None
         return self.last
 
     def refresh(self) -> None:
@@ -145,18 +155,18 @@ class Committer:
 
     def _settle(
         self, commit: Commit, handles: Sequence[Handle], metadata: Metadata, error: OutcomeUnknown
-    ) -> tuple[int, str]:
-        """The offset of the commit, which is valid now, and why no other can follow, if so."""
+    ) -> tuple[int, bool]:
+        """The offset of the commit, which is valid now, and whether another writer has taken over behind it."""
         for _ in range(_SETTLE_ATTEMPTS):
             old = self.opened
             try:
-                taken_over, end_position = self._reopen()
+                is_overtaken, end_position = self._reopen()
                 offset = self._valid_offset(old, commit, end_position)
             except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
                 raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
             if offset is not None:
-                return offset, taken_over
-            if taken_over:
+                return offset, is_overtaken
+            if is_overtaken:
                 raise Fenced(
                     "another writer took over before the commit",
                     writer=self.grant.writer,
@@ -166,16 +176,16 @@ class Committer:
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
             commit = replace(again, checkpoint=commit.checkpoint)
             try:
-                return self._append(commit), ""
+                return self._append(commit), False
             except OutcomeUnknown as newer:
                 error = newer
         raise error
 
-    def _reopen(self) -> tuple[str, int]:
+    def _reopen(self) -> tuple[bool, int]:
         """Take the epoch anew. Either way an Open settles what was sent before.
 
-        Returns why it is not ours, if so, and a position above that Open. No new question is asked for the ledger's
-        end: an old answer to it could hide a commit that is there.
+        Returns whether it is another writer's now, and a position above that Open. No new question is asked for the
+        ledger's end: an old answer to it could hide a commit that is there.
         """
         old = self.opened
         old.producer.close()
@@ -191,13 +201,13 @@ class Committer:
             position = fenced.facts.get("position")
             if not isinstance(position, int):
                 raise OutcomeUnknown("others keep opening in between", writer=old.grant.writer, hint=_AGAIN) from fenced
-            return _TAKEN_OVER, position
+            return True, position
         # Changes that wait for the next change set have the shape of the old grant's value schema.
         opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)
         self.opened = opened
-        return "", opened.grant.epoch + 1
+        return False, opened.grant.epoch + 1
 
-    def _valid_offset(self, old: Opened, commit: Commit, end_position: int) -> int | None:
+    def _valid_offset(self, old: OpenedEpoch, commit: Commit, end_position: int) -> int | None:
         """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood right before it.
 
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.

@@ -11,7 +11,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, St
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.values.schema import ValueSchema
 
-__all__ = ["Grant"]
+__all__ = ["Grant", "TaskGrant"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +43,12 @@ class Grant:
             base=base,
             steps=steps,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskGrant:
+    """The right to write one checkpoint's changes: a grant, the checkpoint, and the one that it continues. Pickles."""
+
+    grant: Grant
+    base: Checkpoint
+    checkpoint_id: int

@@ -27,13 +27,13 @@ from statelog.storage.log.anchors import check_data_records
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 
-__all__ = ["Opened", "open_epoch"]
+__all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]
 
 _ATTEMPTS = 8
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedEpoch:
     """A grant with the clients that it was opened through. The owner closes them."""
 
     grant: Grant
@@ -56,7 +56,7 @@ def open_epoch(
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
     seams: Seams = REAL,
-) -> Opened:
+) -> OpenedEpoch:
     """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
     and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
     the name must still belong to one of them, so that a re-open never takes them back from somebody else: Fenced names
@@ -96,6 +96,23 @@ def open_epoch(
         raise
 
 
+def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
+    """Clients for a grant that another process of the same job opened. Writes nothing to the ledger.
+
+    Raises Fenced if the grant is over, Damaged, Unavailable.
+    """
+    ledger = log.newest_ledger()
+    try:
+        ledger.fold_end()
+        live = ledger.fold.live_epoch(grant.epoch)
+        if live is None or live.nonce != grant.nonce:
+            raise Fenced("the grant is over: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
+        return OpenedEpoch(grant, ledger, log.kafka.producer())
+    except BaseException:
+        ledger.close()
+        raise
+
+
 def _try_open(
     log: Log,
     ledger: LedgerClient,
@@ -103,7 +120,7 @@ def _try_open(
     partitions: tuple[int, ...],
     nonce: bytes,
     clock: Clock,
-) -> Opened | None:
+) -> OpenedEpoch | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold
     record = Open(
@@ -136,7 +153,7 @@ def _try_open(
                 witness=fold.position,
             )
             log.saw(fold.position)
-            return Opened(grant, ledger, producer)
+            return OpenedEpoch(grant, ledger, producer)
     except BaseException:
         producer.close()
         raise

@@ -65,12 +65,10 @@ class ChangeBuffer:
         """Buffer a put. True if the buffer is full. Raises InvalidChange."""
         if not self._opaque:
             if not isinstance(value, Mapping):
-                raise InvalidChange(f"a value of this log is a mapping of its fields, not {type(value).__name__}")
+                raise self._refused_value(key, "a mapping of its fields", value)
             return self._push(key, value, _typed_bytes(value.values()))
         if not isinstance(value, bytes):
-            raise InvalidChange(
-                f"a value of this log is bytes, not {type(value).__name__}", hint="To remove a key, delete it"
-            )
+            raise self._refused_value(key, "bytes", value, hint="To remove a key, delete it" if value is None else "")
         return self._push(key, value, len(value))
 
     def delete(self, key: Key) -> bool:
@@ -135,10 +133,7 @@ class ChangeBuffer:
 
     def _push(self, key: Key, value: Value | None, value_bytes: int) -> bool:
         if type(key) is not self._key_class:
-            raise InvalidChange(
-                f"a key of this log is {self._descriptor.key_type.value}, not {type(key).__name__}",
-                hint="The key type is fixed when a log is made",
-            )
+            self._check_key(key)
         if type(key) is bytes or (type(key) is str and key.isascii()):
             size = value_bytes + len(key)
         elif type(key) is int and _LONG_MIN <= key <= _LONG_MAX:
@@ -157,6 +152,18 @@ class ChangeBuffer:
         if len(self._keys) >= self._settings.roll_rows or self._list_bytes >= self._settings.list_bytes:
             self._roll_with_last(size)
         return self.full
+
+    def _refused_value(self, key: Key, wanted: str, value: object, hint: str = "") -> InvalidChange:
+        """The error of a value of a wrong type. Raises that of the key, if it is wrong as well."""
+        self._check_key(key)
+        return InvalidChange(f"a value of this log is {wanted}, not {type(value).__name__}", hint=hint)
+
+    def _check_key(self, key: Key) -> None:
+        if type(key) is not self._key_class:
+            raise InvalidChange(
+                f"a key of this log is {self._descriptor.key_type.value}, not {type(key).__name__}",
+                hint="The key type is fixed when a log is made",
+            )
 
     def _check_named(self) -> None:
         if len(self._groups) != len(self._keys) + 1:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from statelog.errors import PersistFailed
-from statelog.producer.commits.commit import meta_size
 from statelog.producer.sending.change_set import ChangeSet
 from statelog.producer.sending.copies import LocalCopies
+from statelog.producer.sending.meta_buffer import meta_size
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.sending.sequence import INITIAL, Sequence
 from statelog.producer.settings import WriterSettings

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from statelog.errors import InvalidMetadata
 
-__all__ = ["Metadata", "check_metadata"]
+__all__ = ["Metadata", "check_metadata", "has_utf8"]
 
 Metadata = Mapping[str, str | int | float | bool]
 """What a commit says of itself, by name: a source position, above all."""
@@ -23,7 +23,7 @@ def check_metadata(metadata: object) -> None:
         raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}")
     pairs: Mapping[object, object] = metadata
     for name, value in pairs.items():
-        if not (isinstance(name, str) and _has_bytes(name)):
+        if not (isinstance(name, str) and has_utf8(name)):
             raise InvalidMetadata(f"the names of commit metadata are text, and {name!r} is not", key=repr(name))
         if not _is_taken(value):
             raise InvalidMetadata(f"commit metadata {name!r} cannot hold {value!r}", key=name)
@@ -38,12 +38,13 @@ def _is_taken(value: object) -> bool:
         case float():
             return math.isfinite(value)
         case str():
-            return _has_bytes(value)
+            return has_utf8(value)
         case _:
             return False
 
 
-def _has_bytes(text: str) -> bool:
+def has_utf8(text: str) -> bool:
+    """Whether the text can be encoded, which a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.errors import ConfigError, Misuse
-from statelog.producer.tasks import Coordinator, resume_grant
+from statelog.producer.commits.opening import resume_grant
+from statelog.producer.coordinator import Coordinator
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams

@@ -19,9 +19,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from statelog.errors import Fenced
-from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch
-from statelog.producer.tasks import TaskGrant
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.seams import REAL, NewNonce, Seams

@@ -11,7 +11,7 @@ import pyspark
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, InvalidChange, Misuse
-from statelog.producer.tasks import TaskGrant
+from statelog.producer.commits.grant import TaskGrant
 from statelog.spark.columns import check_written
 from statelog.spark.options import WriteOptions
 from statelog.spark.sink.epochs import plan_batch

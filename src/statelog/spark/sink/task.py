@@ -12,8 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.errors import ConfigError
-from statelog.producer.commits.grant import Grant
-from statelog.producer.tasks import TaskGrant, TaskWriter
+from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.task_writer import TaskWriter
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark.clients import task_producer
 from statelog.spark.options import WriteOptions
@@ -43,9 +43,8 @@ def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: Writ
     if context is None:
         raise ConfigError("a statelog task runs outside of a Spark task", hint="Use df.write or df.writeStream")
     query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
-    with task_producer(options.where) as producer:
-        # The attempt id is unique in the Spark context that the grant's epoch belongs to, over all batches.
-        writer = TaskWriter(producer, task, slot=context.taskAttemptId())
+    slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
+    with task_producer(options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
         for batch in batches:
             writer.append_batch(batch)
         handle = writer.finish()

@@ -1,7 +1,4 @@
-"""Committing: make handles part of history, and learn whether they are.
-
-Executed by the one process that holds the grant. The verdict is the ledger's, never a timeout's.
-"""
+"""What a commit must be: the handles that it takes, the record that they make, and what a refusal means. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,7 +7,6 @@ from statelog.errors import (
     CommitRefused,
     Fenced,
     IdentityChanged,
-    InvalidChange,
     KeyGroupMismatch,
     OverlappingTasks,
     StatelogError,
@@ -26,14 +22,11 @@ from statelog.schemas.ledger.records import Commit
 __all__ = [
     "check_checkpoint_id",
     "check_handle",
-    "check_meta",
     "make_commit",
-    "meta_size",
     "refuse_overlaps",
     "refused",
 ]
 
-MAX_META_BYTES = 8 << 20  # Leaves as much for the handles and the metadata of the commit.
 _MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 
 
@@ -87,42 +80,10 @@ def make_commit(
     return commit
 
 
-def check_meta(key: object, value: object, held_bytes: int) -> int:
-    """The bytes of a meta record. Raises InvalidChange unless it is text, and bytes or None.
-
-    ValueTooLarge if no commit could hold it beside `held_bytes` of others that are not committed yet.
-    """
-    if type(key) is not str or not (value is None or type(value) is bytes) or _has_no_bytes(key):
-        raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
-    size = meta_size(key, value)
-    if held_bytes + size > MAX_META_BYTES:
-        raise ValueTooLarge(
-            "meta records are larger than a commit may hold",
-            hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room",
-            size_bytes=size,
-            held_bytes=held_bytes,
-            max_bytes=MAX_META_BYTES,
-        )
-    return size
-
-
-def meta_size(key: str, value: bytes | None) -> int:
-    """The bytes that a meta record, or the removal of one, takes in a commit."""
-    return len(key.encode()) + len(value or b"")
-
-
 def check_checkpoint_id(checkpoint_id: object) -> None:
     """Raise CheckpointMismatch for an id that no checkpoint can have."""
     if not isinstance(checkpoint_id, int) or isinstance(checkpoint_id, bool) or not 0 < checkpoint_id < 1 << 63:
         raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
-
-
-def _has_no_bytes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def refuse_overlaps(handles: Sequence[Handle]) -> None:

@@ -12,10 +12,13 @@ Invariants:
 - No life comes back.
 - Whatever leaves a guarded block as an exception, Ctrl-C included, ends the writer: something may be half done.
 - After a fork the child's copy is nobody's: its clients live on in the parent.
+- One that is forgotten open says so by a ResourceWarning when it goes, as an open file does.
 """
 
 import os
 import threading
+import warnings
+from collections.abc import Callable
 from enum import Enum
 from threading import get_ident
 from types import TracebackType
@@ -98,6 +101,17 @@ class Guard:
                 hint=self._apart,
             )
 
+    def end(self) -> bool:
+        """Close it. Whether its clients are to be released: not twice, and not in a fork, whose parent has them.
+
+        Raises ClosedError in a thread beside the living owner's.
+        """
+        if self.life is Life.CLOSED:
+            return False
+        self.check_end()
+        self.become(Life.CLOSED)
+        return not self.is_inherited
+
     def check_end(self) -> None:
         """Raise ClosedError in a thread beside the living owner, who may be inside the clients that would go."""
         if self._thread in {thread.ident for thread in threading.enumerate()} and not self.is_inherited:
@@ -128,6 +142,13 @@ class Guard:
     def disown(self) -> None:
         """Make it nobody's."""
         self.user = _NOBODY
+
+    def __str__(self) -> str:
+        return f"{self._what} {self._writer}"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        if self.life is not Life.CLOSED and not self.is_inherited:
+            warn(f"unclosed {self} of statelog", ResourceWarning, source=self)
 
     def __enter__(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""`Persist`: a checkpoint on its way to becoming durable, as a small future of the writer's own thread.
+"""`PendingHandle`: a checkpoint on its way to becoming durable, as a small future of the writer's own thread.
 
-    persist = writer.persist(7)      # sent; nothing was waited for
+    pending = writer.persist()       # sent; nothing was waited for
     ...                              # more appends, even more checkpoints
-    handle = persist.result()        # durable
+    handle = pending.result()        # durable
 
 Nothing runs behind the caller's back: delivery reports are taken while the writer appends or persists, or while
 somebody asks here. Invariant: it ends once, with a handle or with an error, and stays so.
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from statelog.errors import PersistFailed, Unavailable
 from statelog.schemas.ledger.handle import Handle
 
-__all__ = ["Persist"]
+__all__ = ["PendingHandle"]
 
 
-class Persist:
+class PendingHandle:
     """What `Writer.persist` returns. Belongs to the writer's thread.
 
     `wait` waits at most so long for the change sets and says whether they are durable; `make` makes the handle then.
@@ -58,7 +58,7 @@ class Persist:
 
     def __repr__(self) -> str:
         state = "failed" if self._error is not None else "durable" if self._handle is not None else "under way"
-        return f"Persist({self.checkpoint_id}, {state})"
+        return f"PendingHandle({self.checkpoint_id}, {state})"
 
     def _look(self, timeout_s: float | None) -> None:
         try:

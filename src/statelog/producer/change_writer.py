@@ -1,0 +1,120 @@
+"""`ChangeWriter`: what `Writer` and `TaskWriter` share: appending changes, under one guard, until the end.
+
+Invariants:
+- What was refused was not appended, and the writer goes on; any other error ends it, Ctrl-C included.
+- Ending says so if it discards changes, unless an error says more.
+"""
+
+from abc import abstractmethod
+from threading import get_ident
+from types import TracebackType
+
+import pyarrow as pa
+
+from statelog.closing import Closing
+from statelog.errors import UncommittedChanges
+from statelog.producer.guard import Guard, Life
+from statelog.producer.sending.buffer import ChangeBuffer
+from statelog.producer.sending.change_maker import Key, Value
+from statelog.slips import warn_caller
+
+__all__ = ["ChangeWriter"]
+
+
+class ChangeWriter(Closing):
+    """Appends changes to a buffer; who derives from it sends them. One thread, one process."""
+
+    def __init__(self, guard: Guard, buffer: ChangeBuffer) -> None:
+        self._guard = guard
+        self._buffer = buffer
+
+    @property
+    def life(self) -> Life:
+        """Whether it is open, failed or closed."""
+        return self._guard.life
+
+    # ---- append; each method has its own guard, since a call more would cost the hot ones a tenth
+
+    def put(self, key: Key, value: Value) -> None:
+        """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        try:
+            if self._buffer.put(key, value):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def delete(self, key: Key) -> None:
+        """Remove `key`; one that is not there is fine. Raises as `put`."""
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        try:
+            if self._buffer.delete(key):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def append(self, key_group: int, key: Key, value: Value | None) -> None:
+        """A change whose key group the caller names; None deletes. Raises as `put`."""
+        self._guard.check()
+        try:
+            if self._buffer.append(key_group, key, value):
+                self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
+        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
+        null value deletes), and `value`, or for typed values the fields themselves. All of it is checked before any of
+        it is buffered; then it is sent piece by piece, however large it is. Raises as `put`.
+        """
+        self._guard.check()
+        try:
+            for is_full in self._buffer.extend(table):
+                if is_full:
+                    self._send()
+        except BaseException as error:
+            self._guard.fail_unless_refused(error)
+            raise
+
+    # ---- end
+
+    def close(self) -> None:
+        """End this life. What no commit holds is discarded, and a warning tells so. Idempotent; waits for nothing."""
+        self._end(is_loss=self._has_uncommitted())
+
+    def _end(self, *, is_loss: bool) -> None:
+        was_open = self._guard.life is Life.OPEN
+        if self._guard.end():
+            self._release()
+            if was_open and is_loss:
+                text = f"{self._guard} was closed with uncommitted changes; they are discarded"
+                warn_caller(text, UncommittedChanges)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._guard.fail()
+        self.close()
+
+    # ---- what differs
+
+    @abstractmethod
+    def _send(self) -> None:
+        """Hand everything buffered to the producer, before it is asked for."""
+
+    @abstractmethod
+    def _has_uncommitted(self) -> bool:
+        """Whether ending now discards anything."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of what belongs to this life."""

@@ -1,0 +1,129 @@
+"""Tasks: parallel writing for one coordinator. Tasks write chunks anywhere; one process opens and commits.
+
+    coordinator = Coordinator(log, "job-1")                  # one process
+    task = TaskWriter(producer, coordinator.task(), slot=0)  # any process: a TaskGrant pickles
+    task.append_batch(table); handle = task.finish()         # handles pickle, too
+    coordinator.commit(handles, {"offset": 42})
+
+Tasks that lose, retry or come too late are never listed and cost only bytes: readers see none of it.
+
+Invariants:
+- A task's change set has a number of its own within the epoch: the slot, which the caller keeps unique among all
+  attempts of all tasks, and random bits below it, so that a slot that was given twice all the same mixes nothing up.
+- A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from statelog.closing import Closing
+from statelog.errors import CheckpointMismatch
+from statelog.producer.commits.committer import Committer
+from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.commits.opening import OpenedEpoch, open_epoch
+from statelog.producer.commits.rules import check_checkpoint_id, check_handle, refuse_overlaps
+from statelog.producer.guard import Guard
+from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.state import LastCommit
+from statelog.seams import REAL, Seams
+from statelog.storage.log.log import Log
+from statelog.storage.replay import verify_handle
+
+__all__ = ["Coordinator"]
+
+_APART = "Commit in the thread that opened it, or hand the grant over: resume_grant makes another of it"
+
+
+class Coordinator(Closing):
+    """Opens a writer for tasks elsewhere and commits what they return. One thread, one process."""
+
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        expect: int | None = None,
+        opened: OpenedEpoch | None = None,
+        seams: Seams = REAL,
+    ) -> None:
+        if opened is None:
+            opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
+        self._log = log
+        self._committer = Committer(log, opened, seams=seams)
+        self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that tasks write under now."""
+        return self._committer.grant
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """The writer's last valid commit: where its source resumes."""
+        return self._committer.last
+
+    @property
+    def position(self) -> int:
+        """The ledger position that includes everything that this one was told: for `recover(at_least=)` elsewhere."""
+        return self._committer.position
+
+    @property
+    def base(self) -> Checkpoint:
+        """The checkpoint that the next commit continues."""
+        return self._committer.base
+
+    def task(self, checkpoint_id: int | None = None) -> TaskGrant:
+        """What the tasks of the next checkpoint need. Without an id it is the last one's and 1.
+
+        Raises CheckpointMismatch if it is not later than the last, ClosedError.
+        """
+        self._guard.check()
+        if checkpoint_id is None:
+            checkpoint_id = self.base.id + 1
+        check_checkpoint_id(checkpoint_id)
+        if checkpoint_id <= self.base.id:
+            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {self.base.id}")
+        grant = replace(self.grant, witness=self._committer.position)
+        return TaskGrant(grant=grant, base=self.base, checkpoint_id=checkpoint_id)
+
+    def commit(
+        self,
+        handles: Sequence[Handle] = (),
+        metadata: Metadata | None = None,
+        *,
+        checkpoint_id: int | None = None,
+        unique_keys: bool = False,
+        final: bool = False,
+    ) -> LastCommit:
+        """Commit the winners' handles as one checkpoint, all or nothing: theirs, or without any the next one.
+
+        `unique_keys` declares that no key comes from two tasks; otherwise two tasks in one key group are refused with
+        OverlappingTasks before anything is written. Raises as `Writer.confirm`; unless it is misuse, the coordinator is
+        over then.
+        """
+        self._guard.check()
+        if checkpoint_id is None:
+            checkpoint_id = handles[0].checkpoint.id if handles else self.base.id + 1
+        if not unique_keys:
+            refuse_overlaps(handles)
+        for handle in handles:
+            check_handle(self.grant, handle, checkpoint_id)  # Quiet ones, which are not listed, too.
+        listed = [handle for handle in handles if not handle.is_quiet]
+        for handle in listed:
+            if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
+                verify_handle(self._log, handle.continuing(self.base))
+        return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
+
+    def refresh(self) -> None:
+        """Read what other processes of the same job committed under this grant. Raises Fenced if the grant is over,
+        Damaged, Unavailable, ClosedError.
+        """
+        self._guard.check()
+        self._committer.refresh()
+
+    def close(self) -> None:
+        """Release the clients. Idempotent. Raises ClosedError in a second thread while the owner's lives."""
+        if self._guard.end():
+            self._committer.close()

@@ -1,0 +1,187 @@
+"""What a program forgets: changes that no commit holds, and writers that nobody closed."""
+
+import gc
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
+from statelog.producer.change_writer import ChangeWriter
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.guard import Life
+from statelog.producer.task_writer import TaskWriter
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.seams import Seams
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import TwinRig, twin_rig
+
+HERE = Path(__file__)
+Make = Callable[[Log], ChangeWriter]
+
+
+@pytest.fixture
+def rig() -> TwinRig:
+    """A log's two places, in memory."""
+    return twin_rig("log")
+
+
+@pytest.fixture
+def log(rig: TwinRig) -> Iterator[Log]:
+    """A new log of opaque values under bytes keys."""
+    with rig.create(partitions=2) as created:
+        yield created
+
+
+def task_writer(log: Log) -> TaskWriter:
+    """One for the next checkpoint."""
+    with Coordinator(log, "c") as coordinator:
+        return TaskWriter(log.kafka.producer(), coordinator.task(), slot=0)
+
+
+def writer(log: Log) -> Writer:
+    """One of all partitions."""
+    return Writer(log, "w")
+
+
+both = pytest.mark.parametrize("make", [writer, task_writer])
+
+
+def leave(make: Make, log: Log) -> int:
+    """Leave a block with changes; returns the line that is to blame."""
+    with make(log) as changed:
+        changed.put(b"k", b"v")
+    return _line_of("with make(log) as changed:")
+
+
+def leave_stack(make: Make, log: Log) -> int:
+    """The same through an exit stack."""
+    with ExitStack() as stack:
+        stack.enter_context(make(log)).put(b"k", b"v")
+    return _line_of("with ExitStack() as stack:")
+
+
+def close(make: Make, log: Log) -> int:
+    """The same without a block."""
+    changed = make(log)
+    changed.put(b"k", b"v")
+    changed.close()
+    return _line_of("changed.close()")
+
+
+def _line_of(text: str) -> int:
+    return 1 + next(i for i, line in enumerate(HERE.read_text("utf-8").splitlines()) if line.strip() == text)
+
+
+@both
+@pytest.mark.parametrize("end", [leave, leave_stack, close])
+def test_every_loss_is_told_where_it_happens(make: Make, end: Callable[[Make, Log], int], log: Log) -> None:
+    """Three times out of three by Python's own rules, which show a line once, and at the line of the program."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        warnings.filterwarnings("ignore", category=ResourceWarning)
+        lines = [end(make, log) for _ in range(3)]
+
+    assert [(one.category, one.filename, one.lineno) for one in told] == [
+        (UncommittedChanges, str(HERE), line) for line in lines
+    ]
+
+
+@both
+def test_a_loss_is_an_error_for_who_wants_one(make: Make, log: Log) -> None:
+    """The program's filters decide; the writer is closed all the same."""
+    changed = make(log)
+    changed.put(b"k", b"v")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StatelogWarning)
+        with pytest.raises(UncommittedChanges, match="are discarded"):
+            changed.close()
+    assert changed.life is Life.CLOSED
+
+
+@both
+def test_nothing_is_told_beside_an_error(make: Make, log: Log) -> None:
+    """The error of the block says more."""
+    with pytest.raises(RuntimeError, match="mine"), make(log) as changed:
+        changed.put(b"k", b"v")
+        raise RuntimeError("mine")
+    assert changed.life is Life.CLOSED
+
+
+def test_a_finished_task_loses_nothing(log: Log) -> None:
+    """Its handle holds the changes."""
+    with task_writer(log) as task:
+        task.put(b"k", b"v")
+        task.finish()
+    task.close()
+
+
+def test_a_task_places_keys_itself(rig: TwinRig) -> None:
+    """As a writer does, in a log whose callers name the key groups."""
+    with rig.create(hash_rule=HashRule.CALLER) as log, Coordinator(log, "c") as coordinator:
+        with TaskWriter(log.kafka.producer(), coordinator.task(), slot=0) as task:
+            task.append(5, b"k", b"v")
+            handle = task.finish()
+        coordinator.commit([handle])
+    assert rig.state() == {b"k": b"v"}
+
+
+def forget(log: Log, make: Callable[[Log], object]) -> list[str]:
+    """What is told when one is made and dropped."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make(log)
+        gc.collect()
+    return [str(one.message) for one in told if one.category is ResourceWarning]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(writer, "writer w"), (task_writer, "task writer c"), (lambda log: Coordinator(log, "c"), "coordinator c")],
+    ids=["writer", "task writer", "coordinator"],
+)
+def test_what_is_forgotten_open_is_told(make: Callable[[Log], object], name: str, log: Log) -> None:
+    """By the name that the program knows it by, as Python tells of a file."""
+    assert f"unclosed {name} of statelog" in forget(log, make)
+
+
+def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:
+    """Nothing is open when opening fails, and nothing in a fork, whose parent closes it."""
+
+    def refused(log: Log) -> None:
+        with pytest.raises(StatelogError):
+            Writer(log, "w", expect=7)
+
+    def dies(step: str) -> None:
+        raise RuntimeError(step)
+
+    def killed(log: Log) -> None:
+        with pytest.raises(RuntimeError):
+            Writer(log, "w", seams=Seams(crash=dies))
+
+    assert forget(log, refused) == []
+    assert forget(log, killed) == []
+    assert forget(log, lambda log: writer(log).close()) == []
+    with writer(log) as open_here:
+        child = os.fork()
+        if child == 0:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                del open_here
+                gc.collect()
+            os._exit(len(told))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("value", ["text", None, 7, {"x": 1}])
+def test_a_wrong_key_is_blamed_as_a_key(value: object, log: Log) -> None:
+    """Also where the value is wrong as well; nothing of it is buffered."""
+    with writer(log) as changed:
+        with pytest.raises(InvalidChange, match="a key of this log is bytes, not str"):
+            changed.put("k", value)  # type: ignore[arg-type]  # that is the slip
+        with pytest.raises(InvalidChange, match="a value of this log is bytes"):
+            changed.put(b"k", "v")  # type: ignore[arg-type]  # that is the slip
