@@ -25,10 +25,11 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.recovery.host import Host
+from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
 from statelog.recovery.trouble import RecoveryWarning

@@ -4,10 +4,12 @@ from statelog.recovery.cache.cache import CacheStatistics
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.host import Host, Start
+from statelog.recovery.monitor import OnProgress
+from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.plan import RecoveryPlan, RunPart
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import OnProgress, Recovery, recover
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.spill.file import OpenSpillFile, SpillFile

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 from statelog.errors import NotFound
 from statelog.recovery.host import Host
+from statelog.recovery.monitor import OnProgress
+from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import AtPosition
+from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.plan import RecoveryPlan, make_plan
 from statelog.recovery.planning.planner import Planner
-from statelog.recovery.recover import OnProgress, Recovery
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.names import check_log_name
 from statelog.storage.log.files import descriptor_or_none
@@ -55,9 +57,9 @@ def recover_snapshot(
     log = Log(made.at(newest.manifest.identity) if newest else made, NoKafka(), store)
     at = None if position is None else AtPosition(position)
     planner = _SnapshotPlanner(log, at, None if key_groups is None else frozenset(key_groups))
-    recovery = Recovery(log, planner, settings or RecoverySettings(), progress, host or Host())
-    recovery.prepare()
-    return recovery
+    held = HeldPlan(log, planner, settings or RecoverySettings(), host or Host(), planner.key_groups)
+    held.prepare()
+    return Recovery(held, progress)
 
 
 class _SnapshotPlanner(Planner):

@@ -8,7 +8,8 @@ import pytest
 
 from statelog.errors import CorruptRun, NotFound
 from statelog.producer.writer import Writer
-from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.planned_recovery import Recovery
+from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.trouble import RecoveryWarning

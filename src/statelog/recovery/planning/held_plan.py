@@ -44,10 +44,10 @@ class HeldPlan:
         key_groups: frozenset[int] | None = None,
     ) -> None:
         """`key_groups` are those whose partitions are held, None for all: what is resumed wants more than it reads."""
-        self._log = log
+        self.log = log
         self._planner = planner
-        self._settings = settings
-        self._host = host
+        self.settings = settings
+        self.host = host
         self._clock = host.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._plan: RecoveryPlan | None = None
@@ -87,7 +87,7 @@ class HeldPlan:
         started_s = self._clock()
         while self._plan is None:
             try:
-                check_plan(self._log, self._make())
+                check_plan(self.log, self._make())
             except OffsetGone as error:
                 self.replan(error)
             except BaseException:
@@ -130,7 +130,7 @@ class HeldPlan:
         self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
         self._plan = None
         self._failures += not (isinstance(trouble, SnapshotFailed) and trouble.is_copy)
-        if self._failures >= self._settings.attempts:
+        if self._failures >= self.settings.attempts:
             raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
 
     def pin(self) -> None:
@@ -171,7 +171,7 @@ class HeldPlan:
                 self._lease.__enter__()
                 self.had_lease = self._lease.is_held
                 self._say_without()
-                check_plan(self._log, plan)
+                check_plan(self.log, plan)
         except OffsetGone as error:
             self.replan(error)
             return None
@@ -179,23 +179,23 @@ class HeldPlan:
 
     def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
         return LeaseHolder.claim(
-            self._log.store,
-            holder=self._settings.holder,
+            self.log.store,
+            holder=self.settings.holder,
             manifest_number=plan.manifest_number,
             position=plan.base_position,
             next_offsets=plan.held_offsets(self._partitions),
-            ttl_s=self._settings.lease_ttl_s,
-            seams=self._host,
-            wanted=self._settings.lease,
+            ttl_s=self.settings.lease_ttl_s,
+            seams=self.host,
+            wanted=self.settings.lease,
         )
 
     def _say_without(self) -> None:
-        text = f"{self._log.name}: recovered without a lease, which the store does not let this reader write"
-        if self._settings.lease and not self.had_lease and text not in self._planner.warnings:
+        text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
+        if self.settings.lease and not self.had_lease and text not in self._planner.warnings:
             self._planner.warnings.append(text)
 
     def _drop_snapshot(self, failed: SnapshotFailed) -> None:
         """After a bad copy, or a cleanup that took the manifest too, plan again. Else the snapshot is damaged."""
         number = self.plan.manifest_number
-        if not failed.is_copy and number in self._log.manifests.numbers():
+        if not failed.is_copy and number in self.log.manifests.numbers():
             self._planner.pass_over(number, failed.error)

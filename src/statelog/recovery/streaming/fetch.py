@@ -12,7 +12,7 @@ Invariants:
 - Whatever ends the thread leaves no lease, no file and no client behind.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import closing
 from threading import Event
@@ -20,20 +20,18 @@ from threading import Event
 import pyarrow as pa
 
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
-from statelog.recovery.host import GRACE_S, Host, begin
+from statelog.recovery.host import GRACE_S, begin
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.plan import RecoveryPlan
 from statelog.recovery.reading.patience import Patience
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.reading import Reading
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import memory_queue
 from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
-from statelog.recovery.spill.queue import SpillQueue
-from statelog.recovery.streaming.applied import rest_of
+from statelog.recovery.streaming.applied import Applied, rest_of
 from statelog.recovery.streaming.live import Live
 from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.local.own_process import OwnProcess
-from statelog.storage.log.log import Log
 
 __all__ = ["Fetch"]
 
@@ -41,44 +39,34 @@ _OFFER_S = 1.0
 
 
 class Fetch:
-    """Reads what a plan says into `queue`, from `place` on (None: from its start), once it is started.
+    """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
 
-    With `follow`, which makes the live part out of the plan, it goes on until it is told to stop, and asks for commits
-    every `poll_s`. The plan belongs to the thread until that has ended.
+    With `poll_s` it goes on with the commits behind it until it is told to stop, and asks for more that often. The plan
+    belongs to the thread until that has ended. `origin` is what is applied before the first portion. Raises
+    ConfigError.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        held: HeldPlan,
-        settings: RecoverySettings,
-        queue: SpillQueue,
-        *,
-        place: Place | None,
-        follow: Callable[[RecoveryPlan], Live] | None,
-        poll_s: float,
-        host: Host,
-    ) -> None:
-        self._log = log
+    def __init__(self, held: HeldPlan, resume: Applied | None, *, poll_s: float | None) -> None:
         self._held = held
-        self._settings = settings
-        self._place = place
-        self._follow = follow
+        self._settings = held.settings
         self._poll_s = poll_s
-        self._host = host
+        self._place = None if resume is None else resume.place
         self._stop = Event()
         self._fetched = Event()
         self._running: Future[None] | None = None
-        self._frame_bytes = settings.frame_bytes
+        self._frame_bytes = held.settings.frame_bytes
         self._owner = OwnProcess("the stream")
-        self.queue = queue
+        self.origin = resume or Applied(
+            identity=held.log.descriptor.identity, place=Place(held.plan.position), key_groups=held.plan.key_groups
+        )
+        self.queue = memory_queue(held.settings, held.host.open_spill_file)
         self.reading: Reading | None = None
 
     # ---- for the taker's thread
 
     def start(self) -> None:
         """Start the thread."""
-        self._running = begin(self._host.start, self._run)
+        self._running = begin(self._held.host.start, self._run)
 
     def check_owner(self) -> None:
         """Raise ClosedError in a fork of the process that made this."""
@@ -129,10 +117,10 @@ class Fetch:
         """Raises nothing: the queue hands on what went wrong."""
         try:
             self._read_state()
-            if self._follow is None:
+            if self._poll_s is None:
                 self._state_is_fetched()
             else:
-                self._follow_on(self._follow)
+                self._follow_on(self._poll_s)
             self.queue.end()
         except BaseException as error:  # noqa: BLE001 - the taker raises it
             self.queue.fail(error)
@@ -154,7 +142,8 @@ class Fetch:
     def _read_plan(self, plan: RecoveryPlan) -> None:
         if self._place is None or self._place.position != plan.position:
             self._place = Place(plan.position)
-        self.reading = Reading(self._log, plan, self._settings, self._beat, opener=self._held.opener, host=self._host)
+        held = self._held
+        self.reading = Reading(held.log, plan, held.settings, self._beat, opener=held.opener, host=held.host)
         with closing(self.reading.open_tail()) as tail:
             rows = rest_of(self.reading.merged(tail, drop_deletes=True), self._place)
             for batch in cut_to_frames(rows, self._frame_bytes):
@@ -185,25 +174,29 @@ class Fetch:
             raise ClosedError("the stream was closed")
         self._held.renew()
 
-    def _follow_on(self, follow: Callable[[RecoveryPlan], Live]) -> None:
+    def _follow_on(self, poll_s: float) -> None:
         """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
 
         def pause(timeout_s: float) -> bool:
             self._held.renew()
             return self._stop.wait(timeout_s)
 
-        patience = Patience(self._settings.lease_ttl_s, self._host.clock)
+        patience = Patience(self._settings.lease_ttl_s, self._held.host.clock)
         try:
-            live = patience.call(lambda: follow(self._held.plan), pause)
+            live = patience.call(self._open_live, pause)
         except Unavailable:
             if self._stop.is_set():
                 return
             raise
         with closing(live):
             self._state_is_fetched()
-            self._read_live(live)
+            self._read_live(live, poll_s)
 
-    def _read_live(self, live: Live) -> None:
+    def _open_live(self) -> Live:
+        held = self._held
+        return Live(held.log, held.plan, self.origin.key_groups, held.settings, held.host)
+
+    def _read_live(self, live: Live, poll_s: float) -> None:
         place = Place.complete(self._held.plan.position)
         while not self._stop.is_set():
             commits = live.commits()
@@ -216,7 +209,7 @@ class Fetch:
                 if self._stop.is_set():
                     return
             if not commits:
-                self._stop.wait(self._poll_s)
+                self._stop.wait(poll_s)
 
     def _offer_all(self, live: Live, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
         """Only the last frame moves the position on: until then the commit is not applied whole."""

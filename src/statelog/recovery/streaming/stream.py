@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from statelog.closing import Closing
+from statelog.recovery.monitor import Monitor
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.spill.frame import Place, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
@@ -35,25 +36,13 @@ _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with bl
 
 
 class Stream(Closing):
-    """Made by `Recovery.stream` and `Recovery.follow`.
+    """Made by `Recovery.stream` and `Recovery.follow`. Its monitor is asked in the taker's thread."""
 
-    `on_portion`, which gets the last key group of a portion, and `on_complete`, which gets the rows of the state, are
-    called in the taker's thread.
-    """
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        start: Applied,
-        *,
-        on_portion: Callable[[Phase, int], None],
-        on_complete: Callable[[int], None],
-    ) -> None:
+    def __init__(self, fetch: Fetch, monitor: Monitor) -> None:
         self._fetch = fetch
-        self._applied = start
+        self._monitor = monitor
+        self._applied = fetch.origin
         self._handed_out: Applied | None = None
-        self._on_portion = on_portion
-        self._on_complete = on_complete
         self._rows = 0
         self._has_ended = False
         self._forgotten = weakref.finalize(self, _drop_forgotten, fetch)
@@ -160,10 +149,13 @@ class Stream(Closing):
         if self._applied.place.has_state:
             return
         self._rows += rows
+        reading = self._fetch.reading
+        assert reading is not None, "a portion of a state was read from somewhere"
         if place.is_complete:
-            self._on_complete(self._rows)
+            self._monitor.done(reading, self._rows)
         else:
-            self._on_portion(Phase.LOAD if self._fetch.is_fetched else Phase.READ, place.next_key_group)
+            phase = Phase.LOAD if self._fetch.is_fetched else Phase.READ
+            self._monitor.report(reading, phase, reading.share_through(place.next_key_group))
 
     def _end(self) -> None:
         self._has_ended = True

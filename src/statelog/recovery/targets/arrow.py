@@ -1,12 +1,32 @@
 """Target: one Arrow table in memory."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-__all__ = ["STATE_COLUMNS", "fill_table"]
+from statelog.recovery.reading.reading import Reading
+from statelog.recovery.targets.target import Filled
+
+__all__ = ["STATE_COLUMNS", "ArrowTarget", "fill_table"]
 
 STATE_COLUMNS = ("key_group", "key", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowTarget:
+    """A table, by partition and in no order within it, or `ordered` by (key group, key)."""
+
+    ordered: bool
+
+    def check(self) -> None:
+        """Memory is always there."""
+
+    def fill(self, reading: Reading) -> Filled[pa.Table]:
+        """The table, and its rows."""
+        tables = reading.sorted_tables() if self.ordered else reading.slices()
+        table = fill_table(tables, reading.schema)
+        return Filled(table, table.num_rows)
 
 
 def fill_table(slices: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:

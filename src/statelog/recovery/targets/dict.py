@@ -1,13 +1,31 @@
 """Target: a Python dict in memory."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from statelog.recovery.reading.reading import Reading
+from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.schema import columns_of
 
-__all__ = ["fill_dict"]
+__all__ = ["DictTarget", "fill_dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class DictTarget:
+    """A dict; see `fill_dict`."""
+
+    with_group: bool
+
+    def check(self) -> None:
+        """Memory is always there."""
+
+    def fill(self, reading: Reading) -> Filled[dict[Any, Any]]:
+        """The dict, and its size."""
+        state = fill_dict(reading.slices(), with_group=self.with_group)
+        return Filled(state, len(state))
 
 
 def fill_dict(slices: Iterable[pa.Table], *, with_group: bool) -> dict[Any, Any]:

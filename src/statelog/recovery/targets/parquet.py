@@ -5,6 +5,7 @@ leaves beside it is swept by the next one of that name.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,15 +13,33 @@ import pyarrow.parquet as pq
 
 from statelog.errors import AlreadyExists
 from statelog.recovery.host import Host
+from statelog.recovery.reading.reading import Reading
 from statelog.recovery.targets.arrow import STATE_COLUMNS
 from statelog.recovery.targets.durable import make_parents, sync
+from statelog.recovery.targets.target import Filled
 from statelog.storage.local.disk import DiskHook, local_disk
 from statelog.storage.local.own_directory import make_own
 
-__all__ = ["fill_parquet", "require_file"]
+__all__ = ["ParquetTarget", "fill_parquet"]
 
 
-def require_file(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class ParquetTarget:
+    """A file. Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk."""
+
+    path: Path
+
+    def check(self) -> None:
+        """Raise AlreadyExists if there is a directory."""
+        _require_file(self.path)
+
+    def fill(self, reading: Reading) -> Filled[int]:
+        """Write the file; its rows."""
+        rows = fill_parquet(reading.sorted_tables(), reading.schema, self.path, reading.host)
+        return Filled(rows, rows)
+
+
+def _require_file(path: Path) -> None:
     """Raise AlreadyExists if there is a directory: a file is replaced, nothing else."""
     if path.is_dir():
         raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
@@ -33,7 +52,7 @@ def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path, host
     the local disk, and whatever reading the tables raises.
     """
     wanted = pa.schema([schema.field(name) for name in STATE_COLUMNS])
-    require_file(path)
+    _require_file(path)
     host = host or Host()
     with local_disk(path, "make", host.disk):
         make_parents(path)

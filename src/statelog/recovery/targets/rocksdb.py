@@ -26,18 +26,40 @@ from statelog.recovery.reading.reading import Reading
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
 from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
+from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import DiskHook, local_disk_error
 from statelog.storage.local.own_directory import make_own
 
-__all__ = ["fill_rocksdb", "require_absent"]
+__all__ = ["RocksdbTarget"]
 
 _PIECE_BYTES = 4 << 20
 _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
 
 
-def require_absent(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class RocksdbTarget:
+    """A database whose SST files have about `sst_bytes`. Raises ConfigError."""
+
+    path: Path
+    sst_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.sst_bytes < 1:
+            raise ConfigError(f"sst_bytes is {self.sst_bytes} and must be at least 1")
+
+    def check(self) -> None:
+        """Raise AlreadyExists if anything but an empty directory is there."""
+        _require_absent(self.path)
+
+    def fill(self, reading: Reading) -> Filled[int]:
+        """Make the database; its rows."""
+        rows = _fill_rocksdb(reading, self.path, self.sst_bytes)
+        return Filled(rows, rows)
+
+
+def _require_absent(path: Path) -> None:
     """Raise AlreadyExists if there is anything but an empty directory."""
     if path.is_dir() and not any(path.iterdir()):
         return
@@ -46,14 +68,12 @@ def require_absent(path: Path) -> None:
         raise AlreadyExists("something is there already", path=str(path), hint=hint)
 
 
-def fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
+def _fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
     """Make the database of what a reading gives; returns the rows.
 
-    Raises AlreadyExists, ConfigError, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
+    Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
     """
-    if sst_bytes < 1:
-        raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
-    require_absent(path)
+    _require_absent(path)
     host = reading.host
     with _local_disk(path, "make", host.disk):
         make_parents(path)
@@ -169,7 +189,7 @@ def _publish(made: Path, path: Path) -> None:
     try:
         made.rename(path)
     except OSError:
-        require_absent(path)
+        _require_absent(path)
         raise
     sync(path.parent)
 
