@@ -1,6 +1,5 @@
-"""The programs of README.md run as they are printed, in places of this run: broker, log name, directories."""
+"""The programs of README.md, and of Spark's room, run as they are printed, in places of this run."""
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,20 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.support.documents import ROOT, programs, said
+from tests.support.file_map import SOURCE
 from tests.support.services.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]
 
-_README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+_README = ROOT / "README.md"
 
 
-def _program(number: int, places: dict[str, str]) -> str:
-    """The README's Python program of that number, from 0, in this run's places. Each place must be named in it."""
-    program: str = re.findall(r"^```python\n(.*?)^```$", _README, re.MULTILINE | re.DOTALL)[number]
+def _program(number: int, places: dict[str, str], document: Path = _README) -> str:
+    """The document's Python program of that number, from 0, in this run's places. Each place must be named in it."""
+    program = programs(document)[number]
     for printed, ours in places.items():
-        assert printed in program, f"the README's program does not name {printed}"
+        assert printed in program, f"the program of {document.name} does not name {printed}"
         program = program.replace(printed, ours)
     return program
 
@@ -34,11 +35,13 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
 def test_the_first_programs_run_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Python program prints what its comments say; the Spark program, in the same log, keeps counts by key."""
+    """The first program counts on when it is run again; the Spark program, in the same log, keeps counts by key."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
-    names: dict[str, Any] = {}
-    exec(_program(0, {**places, "/tmp/statelog": str(tmp_path / "root")}), names)
-    assert capsys.readouterr().out.splitlines() == ["{'offset': '3'}", "{b'alice': b'1'}"]
+    first = _program(0, {**places, "/tmp/statelog": str(tmp_path / "root")})
+    for printed in ("{b'alice': b'1'}", "{b'alice': b'2'}"):
+        assert printed in _README.read_text(encoding="utf-8")
+        exec(first, {})
+        assert capsys.readouterr().out.splitlines() == [printed]
 
     # The second program by itself, as somebody may paste it; it waits for a batch, and not for half a minute.
     places |= {"/tmp/checkpoint": str(tmp_path / "checkpoint"), "/tmp/statelog": str(tmp_path / "root")}
@@ -51,6 +54,17 @@ def test_the_first_programs_run_as_printed(
         for query in spark.streams.active:
             query.stop()
     assert capsys.readouterr().out.count("alice") == 1
-    assert found.pop(b"alice") == b"1"
+    assert found.pop(b"alice") == b"2"
     assert found, "the stream has counted"
     assert set(found) <= {str(digit).encode() for digit in range(10)}
+
+
+def test_the_program_of_the_spark_room_runs_as_printed(
+    broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints what its comment says, also when it is run again: a checkpoint counts once."""
+    places = {"127.0.0.1:9092": broker.bootstrap, '"planes"': f'"{log_name}"', "/tmp/statelog": str(tmp_path)}
+    program = _program(0, places, SOURCE / "spark" / "README.md")
+    for _ in range(2):
+        exec(program, {})
+        assert capsys.readouterr().out.splitlines() == said(program)

@@ -6,9 +6,11 @@ import pytest
 
 from tests.support.doc_programs import check_page
 from tests.support.documents import DOCS, programs
+from tests.support.file_map import SOURCE
 
 _GUIDES = sorted(page for page in (DOCS / "guide").glob("*.md") if programs(page))
-_PAGES = (*_GUIDES, DOCS / "values.md", DOCS / "rocksdb.md")
+_ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer")]
+_PAGES = (*_GUIDES, DOCS / "values.md", DOCS / "rocksdb.md", *_ROOMS)
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
