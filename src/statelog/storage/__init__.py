@@ -12,6 +12,7 @@ from statelog.storage.kafka import (
     TopicSpec,
 )
 from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
+from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.log import Log, LogDescription
 from statelog.storage.log.opening import open  # noqa: A004 - statelog.open
 from statelog.storage.log.ports import KafkaSource, StoreSource
@@ -20,6 +21,7 @@ from statelog.storage.store import FileInfo, Store
 __all__ = [
     "Delivery",
     "DeliveryStatus",
+    "DiskHook",
     "FileInfo",
     "Kafka",
     "KafkaSource",
