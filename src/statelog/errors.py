@@ -11,7 +11,7 @@
     │   ├── ValueTooLarge           one change is larger than a chunk may be
     │   ├── IncompatibleSchema      a value schema that earlier values cannot be read with
     │   ├── CheckpointMismatch      the log is not at the checkpoint that the caller expects
-    │   ├── SequenceTruncated       a sequence number below what its writer was told to forget
+    │   ├── SequenceTruncated       a sequence number that its writer has truncated
     │   ├── SequenceAhead           a sequence number that no change set of its writer has yet
     │   ├── LogInUse                another job, which may be alive, would be fenced by opening
     │   ├── ClosedError             used after close, from another thread or after a fork
@@ -21,11 +21,11 @@
     ├── Unsafe                      a topic or store that would lose data; refused, not used
     │   ├── UnsafeTopic             a topic setting that deletes or may lose what is acknowledged
     │   └── UnsafeStore             a store that ignores put-if-absent
-    ├── Unavailable                 the world is in the way; the same call may succeed later
+    ├── Unavailable                 a broker, store or disk is not available; the same call may succeed later
     │   ├── BrokerUnavailable       Kafka does not answer, or not in time
     │   ├── StoreUnavailable        the file system does not answer, or not in time
     │   ├── StorageFull             a disk or quota is full
-    │   └── RoundGivenUp            a round that outlived its time; what stands is as it was before it
+    │   └── RoundGivenUp            a round that exceeded its time; the log is as it was before
     ├── PersistFailed               change sets that did not become durable; nothing of them counts
     ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
     ├── Fenced                      a newer writer owns the partitions or the name; this one is over
@@ -39,18 +39,18 @@
         │   └── CorruptRun
         ├── UnknownFormat           written by a newer statelog: this reader must stop
         └── DataLoss                committed changes that cannot be read any more
-            ├── IdentityChanged     another cluster, or a topic that was made anew
+            ├── IdentityChanged     another cluster, or a topic that was recreated
             ├── OffsetGone          the log starts above an offset that is needed
             ├── BeyondEnd           the log ends below an offset that was committed
             ├── AnchorMismatch      a record is not the one that a snapshot or a fold was built on
             └── IncompleteChangeSet a listed change set lacks chunks or changes
 
     UserWarning
-    └── StatelogWarning             a slip of the calling program, told at its own line every time
-        └── UncommittedChanges      a writer was closed, and changes that no commit holds are discarded
+    └── StatelogWarning             a slip of the calling program, reported at its own line, every time
+        └── UncommittedChanges      a writer was closed with changes that no commit holds
 
-Four axes, and they are the caller's: *misuse* is mended in the calling program, *unavailable* is
-tried again, *fenced* ends this writer, and *damaged* needs a person. `RETRYABLE` is that rule as data.
+What to do is the caller's question, so it is the tree's first branch: *misuse*, fix the program; *unavailable*, retry;
+*fenced*, end this writer; *damaged*, call a person.
 
 Every error carries `facts` (plain values: topic, partition, offsets, paths) and a `hint` that says
 what to do. Errors survive pickling, because they travel from Spark's workers to its driver.
@@ -189,11 +189,11 @@ class SequenceAhead(Misuse):
 
 
 class LogInUse(Misuse):
-    """Opening would fence another job that may be alive, and nobody said that it should."""
+    """Opening would fence another job that may be alive, without an option that says so."""
 
 
 class ClosedError(Misuse):
-    """Used after close, from a second thread, or in a process forked after it was made."""
+    """Used after close, from a second thread, or in a process that was forked later."""
 
 
 class OverlappingTasks(Misuse):
@@ -223,35 +223,35 @@ class UnsafeStore(Unsafe):
 
 
 class Unavailable(StatelogError):
-    """The world is in the way; the same call may succeed later. Nothing is lost."""
+    """A broker, store or disk is not available; the same call may succeed later. Nothing is lost."""
 
 
 class BrokerUnavailable(Unavailable):
     """Kafka does not answer, or not in time."""
 
-    default_hint = "Check bootstrap.servers and that the broker is up; then try again"
+    default_hint = "Check bootstrap.servers and that the broker is up, then retry"
 
 
 class StoreUnavailable(Unavailable):
     """The file system does not answer, or not in time."""
 
-    default_hint = "Check the root URL, its credentials and the network; then try again"
+    default_hint = "Check the root URL, its credentials and the network, then retry"
 
 
 class StorageFull(Unavailable):
-    """A disk or quota is full. What was committed before stands."""
+    """A disk or quota is full. Nothing that was committed is lost."""
 
-    default_hint = "Free space, then run again: nothing that was committed is lost"
+    default_hint = "Free some space and run again; nothing that was committed is lost"
 
 
 class RoundGivenUp(Unavailable):
-    """A materializer's round that outlived its time, and was given up. Nothing is lost; the next one begins anew."""
+    """A round that exceeded its time and was given up. Nothing is lost; the next round starts over."""
 
-    default_hint = "If the rounds make progress, raise round_timeout_s; else see what the store and the brokers do"
+    default_hint = "If rounds make progress, raise round_timeout_s; else check the store and the brokers"
 
 
 class PersistFailed(StatelogError):
-    """Change sets that did not become durable. They were never committed and count for nobody."""
+    """Change sets that did not become durable. They were never committed and do not count."""
 
 
 class OutcomeUnknown(StatelogError):
@@ -261,7 +261,7 @@ class OutcomeUnknown(StatelogError):
 class Fenced(StatelogError):
     """A newer writer owns one of the partitions or the writer name. This one is over for good."""
 
-    default_hint = "Another writer took over; stop this one, or open it again if it should win"
+    default_hint = "Another writer took over: stop this one, or open it again if it should win"
 
 
 class CommitRefused(StatelogError):
@@ -297,7 +297,7 @@ class CorruptRun(Corrupt):
 
 
 class UnknownFormat(Damaged):
-    """Written by a newer statelog. This reader stops, because skipping it could hide commits."""
+    """Written by a newer statelog. This reader stops: skipping it could hide commits."""
 
     default_hint = "Upgrade statelog on this machine"
 
@@ -307,7 +307,7 @@ class DataLoss(Damaged):
 
 
 class IdentityChanged(DataLoss):
-    """Another cluster, or a topic that was deleted and made anew under the same name."""
+    """Another cluster, or a topic that was deleted and recreated under the same name."""
 
 
 class OffsetGone(DataLoss):

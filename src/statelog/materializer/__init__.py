@@ -1,4 +1,4 @@
-"""The materializer: rounds that roll the committed tail into snapshots and truncate below them. Serves no state."""
+"""The materializer: rolls the committed tail into snapshots and truncates the log below them. Serves no state."""
 
 from statelog.materializer.daemon.background_task import ThreadStarter
 from statelog.materializer.daemon.control import Control

@@ -1,4 +1,4 @@
-"""A materializer's settings: small, frozen, checked once."""
+"""Settings of a materializer: small, frozen, checked once."""
 
 import math
 import tempfile
@@ -13,25 +13,31 @@ __all__ = ["MaterializerSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerSettings:
-    """How often rounds run, how large they get, and what they keep. Raises ConfigError.
+    """How often rounds run, how large they get, and what they keep.
 
-    `interval_s`: from the end of a round to the start of the next. `jitter`: the share of the interval, 0 to 1, over
-    which the first rounds of different logs are spread.
-    `budget_bytes`: a round ends at the last commit within it, metadata included, and takes one commit at least.
-    `budget_commits`: the same by number, because commits cost memory of their own.
-    `failures_tolerated`: so many rounds in a row may fail because the world is in the way; one more ends the daemon.
-    `failures_tolerated_s`: and if any are, as many as fall into this time, so that a short interval does not end a
-    daemon whose store or broker is away for some minutes.
-    `stop_grace_s`: once it is told to stop, the round in flight has so long to end; then it is given up before its put.
-    `retention`: which manifests are kept. `fanout`: so many runs of one size are merged.
-    `scratch`: where runs are written before they are uploaded; room for two copies of the state, and not a RAM disk.
-    `lease_cap_s`: no lease holds anything back for longer. `alarm_age_s`: alarm once a committed change is that old and
-    in no snapshot.
-    `round_timeout_s`: a round that takes longer is given up and counts as failed; above what the largest merge takes,
-    because the next round begins that merge anew.
-    `restore_budget_s`: a round is started early when the estimate for a restore (download the snapshot, replay the
-    tail) nears this; None: the interval alone decides. `restore_spacing_s`: but not sooner than this after the last
-    round, nor sooner than that round took, nor after one that failed.
+    interval_s            from the end of a round to the start of the next
+    jitter                the share of the interval, 0 to 1, over which the first rounds of different logs are spread
+    budget_bytes          a round ends at the last commit within it, metadata included, and takes at least one commit
+    budget_commits        the same by number, because commits cost memory of their own
+    failures_tolerated    this many rounds in a row may fail because a store or broker is unavailable; one more ends
+                          the daemon
+    failures_tolerated_s  and any number within this time, unless none is tolerated: so a short interval does not end
+                          a daemon whose store or broker is away for some minutes
+    stop_grace_s          how long the round in flight may go on after a stop, before it is given up
+    retention             which manifests are kept
+    fanout                this many runs of one size are merged into one
+    scratch               where runs are written before they are uploaded: room for two copies of the state, and not
+                          a RAM disk
+    lease_cap_s           no lease holds anything back for longer
+    alarm_age_s           alarm once a committed change is this old and in no snapshot
+    round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge,
+                          because the next round starts that merge over
+    restore_budget_s      a round starts early when the estimate for a restore (download the snapshot, replay the tail)
+                          nears this; with None the interval alone decides
+    restore_spacing_s     but not sooner than this after the last round, nor sooner than that round took, nor after
+                          one that failed
+
+    Raises ConfigError.
     """
 
     interval_s: float = 600.0
@@ -66,7 +72,7 @@ class MaterializerSettings:
         _require(self.fanout >= 2, "fanout", self.fanout, "2 or more")
         if self.alarm_age_s <= self.interval_s:
             raise ConfigError(
-                "alarm_age_s does not exceed interval_s, so that a healthy materializer would alarm",
+                "alarm_age_s must exceed interval_s, or a healthy materializer would alarm",
                 alarm_age_s=self.alarm_age_s,
                 interval_s=self.interval_s,
                 hint="Set alarm_age_s to several intervals",

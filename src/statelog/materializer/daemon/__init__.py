@@ -1,3 +1,3 @@
-"""The daemon: when a round begins, who watches it, and what it tells."""
+"""The daemon: schedules rounds, watches over them, and reports events."""
 
 __all__: list[str] = []

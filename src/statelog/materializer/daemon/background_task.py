@@ -1,7 +1,7 @@
-"""A piece of work on a thread of its own, and what became of it: a round in flight, or a look at the tail.
+"""One unit of work on its own thread, with its result: a round in flight, or a look at the tail.
 
-Python cannot end a thread. So work that outlives its time is left alone: it ends by itself at the next step at which it
-asks, or never; what it brings later is delivered all the same, and marked as late by whoever gave it up.
+Python cannot end a thread, so work that outlives its time is left alone: it ends at the next step where it checks, or
+never. A late result is still delivered; the caller has marked the task as given up by then.
 """
 
 import threading
@@ -21,7 +21,7 @@ def start_thread(work: Callable[[], None]) -> None:
 
 
 class BackgroundTask(Generic[T]):
-    """One piece of work, which began at `started_s`. `on_end` is called on its thread, once it is over."""
+    """One unit of work, begun at `started_s`. `on_end` is called on its thread, once it is over."""
 
     def __init__(
         self, work: Callable[[], T], *, started_s: float, on_end: Callable[["BackgroundTask[T]"], None]

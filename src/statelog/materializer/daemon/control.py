@@ -1,8 +1,8 @@
-"""The wishes that others have of a daemon: to stop, or to run a round now. And the bell that wakes it for them.
+"""Requests to a running daemon: stop, or run a round now; and the event that wakes it.
 
 Invariants:
-- A wish is noted before the bell rings, and the daemon looks at the wishes after every ring: none is overlooked.
-- A wish to stop stands for good. A wish for a round stands until a round begins that was not under way when it came.
+- A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.
+- A request to stop is final. A request for a round holds until a round begins that was not yet running when it came.
 """
 
 import threading
@@ -11,7 +11,7 @@ __all__ = ["Control"]
 
 
 class Control:
-    """Shared by a daemon and whoever steers it; every method may be called from any thread, `wait` from one only."""
+    """Shared by a daemon and its callers. Every method is thread-safe, except `wait`, which belongs to one thread."""
 
     def __init__(self) -> None:
         self._bell = threading.Event()
@@ -21,12 +21,12 @@ class Control:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the round in flight is to end before its put, if it can."""
+        """Whether the round in flight should end before its put, if it still can."""
         return self._is_abandoned
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the daemon is to end."""
+        """Whether the daemon should end."""
         return self._is_stopped
 
     @property
@@ -35,30 +35,30 @@ class Control:
         return self._is_triggered
 
     def stop(self) -> None:
-        """Wish that the daemon ends once the round in flight is over."""
+        """Ask the daemon to end once the round in flight is over."""
         self._is_stopped = True
         self._bell.set()
 
     def insist(self) -> None:
-        """Wish for the end; a second time, do not wait for the round in flight either: it ends before its put."""
+        """Ask the daemon to end; a second time, without waiting for the round in flight: it ends before its put."""
         self._is_abandoned = self._is_stopped
         self.stop()
 
     def trigger(self) -> None:
-        """Wish for a round now. If one is in flight, it is followed by another: what is committed by now is covered."""
+        """Ask for a round now. If one is in flight, another follows it, which covers all that is committed by now."""
         self._is_triggered = True
         self._bell.set()
 
     def take_trigger(self) -> None:
-        """A round begins, and answers every wish for one so far."""
+        """Note that a round begins, which answers every request so far."""
         self._is_triggered = False
 
     def ring(self) -> None:
-        """Wake whoever waits, without a wish."""
+        """Wake the waiting thread, without a request."""
         self._bell.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the bell rings, but not longer than `timeout_s`; whether the daemon is to end."""
+        """Wait for a wake-up, at most `timeout_s` seconds; returns whether the daemon should end."""
         self._bell.wait(timeout_s)
         self._bell.clear()
         return self._is_stopped

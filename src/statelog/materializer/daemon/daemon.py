@@ -1,20 +1,20 @@
-"""The materializer as a daemon: one round after the other, until told to stop or beyond help.
+"""The materializer as a daemon: one round after another, until stopped or until an error that retrying cannot fix.
 
-When a round begins is decided in `schedule`. Rounds, and looks at the tail beside them, run on threads of their own;
-this one only waits, for at most as long as a round may take.
+`schedule` decides when a round begins. Rounds, and looks at the tail beside them, run on their own threads; this one
+only waits, at most as long as a round may take.
 
-    failure       tolerated while the world is in the way, up to a number in a row, and for some minutes whatever their
-                  number; anything else ends the daemon
-    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends by itself at its
-                  next step; only if it was at its put already it is finished, late, and counts after all
-    stop          between rounds: a round in flight is finished, or given up once its grace period is over or somebody
-                  insists; it ends at its next step before the put, and is left alone if it does not
+    failure       tolerated while it is Unavailable: up to a number in a row, and for some minutes whatever the number;
+                  any other failure ends the daemon
+    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends at its next step;
+                  if it was already at its put, it finishes late and counts after all
+    stop          between rounds: a round in flight finishes, or is given up once its grace period is over or a second
+                  request to stop comes; it ends at its next step before the put, and is left alone if it does not
 
 Invariants:
 - At most one round is in task, those given up aside. No more of those hang than failures are tolerated.
-- All that is known is one frozen value, replaced whole, by one thread.
+- The statistics are one frozen value, replaced as a whole by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
-- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and never missed because they come late.
+- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and not missed when they come late.
 """
 
 from collections import deque
@@ -68,20 +68,20 @@ from statelog.storage.log.log import Log
 
 __all__ = ["Materializer"]
 
-_LAST_STEP_S = 10.0  # for a round that was told to end to reach its next step
+_LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 
 
 def _ignore(_event: Event) -> None:
-    """For callers that want no events."""
+    """Drop the event."""
 
 
 class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
-    `control` carries wishes from elsewhere, such as signal handlers. `wait` waits so many seconds, or shorter once the
-    control rings. `start` begins a round or a look, on another thread unless a test wants it otherwise. `rates` are
-    believed until better ones were measured. The `clock` of `seams` paces the daemon.
+    `control` carries requests from elsewhere, such as signal handlers. `wait` waits that many seconds, or until the
+    control wakes it. `start` runs a round or a look, on another thread unless a test replaces it. `rates` are used
+    until better ones have been measured. The `clock` of `seams` paces the daemon.
     """
 
     def __init__(
@@ -118,22 +118,22 @@ class Materializer:
     # ---- from any thread
 
     def statistics(self) -> MaterializerStatistics:
-        """What is known at this moment."""
+        """A snapshot of the statistics."""
         known = self._statistics
         return replace(known, age_s=self._clock() - known.since_s)
 
     def trigger(self) -> None:
-        """Wish for a round now; if one is in task, for another one after it."""
+        """Ask for a round now; if one is in flight, for another one after it."""
         self._control.trigger()
 
     def stop(self) -> None:
-        """Wish for the end, once the round in flight is over."""
+        """Ask the daemon to end once the round in flight is over."""
         self._control.stop()
 
     # ---- one round
 
     def run_once(self) -> RoundOutcome:
-        """Run one round now, on this thread, counted and reported as any other. Raises whatever it fails with."""
+        """Run one round now, on this thread, counted and reported like any other. Raises whatever the round raises."""
         started_s = self._begin(RoundCause.TRIGGER)
         try:
             outcome = self._run_round(started_s)
@@ -161,7 +161,7 @@ class Materializer:
         ).run()
 
     def _is_grace_over(self) -> bool:
-        """Whether a stop waits for the round in flight no longer."""
+        """Whether a stop no longer waits for the round in flight."""
         if not self._control.is_stopped:
             return False
         if self._stopped_s is None:
@@ -171,10 +171,10 @@ class Materializer:
     # ---- round after round
 
     def run(self) -> None:
-        """Run rounds until the stop.
+        """Run rounds until stopped.
 
-        Raises the last error when more rounds in a row failed than are tolerated, and at once for any error that
-        trying again cannot mend: Damaged, Unsafe, Misuse.
+        Raises the last error when more rounds in a row fail than are tolerated, and at once any error that retrying
+        cannot fix: Damaged, Unsafe, Misuse.
         """
         delay_s = ask_first_delay_s(self._log, self._settings)
         self._due_s = self._clock() + delay_s
@@ -201,7 +201,7 @@ class Materializer:
             self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
 
     def _after_all(self, error: StatelogError) -> StatelogError:
-        """What damage turns out to be: a log that is being deleted loses its descriptor last, and is NotFound then."""
+        """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
         for _ in range(_DELETE_LOOKS):
             try:
                 self._log.verify()
@@ -216,7 +216,7 @@ class Materializer:
         return error
 
     def _turn(self) -> None:
-        """Take in what ended, begin what is due, and wait for the next of either."""
+        """Collect what ended, begin what is due, and wait for the next event."""
         self._take_in()
         if self._round is not None and self._clock() >= self._over_s(self._round):
             self._give_up(self._round)
@@ -250,9 +250,9 @@ class Materializer:
         )
 
     def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
-        """When a round is waited for no longer: at a stop, a moment after it was told to end."""
+        """When to stop waiting for a round; after a stop, shortly after the round was asked to end."""
         over_s = task.started_s + self._settings.round_timeout_s
-        self._is_grace_over()  # It notes when a stop was wished for.
+        self._is_grace_over()  # It notes when the stop was requested.
         if self._stopped_s is None:
             return over_s
         if self._control.is_abandoned and self._told_s is None:
@@ -261,11 +261,11 @@ class Materializer:
         return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
 
     def _wake_s(self) -> float:
-        """When there is something to do even if nothing rings."""
+        """When there is something to do even without a wake-up."""
         next_round_s = self._due_s if self._round is None else self._over_s(self._round)
         return next_round_s if self._control.is_stopped else min(next_round_s, self._tail_watch.due_s)
 
-    # ---- what came back; the first runs on another thread
+    # ---- results; the first method runs on another thread
 
     def _round_over(self, task: BackgroundTask[RoundOutcome]) -> None:
         self._ended.append(task)
@@ -296,7 +296,7 @@ class Materializer:
         self._moves_on(outcome)
 
     def _take_late(self, task: BackgroundTask[RoundOutcome]) -> None:
-        """A round that was given up ended after all. It counts if it ended well; damage that it found is damage."""
+        """A round that was given up has ended. It counts if it ended well; damage that it found is raised."""
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
@@ -319,17 +319,17 @@ class Materializer:
     # ---- how rounds end
 
     def _give_up(self, task: BackgroundTask[RoundOutcome]) -> None:
-        """The round in flight has outlived its time: it counts as failed, and the schedule moves on without it."""
+        """Give up the round in flight: it counts as failed, and the schedule moves on without it."""
         task.is_given_up = True
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
-        error = RoundGivenUp("a round outlived its time", round_timeout_s=self._settings.round_timeout_s)
+        error = RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s)
         self._failed(error)
         if not self._tolerates(error):
             raise error
         self._moves_on(None)
 
     def _moves_on(self, outcome: RoundOutcome | None) -> None:
-        """No round is in flight any more: the next one is due after the delay, and the tail is another one."""
+        """No round is in flight any more: the next one is due after the delay, and the tail has changed."""
         self._round = None
         self._ended_s = self._clock()
         self._due_s = self._ended_s + delay_after(outcome, self._settings)
@@ -342,7 +342,7 @@ class Materializer:
         few = self._statistics.failures_in_a_row <= tolerated or is_short
         if isinstance(error, RoundGivenUp) and self._control.is_stopped:
             return True
-        # Rights can be away for a moment, too: credentials run out, and are renewed.
+        # Rights can be missing for a moment, too: credentials expire and are renewed.
         return isinstance(error, Unavailable | StoreRefused) and few and self._statistics.hanging <= tolerated
 
     def _failed(self, error: StatelogError) -> None:

@@ -1,4 +1,4 @@
-"""What a materializer tells whoever runs it. Values only: the room prints nothing and logs nothing.
+"""Events that a daemon reports to its caller, as frozen values.
 
 Every event has `log` (the log's name) and `at_s` (seconds on the daemon's clock). `on_event` is called on the
 daemon's thread, except for `LogAgeAlarm`, which comes from the watchdog's; it must be quick and must not raise.
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The daemon runs; its first round begins in `first_round_s` seconds, unless something asks for one before."""
+    """The daemon runs; its first round begins in `first_round_s` seconds, or earlier on request."""
 
     log: str
     at_s: float
@@ -47,7 +47,7 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCompleted:
-    """A manifest of ours stands."""
+    """A round put its manifest."""
 
     log: str
     at_s: float
@@ -85,7 +85,7 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundEndedLate:
-    """A round that was given up ended after all: well, and then it is told and counted once more, or (None) not."""
+    """A round that was given up has ended: with an outcome, which is reported and counted too, or without (None)."""
 
     log: str
     at_s: float
@@ -94,7 +94,7 @@ class RoundEndedLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupHeldBack:
-    """A round completed, but removed nothing, and says why. The log grows until that is mended."""
+    """A round completed but removed nothing, for this reason. The log grows until the reason is gone."""
 
     log: str
     at_s: float
@@ -103,7 +103,7 @@ class CleanupHeldBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetUnpublished:
-    """A round completed, but its position could not be published: lag tools show an earlier one, and nothing else."""
+    """A round completed, but its position could not be published. Only lag tools are affected."""
 
     log: str
     at_s: float
@@ -112,9 +112,9 @@ class OffsetUnpublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAgeAlarm:
-    """Changes committed `age_s` seconds ago are in no snapshot, or for so long nothing was heard of the log.
+    """Changes committed `age_s` seconds ago are in no snapshot, or the log has been unreachable for that long.
 
-    Told again each time that another `alarm_age_s` has passed.
+    Repeated each time another `alarm_age_s` has passed.
     """
 
     log: str
@@ -126,8 +126,8 @@ class LogAgeAlarm:
 class RestoreBudgetOutOfReach:
     """The newest snapshot alone takes longer to restore than the budget, so more rounds do not help.
 
-    What does: a larger budget, a faster store, less state, or several workers that restore a part each. Told once, and
-    again after it was within reach in between.
+    What helps: a larger budget, a faster store, less state, or several workers that each restore a part. Reported once,
+    and again if the budget was within reach in between.
     """
 
     log: str

@@ -1,4 +1,4 @@
-"""What a daemon asks once, when it starts: how long its first round waits."""
+"""How long the first round of a daemon waits, asked once when the daemon starts."""
 
 from statelog.errors import StatelogError
 from statelog.materializer.daemon.schedule import first_delay_s

@@ -1,4 +1,4 @@
-"""How long a restore would take now, and whether a round is due because of it. Pure decisions over frozen values.
+"""How long a restore would take now, and whether that makes a round due. Pure decisions over frozen values.
 
 A restore downloads the newest snapshot's runs, then replays what was committed since. Both rates are measured in the
 materializer's own rounds, which do the same work: every uploaded run is read back once, every tail is replayed once.

@@ -3,7 +3,7 @@
 first round   after a delay that a hash of the log's name spreads over the interval; less, where the newest snapshot is
               about an interval old, so that a daemon that is restarted again and again still runs rounds
 next round    a fixed delay after the last one ended, whatever its outcome; at once if its budget cut it short
-in between    at once when somebody triggers one; early when a restore would take too long by now, unless the last
+in between    at once on request; early when a restore would take too long by now, unless the last
               one failed: failures are tolerated by their number, and so they come an interval apart
 """
 

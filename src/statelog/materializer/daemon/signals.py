@@ -1,6 +1,6 @@
-"""Signals as wishes: SIGTERM and SIGINT to stop, SIGUSR1 for a round now. A round in flight ends cleanly.
+"""Signals as requests: SIGTERM and SIGINT stop the daemon, SIGUSR1 asks for a round now.
 
-A second SIGTERM or SIGINT gives up the round in flight: it ends before its put, or right after it.
+A round in flight ends cleanly. A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
 """
 
 import signal
@@ -18,8 +18,8 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
 
     Must be called on the main thread. Raises ValueError on any other.
     """
-    wishes = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
-    earlier = {number: signal.signal(number, _handler(wish)) for number, wish in wishes.items()}
+    requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
+    earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}
 
     def restore() -> None:
         for number, handler in earlier.items():
@@ -28,10 +28,10 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
     return restore
 
 
-def _handler(wish: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        # A handler runs on the main thread between two instructions, perhaps while that thread holds the bell's
-        # own lock in `wait`; ringing it here could then wait for itself for ever. Another thread can wait.
-        threading.Thread(target=wish, name="statelog-signal", daemon=True).start()
+        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
+        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
+        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
 
     return on_signal

@@ -1,4 +1,4 @@
-"""What a materializer counts and knows, as one frozen value that is replaced whole. Pure."""
+"""Statistics of a materializer: one frozen value, replaced as a whole. Pure."""
 
 from dataclasses import dataclass, field, replace
 

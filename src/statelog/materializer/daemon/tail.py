@@ -1,7 +1,7 @@
-"""The tail: what was committed since the newest snapshot. Followed on the ledger beside the rounds, cheaply.
+"""The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
 
 A look asks for the ledger's end and folds what is new; no chunk is read. A gauge starts from the newest manifest, and
-is thrown away when a round has ended: the next one starts from whatever manifest is newest then.
+is discarded when a round ends: the next one starts from the manifest that is newest then.
 
 Invariants:
 - Nothing is decided here, and nothing here is needed for a round to be right.
@@ -24,7 +24,7 @@ _LOOK_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What stands in no snapshot, at one look: the commits between the manifest `number` and `position`.
+    """What no snapshot holds, at one look: the commits between the manifest `number` and `position`.
 
     `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
     broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.

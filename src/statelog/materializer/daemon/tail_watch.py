@@ -1,10 +1,10 @@
-"""Looks at the tail beside the rounds: how old what stands in no snapshot is, and how long a restore would take.
+"""Looks at the tail beside the rounds: the age of changes that no snapshot holds, and how long a restore would take.
 
-Each look runs on a thread of its own, one at a time. It serves alarms and the restore budget: rounds need none.
+Each look runs on its own thread, one at a time. It serves alarms and the restore budget; rounds do not need it.
 
 Invariants:
-- No more looks hang than failures are tolerated; then there is none until one comes back, and the age of the log grows.
-- What a look brings counts only if no round ended meanwhile: else its gauge started from an older manifest.
+- No more looks may hang than failures are tolerated; beyond that none begins until one returns, and the age grows.
+- A look counts only if no round ended meanwhile: else its gauge started from an older manifest.
 """
 
 import math
@@ -55,7 +55,7 @@ class TailWatch:
 
     @property
     def is_any_over(self) -> bool:
-        """Whether a look came back that was not taken in."""
+        """Whether a look has ended that was not collected yet."""
         return bool(self._over)
 
     @property
@@ -72,7 +72,7 @@ class TailWatch:
         self._start(self._under_way.run)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
-        """What looks have brought since, each with the time at which it began. Raises Damaged."""
+        """The tails found since the last call, each with the time its look began. Raises Damaged."""
         while self._over:
             look = self._over.popleft()
             self._out -= 1
@@ -82,12 +82,12 @@ class TailWatch:
                     yield tail, look.started_s
 
     def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
-        """Compare an estimate with the budget; whether it is newly beyond what a round could mend."""
+        """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
         before, self._outlook = self._outlook, outlook(found, budget_s)
         return self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
 
     def begin_anew(self) -> None:
-        """A round ended: the next look is due now, and starts from whatever manifest is newest then."""
+        """A round ended: the next look is due now, and starts from the manifest that is newest then."""
         self.drop()
         self._due_s = self._clock()
 
@@ -109,6 +109,6 @@ class TailWatch:
         try:
             return look.result()
         except (Unavailable, StoreRefused, OffsetGone):
-            # The next round tells whether this is more than a moment's trouble, and the watchdog if none does.
+            # Transient or not: the next round finds out, or else the watchdog does.
             self.drop()
             return None

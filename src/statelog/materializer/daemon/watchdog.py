@@ -1,8 +1,8 @@
-"""The watchdog: says so when committed changes stay out of every snapshot for too long, for whatever reason.
+"""The watchdog: alarms when committed changes stay out of every snapshot for too long, for whatever reason.
 
-It watches the age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that lose
-for ever or that never begin all look alike from here. It runs on a thread of its own, and asks nobody: where no news
-of the log comes any more, the age grows by itself.
+It watches the age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that
+always lose or that never begin all look alike from here. It runs on its own thread and makes no calls: when no news
+of the log arrives any more, the age grows by itself.
 """
 
 import threading

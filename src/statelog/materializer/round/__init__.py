@@ -1,3 +1,3 @@
-"""One round: fold, upload, publish, truncate, clean up."""
+"""One round: fold the tail, upload runs, put the manifest, clean up."""
 
 __all__: list[str] = []

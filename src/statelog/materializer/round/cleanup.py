@@ -1,6 +1,6 @@
-"""Cleanup after a round that won: drop manifests, truncate the topics, delete files. Executes, never decides.
+"""Cleanup after a round that won: drops manifests, truncates the topics, deletes files. Executes, never decides.
 
-The decisions are `schemas.retention`'s, over what stands in the store. Everything here may be cut off anywhere and
+The decisions are `schemas.retention`'s, over what the store holds. Everything here may be cut off anywhere and
 is taken up by the next winner.
 
 Invariants:
@@ -158,7 +158,9 @@ def _check_links(links: Iterable[KeptManifest]) -> str:
             try:
                 check_chain(older.manifest, older.sha256, newer.manifest)
             except CorruptManifest as error:
-                return f"manifests {older.manifest.number} and {newer.manifest.number} are of no one chain: {error}"
+                return (
+                    f"manifests {older.manifest.number} and {newer.manifest.number} do not belong to one chain: {error}"
+                )
     return ""
 
 

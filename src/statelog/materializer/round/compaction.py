@@ -1,4 +1,4 @@
-"""Merging runs of a draft until no tier is full, as a stream of row groups, in bounded memory.
+"""Merges runs of a draft until no tier is full, as a stream of row groups, in bounded memory.
 
 Which runs to merge is decided in `schemas.retention`; how rows are merged, in `storage.run_merge`.
 

@@ -1,4 +1,4 @@
-"""The delta of a round: the last change of every key that its commits touch, sorted, partition after partition.
+"""The delta of a round: the last change of every key that its commits touch, sorted, one partition after another.
 
 Partitions hold adjacent key groups, so their sorted changes one after the other are the whole in order.
 

@@ -1,7 +1,7 @@
-"""The runs of a manifest in the making: written to the scratch directory, uploaded only if the manifest names them.
+"""The runs of the next manifest: written to the scratch directory, uploaded only if the manifest names them.
 
 Invariants:
-- Every run gets a name that nobody used before.
+- Every run gets a name that was never used before.
 - A run of a draft lies either in the store already or as a finished local file, never in both.
 - Writing stops between two tables once the round was given up: `go_on` raises.
 """

@@ -1,4 +1,4 @@
-"""The kept manifests that this process has read, so that a round does not read all of them each time.
+"""The kept manifests that this process has read, so that a round does not read all of them again.
 
 Manifests never change. So one whose file is still listed, with the same size and the same time of its write, says what
 it said; that it is still there is asked of the store every time.

@@ -1,4 +1,4 @@
-"""The checks before a round reads or writes anything: do the log and its newest snapshot still fit together?
+"""Checks before a round reads or writes anything: the log and its newest snapshot still fit together.
 
 Invariants checked here, for the ledger and every data partition:
     log start <= what replay needs <= log end, and every anchor that still exists is the same record.

@@ -1,4 +1,4 @@
-"""How a round ended. Failures are exceptions; these are the three ways to end well."""
+"""The outcome of a round. Failures are exceptions; these are the three ways to end well."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Cleanup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedRound:
-    """The manifest `number` stands, and it is ours.
+    """The round put manifest `number`.
 
     It rolled up `commits` commits with `changes` changes into a delta of `rows` rows; `size_bytes` were uploaded for
     the delta and for merges, and read back in `read_back_s`. To make the delta, `replayed_bytes` of record values were
@@ -53,7 +53,7 @@ class CompletedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRound:
-    """There was nothing new beyond `position`, which manifest `number` (0: none yet) stands for."""
+    """There was nothing new beyond `position`, that of manifest `number` (0: none yet)."""
 
     number: int
     position: int

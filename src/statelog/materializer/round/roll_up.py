@@ -1,4 +1,4 @@
-"""The writing half of a round: the tail up to a target becomes a run, the run part of the next manifest.
+"""The writing half of a round: turns the tail up to a target into a run, and puts the manifest that names it.
 
 Invariants:
 - Whatever a manifest names was uploaded and read back before its put.
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Won:
-    """A manifest of ours that stands, and what it lets us remove."""
+    """Our manifest, which won its slot, and what it lets us remove."""
 
     manifest: Manifest
     cleanup_plan: CleanupPlan
@@ -132,7 +132,7 @@ class RollUp:
         return run.rows
 
     def _read_back(self, draft: Draft, uploaded: Iterable[RunRef]) -> LostRound | None:
-        """Read what was uploaded. No manifest names it yet: what did not arrive whole is made anew."""
+        """Read what was uploaded. No manifest names it yet: what did not arrive whole is written again."""
         try:
             draft.read_back(uploaded)
         except (CorruptRun, NotFound) as error:
@@ -141,7 +141,7 @@ class RollUp:
                 return LostRound(number=newest)  # And its winner cleaned up.
             raise StoreUnavailable(
                 f"a run did not arrive whole: {error.message}",
-                hint="Nothing names it, and the next round writes it anew; if it goes on, look at network and disks",
+                hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",
                 **error.facts,
             ) from error
         return None

@@ -1,7 +1,7 @@
 """One round: roll the committed tail up into a run, publish it as the next manifest, and clean up.
 
-`docs/protocol-materialize.md` numbers the steps and says what stands if we die after each. Any number of rounds may
-run at once, on any machines, stalled for any time: the slot of the next manifest has one winner.
+`docs/protocol-materialize.md` numbers the steps, and says what a crash after each leaves behind. Any number of rounds
+may run at once, on any machines, stalled for any time: the slot of the next manifest has one winner.
 
 Invariants:
 - The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
@@ -51,7 +51,7 @@ class Round:
     """One round, for the daemon and for tests.
 
     `verified` is what a process keeps from round to round. `is_given_up` is asked between steps and between tables;
-    once it says so before the put, the round ends. `disk` is asked before every step on the scratch directory's files.
+    once it returns true before the put, the round ends. `disk` is asked before every step on scratch files.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def _past_acceptances(
 def _loss(error: StatelogError, number: int) -> StatelogError:
     if isinstance(error, OffsetGone):
         return error
-    hint = "Restore it from a copy, or remove the newest manifest's claim by recovering an older snapshot"
+    hint = "Restore them from a copy of the store, or recover an older snapshot"
     return DataLoss(
-        f"what the newest manifest needs is gone: {error.message}", hint=hint, manifest=number, **error.facts
+        f"files that the newest manifest names are gone: {error.message}", hint=hint, manifest=number, **error.facts
     )

@@ -1,7 +1,7 @@
-"""Scratch directories: where a round writes runs before it uploads them. Gone when the round ends, or swept later.
+"""Scratch directories: where a round writes runs before it uploads them. Removed when the round ends, or swept later.
 
 A scratch directory is an own directory (`storage.own_directory`): one that a kill left behind is removed by the next
-round. One that cannot be removed costs a warning, never a round: what it made stands in the store by then.
+round. One that cannot be removed never fails a round: its runs are in the store by then.
 """
 
 import os
@@ -38,5 +38,5 @@ def _make(parent: Path, new_id: Callable[[], str], disk: DiskHook) -> OwnDirecto
     except StoreUnavailable as error:
         if os.access(parent, os.W_OK | os.X_OK):
             raise
-        hint = "Name a directory that is there and can be written to, with room for two copies of the state"
+        hint = "Name an existing, writable directory with room for two copies of the state"
         raise ConfigError("the scratch directory cannot be used", hint=hint, scratch=str(parent)) from error

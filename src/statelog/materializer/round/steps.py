@@ -1,6 +1,6 @@
-"""The gaps between the steps of a round: where a test ends it, and where a round that was given up ends itself.
+"""The gaps between the steps of a round: where a test may end it, and where a round that was given up ends.
 
-Invariant: a round is given up only before its put. After it, the manifest stands, and the round is finished.
+Invariant: a round is given up only before its put. After it the manifest exists, and the round finishes.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CRASH_POINTS = (
     "after-merge",  # so do merged runs
     "after-upload",  # the new runs lie in the store, and were read back
     "after-list",  # what will be removed is decided
-    "after-put",  # the manifest stands; we do not know yet whether it counts
+    "after-put",  # the manifest exists; we do not know yet whether it counts
     "after-win",  # we know
     "after-check",  # the oldest kept snapshot was verified
     "after-drop",  # old manifests are gone
@@ -47,4 +47,4 @@ class Steps:
     def go_on(self) -> None:
         """Raise RoundGivenUp if the round was given up."""
         if self._is_given_up():
-            raise RoundGivenUp("the round was given up, and ended before its put")
+            raise RoundGivenUp("the round was given up before its put")

@@ -1,4 +1,4 @@
-"""The target of a round: up to which ledger position it rolls up, and the commits below it.
+"""The target of a round: the ledger position up to which it rolls up, and the commits below it.
 
 A manifest's state must be the fold exactly at its position. So the fold goes on in steps, each from a frozen state;
 where the budget ends inside a step, that step is folded once more, up to the last commit within the budget.
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def position(self) -> int:
-        """The position that the round's manifest will stand for."""
+        """The position of the round's manifest."""
         return self.state.position
 
 

@@ -1,4 +1,4 @@
-"""Which runs this process has read whole, so that each is verified once and not in every round. And which manifests.
+"""The runs and manifests that this process has read whole, so that each is verified once and not in every round.
 
 Rounds on several threads may share it: one that was given up may still be under way when the next one begins.
 """
@@ -34,12 +34,12 @@ class VerifiedRuns:
             self._known.update({run.path: run.sha256 for run in runs})
 
     def check(self, store: Store, runs: Iterable[RunRef]) -> None:
-        """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be told."""
+        """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
         sizes = {info.path: info.size_bytes for info in store.list("runs/")}
         for run in runs:
             if sizes.get(run.path) != run.size_bytes:
                 raise CorruptRun(
-                    "a run is missing or has another length",
+                    "a run is missing or has the wrong length",
                     path=run.path,
                     size_bytes=run.size_bytes,
                     found_bytes=sizes.get(run.path, -1),
