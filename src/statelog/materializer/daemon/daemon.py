@@ -11,7 +11,7 @@ only waits, at most as long as a round may take.
                   request to stop comes; it ends at its next step before the put, and is left alone if it does not
 
 Invariants:
-- At most one round is in task, those given up aside. No more of those hang than failures are tolerated.
+- At most one round is in flight, apart from those given up. No more of those may hang than failures are tolerated.
 - The statistics are one frozen value, replaced as a whole by one thread.
 - Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and not missed when they come late.
