@@ -317,7 +317,7 @@ def test_another_process_of_the_job_commits_under_the_grant(rig: LogRig, log: Lo
     even, odd = split_keys(log)
     with Coordinator(log, "c") as planning, rig.open() as other:
         grant = pickle.loads(pickle.dumps(planning.grant))
-        with Coordinator(other, "c", opened=resume_grant(other, grant)) as committing:
+        with Coordinator(other, "c", grant=grant) as committing:
             assert committing.grant == planning.grant
             committing.commit([run_task(producer, planning.task(1), 0, even)], checkpoint_id=1)
             with pytest.raises(CommitRefused, match="continue"):

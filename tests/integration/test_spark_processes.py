@@ -15,7 +15,7 @@ import pytest
 
 from statelog.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
 from statelog.producer.commits.grant import TaskGrant
-from statelog.producer.commits.opening import open_epoch, resume_grant
+from statelog.producer.commits.opening import open_epoch
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
@@ -251,7 +251,7 @@ def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog) -> None:
     options = stream_options(rig)
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     task = plan_batch(options)
-    with Coordinator(rig.log, "job", opened=resume_grant(rig.log, task.grant)) as sibling:
+    with Coordinator(rig.log, "job", grant=task.grant) as sibling:
         sibling.commit([], {"queryId": "q", "batchId": "1"}, checkpoint_id=2)
     task = plan_batch(options)
     assert task.base.id == 2

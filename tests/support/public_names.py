@@ -59,7 +59,7 @@ def named_by(owner: Name) -> Iterator[tuple[str, Name]]:
 def _signatures(owner: Name) -> Iterator[_Signature]:
     match _node(owner):
         case ast.ClassDef() as node:
-            yield from _of_class(owner, node)
+            yield from _of_class(owner, node, frozenset())
         case ast.FunctionDef() | ast.AsyncFunctionDef() as node:
             yield from ((str(owner), owner.module, annotation) for annotation in _of_function(node))
         case ast.Assign(value=value) if _is_alias(value):
@@ -68,12 +68,16 @@ def _signatures(owner: Name) -> Iterator[_Signature]:
             return
 
 
-def _of_class(owner: Name, node: ast.ClassDef) -> Iterator[_Signature]:
-    for base in node.bases:
-        for word in _words(base):
-            if word in _bindings(owner.module):
-                yield from _signatures(_definition(Name(owner.module, word)))
+def _of_class(owner: Name, node: ast.ClassDef, overridden: frozenset[str]) -> Iterator[_Signature]:
+    """Those of the class, and of its bases where it does not override them."""
+    own = overridden | {part.name for part in node.body if isinstance(part, _Function)}
+    for word in (word for base in node.bases for word in _words(base)):
+        base = _definition(Name(owner.module, word))
+        if isinstance(inherited := _node(base), ast.ClassDef):
+            yield from _of_class(base, inherited, own)
     for part in node.body:
+        if isinstance(part, _Function) and part.name in overridden:
+            continue
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and _is_public(part.target.id):
             yield f"{owner}.{part.target.id}", owner.module, part.annotation
         elif isinstance(part, _Function):

@@ -20,7 +20,7 @@ from statelog.closing import Closing
 from statelog.errors import CheckpointMismatch
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant, TaskGrant
-from statelog.producer.commits.opening import OpenedEpoch, open_epoch
+from statelog.producer.commits.opening import open_epoch, resume_grant
 from statelog.producer.commits.rules import check_checkpoint_id, check_handle, refuse_overlaps
 from statelog.producer.guard import Guard
 from statelog.schemas.ledger.handle import Checkpoint, Handle
@@ -32,11 +32,15 @@ from statelog.storage.replay import verify_handle
 
 __all__ = ["Coordinator"]
 
-_APART = "Commit in the thread that opened it, or hand the grant over: resume_grant makes another of it"
+_APART = "Commit in the thread that opened it, or hand its grant to another: Coordinator(log, name, grant=...)"
 
 
 class Coordinator(Closing):
-    """Opens a writer for tasks elsewhere and commits what they return. One thread, one process."""
+    """Opens a writer for tasks elsewhere and commits what they return. One thread, one process.
+
+    With the `grant` of a coordinator of the same name, whose process has ended, it goes on under that grant and opens
+    nothing: `partitions` and `expect` are the grant's then. Raises Fenced if that grant is over.
+    """
 
     def __init__(
         self,
@@ -45,11 +49,13 @@ class Coordinator(Closing):
         *,
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
-        opened: OpenedEpoch | None = None,
+        grant: Grant | None = None,
         seams: Seams = REAL,
     ) -> None:
-        if opened is None:
+        if grant is None:
             opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
+        else:
+            opened = resume_grant(log, grant)
         self._log = log
         self._committer = Committer(log, opened, seams=seams)
         self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pyspark.sql.datasource import WriterCommitMessage
 
 from statelog.errors import ConfigError, Misuse
-from statelog.producer.commits.opening import resume_grant
 from statelog.producer.coordinator import Coordinator
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
@@ -103,7 +102,7 @@ def _coordinator(where: LogOptions, result: TaskResult, seams: Seams) -> Coordin
     made = Coordinator(
         log,
         result.grant.writer,
-        opened=resume_grant(log, result.grant),
+        grant=result.grant,
         seams=replace(seams, nonce=sibling_nonces(result.grant.nonce)),
     )
     return _coordinators.put(key, made)
