@@ -14,7 +14,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.live import Live
+from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
@@ -81,7 +81,7 @@ def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: HistoryRig, setting
         assert first is not None
         assert stream.wait_fetched(_PATIENCE_S)
         assert list_leases(rig.log.store) == []
-        assert (stream.applied.place.next_key_group, stream.applied.place.rows) == (0, 0)
+        assert (stream.cursor.place.next_key_group, stream.cursor.place.rows) == (0, 0)
         held = stream.statistics()
         assert held.peak_memory_bytes <= _BUDGET_BYTES
         assert held.disk_bytes > size_bytes - 2 * _BUDGET_BYTES
@@ -98,7 +98,7 @@ def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: HistoryRig, setting
     assert drained.peak_memory_bytes <= _BUDGET_BYTES
     assert reader.state == expected
     assert reader.rows == sorted(reader.rows)
-    assert (reader.applied.position, reader.applied.is_complete) == (end, True)
+    assert (reader.cursor.position, reader.cursor.is_complete) == (end, True)
 
 
 def test_a_state_that_is_only_in_the_log_is_spilled_while_it_is_sorted(
@@ -113,7 +113,7 @@ def test_a_state_that_is_only_in_the_log_is_spilled_while_it_is_sorted(
     end = recover(rig.log, settings=settings).stream().apply(reader.apply)
     assert reader.state == rig.state_at(rig.end())
     assert reader.rows == sorted(reader.rows)
-    assert end == reader.applied
+    assert end == reader.cursor
 
 
 def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: RecoverySettings) -> None:
@@ -129,11 +129,11 @@ def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: R
             end = rig.end()
             for portion in stream:
                 reader.apply(portion)
-                if portion.applied.is_complete:
-                    assert reader.state == rig.state_at(portion.applied.position)
-                if portion.applied.position == end:
+                if portion.cursor.is_complete:
+                    assert reader.state == rig.state_at(portion.cursor.position)
+                if portion.cursor.position == end:
                     break
-                assert portion.applied.position >= start
+                assert portion.cursor.position >= start
             assert stream.statistics().peak_memory_bytes <= _BUDGET_BYTES
             rig.commit(writer, 5, [(b"new", b"5")])
             last = stream.take(_PATIENCE_S)
@@ -171,14 +171,14 @@ def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
         rig.commit(writer, 1, [(keys[0], b"1")])
         if resumed:
             recover(rig.log, settings=settings).stream().apply(reader.apply)
-        recovery = recover(rig.log, resume=reader.applied if resumed else None, settings=settings)
+        recovery = recover(rig.log, resume=reader.cursor if resumed else None, settings=settings)
         with recovery.follow(poll_s=0.01) as stream:
             for number in range(2, 6):
                 rig.commit(writer, number, [(key, b"%d" % number) for key in keys])
                 assert isinstance(run_round(rig.log, policy), CompletedRound)
             for portion in stream:
                 reader.apply(portion)
-                if portion.applied.position == rig.end():
+                if portion.cursor.position == rig.end():
                     break
         assert reader.state == rig.state_at(rig.end())
         rig.commit(writer, 6, [(key, b"6") for key in keys])
@@ -192,13 +192,13 @@ def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: Re
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1"), (b"b", b"1")])
         recover(rig.log, settings=settings).stream().apply(reader.apply)
-        before = reader.applied
+        before = reader.cursor
         rig.commit(writer, 2, [(b"a", None)])
         rig.commit(writer, 3, [(b"c", b"3")])
         with recover(rig.log, resume=before, settings=settings).follow(poll_s=0.01) as stream:
             for portion in stream:
                 reader.apply(portion)
-                if portion.applied.position == rig.end():
+                if portion.cursor.position == rig.end():
                     break
         assert reader.state == rig.state_at(rig.end())
         assert len(reader.rows) == 4
@@ -217,7 +217,7 @@ def test_a_log_that_is_truncated_past_a_follower_is_told(
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"1")])
         recovery = recover(rig.log, settings=settings)
-        with recovery, closing(Live(rig.log, recovery.plan, None, settings)) as live:
+        with recovery, closing(CommitFeed(rig.log, recovery.plan, None, settings)) as live:
             rig.commit(writer, 2, [(b"a", b"2")])
             if what == "ledger":
                 rig.log.kafka.delete_records(rig.log.ledger_topic, {0: rig.end()})

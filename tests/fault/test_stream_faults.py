@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_nothing(twins: _Twins) -> None:
     stream = twins.recover().follow(poll_s=0.01)
 
     def interrupt(portion: Portion) -> None:
-        if portion.applied.is_complete:
+        if portion.cursor.is_complete:
             ctrl_c.start()
 
     with pytest.raises(KeyboardInterrupt):
@@ -249,7 +249,7 @@ def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkey
     with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun), stream:
         for portion in stream:
             reader.apply(portion)
-    assert not stream.applied.is_complete
+    assert not stream.cursor.is_complete
     assert set(reader.state) < set(twins.expected)
     twins.assert_nothing_left()
 
@@ -285,13 +285,13 @@ def test_what_is_pending_is_the_rest_and_outlives_the_stream(twins: _Twins) -> N
             break
     with stream.pending() as pending:
         first = next(pending)
-        assert first.applied == taken[4].applied == reader.applied
+        assert first.cursor == taken[4].cursor == reader.cursor
         assert first.changes.equals(taken[4].changes)
-        assert stream.applied == taken[3].applied
+        assert stream.cursor == taken[3].cursor
         stream.close()
         for rest in pending:
             reader.apply(rest)
-    assert reader.applied.is_complete
+    assert reader.cursor.is_complete
     assert reader.state == twins.expected
     twins.assert_nothing_left()
 

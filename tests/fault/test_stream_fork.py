@@ -53,7 +53,7 @@ def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:
                 pass
 
         assert in_fork(child) == 0
-        while not reader.state or not reader.applied.is_complete:
+        while not reader.state or not reader.cursor.is_complete:
             reader.apply(next(stream))
     assert reader.state == rig.state_at(rig.end())
     assert list_leases(rig.log.store) == []

@@ -32,7 +32,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log import topics as log_topics
 from statelog.storage.log.log import Log
-from statelog.storage.log.topic_loss import Fate, TopicLoss
+from statelog.storage.log.topic_loss import TopicFate, TopicLoss
 from statelog.storage.store.memory import MemoryStore
 from tests.support.faults.dying import Death, dying
 from tests.support.rigs.log import TwinLog, settings_for
@@ -131,7 +131,7 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
     old.put(b"persisted", b"v")
     handle = old.persist(10).result()
     follower = recover(log).follow(poll_s=0.01)
-    applied = next(iter(follower)).applied
+    applied = next(iter(follower)).cursor
     strike(twin)
     accept(twin).close()
     go_on(twin, tmp_path)
@@ -251,7 +251,7 @@ def test_a_person_hears_what_is_lost(twin: TwinLog) -> None:
     gone("log.ledger")(twin)
     with pytest.raises(ConfigError, match="no"):
         accept(twin, confirm=refuse)
-    assert (told[0].data, told[0].ledger, told[0].manifest) == (Fate.KEPT, Fate.GONE, 1)
+    assert (told[0].data, told[0].ledger, told[0].manifest) == (TopicFate.KEPT, TopicFate.GONE, 1)
     assert MemoryKafka(cluster=twin.cluster).describe_topic("log.ledger") is None
 
 

@@ -8,7 +8,9 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.recovery.reading.progress import Progress
 from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from tests.support.rigs.history import history_rig
 
@@ -39,12 +41,20 @@ def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
         rig.commit(writer, 1, [(b"a", b"1")])
         run_round(rig.log, policy)
         held = rig.commit(writer, 2, [(b"a", b"2"), (b"b", b"2")])
-        recovery = recover(rig.log)
-        for number in range(3, 8):
-            rig.commit(writer, number, [(b"a", b"%d" % number)])
-            assert isinstance(run_round(rig.log, policy), CompletedRound)
-        assert 1 in rig.log.manifests.numbers()
+        seen: list[int] = []
+
+        def run_rounds(_: Progress) -> None:
+            """While the first run is read: five commits, and a round after each."""
+            if seen:
+                return
+            for number in range(3, 8):
+                rig.commit(writer, number, [(b"a", b"%d" % number)])
+                assert isinstance(run_round(rig.log, policy), CompletedRound)
+            seen.extend(rig.log.manifests.numbers())
+
+        recovery = recover(rig.log, progress=run_rounds, settings=RecoverySettings(progress_interval_s=0.0))
         assert recovery.to_dict() == rig.state_at(held)
+        assert 1 in seen
         assert (recovery.position, recovery.statistics().plans) == (held, 1)
         rig.commit(writer, 8, [(b"a", b"8")])
         run_round(rig.log, policy)

@@ -4,13 +4,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from statelog.producer.writer import Writer
+from statelog.recovery.host import Host, start_thread
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.leases import list_leases
@@ -45,12 +46,22 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Histo
 
 
 @contextmanager
-def _paused(broker: OwnBroker) -> Generator[None]:
-    broker.pause()
+def _pausing(broker: OwnBroker) -> Generator[Host]:
+    """A host whose broker is paused when the first thread begins: the plan is claimed, and nothing of it was read."""
+    is_paused = False
+
+    def start(work: Callable[[], None]) -> None:
+        nonlocal is_paused
+        if not is_paused:
+            broker.pause()
+            is_paused = True
+        start_thread(work)
+
     try:
-        yield
+        yield Host(start=start)
     finally:
-        broker.resume()
+        if is_paused:
+            broker.resume()
 
 
 def _wait_for_no_lease(log: Log) -> None:
@@ -62,8 +73,8 @@ def _wait_for_no_lease(log: Log) -> None:
 
 def test_closing_a_stream_does_not_wait_for_a_broker(rig: HistoryRig, own_broker: OwnBroker) -> None:
     """What waits for the broker ends by itself, later, and removes the lease then."""
-    recovery = recover(rig.log)
-    with _paused(own_broker):
+    with _pausing(own_broker) as host:
+        recovery = recover(rig.log, host=host)
         stream = recovery.stream()
         assert not stream.wait_fetched(1.0)
         started_s = time.monotonic()
@@ -75,8 +86,8 @@ def test_closing_a_stream_does_not_wait_for_a_broker(rig: HistoryRig, own_broker
 
 def test_ctrl_c_does_not_wait_for_a_broker(rig: HistoryRig, own_broker: OwnBroker) -> None:
     """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
-    recovery = recover(rig.log)
-    with _paused(own_broker):
+    with _pausing(own_broker) as host:
+        recovery = recover(rig.log, host=host)
         ctrl_c = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         started_s = time.monotonic()
         ctrl_c.start()
@@ -93,7 +104,7 @@ def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, 
     """A broker that is away for longer than a request takes, and comes back within `stall_timeout_s`, ends nothing."""
     reader = Reader()
     with recover(rig.log, settings=RecoverySettings(stall_timeout_s=_PATIENCE_S)).follow(poll_s=0.1) as stream:
-        while not reader.state or not reader.applied.is_complete:
+        while not reader.state or not reader.cursor.is_complete:
             reader.apply(next(stream))
         assert stream.wait_fetched(_PATIENCE_S)
         own_broker.pause() if how == "pause" else own_broker.kill()
@@ -102,7 +113,7 @@ def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, 
         own_broker.resume() if how == "pause" else own_broker.restart()
         with Writer(rig.log, "w") as writer:
             rig.commit(writer, 2, [(b"new", b"2")])
-        while reader.applied.position < rig.end():
+        while reader.cursor.position < rig.end():
             portion = stream.take(_PATIENCE_S)
             assert portion is not None
             reader.apply(portion)

@@ -11,7 +11,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.spill.frame import Place
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.storage.leases import list_leases
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -60,7 +60,7 @@ def test_an_interrupted_restore_goes_on_where_it_was(
         stream = recover(rig.log, key_groups=groups, settings=bounds).stream()
         for portions in stops:
             with stream:
-                reader.checkpoint = stream.applied.to_json()
+                reader.checkpoint = stream.cursor.to_json()
                 for _ in range(portions):
                     portion = stream.take()
                     if portion is None:
@@ -69,7 +69,7 @@ def test_an_interrupted_restore_goes_on_where_it_was(
             rig.snapshot(merge=True)
             with Writer(rig.log, "w") as writer:
                 _commit(rig, writer, random.Random(seed), 1000 + len(rig.history))
-            stream = recover(rig.log, resume=reader.applied, settings=bounds).stream()
+            stream = recover(rig.log, resume=reader.cursor, settings=bounds).stream()
         end = stream.apply(reader.apply)
     expected = rig.state_at(position, groups)
     assert [(row[0], row[2], row[3]) for row in reader.rows] == sorted(
@@ -86,7 +86,7 @@ def test_an_interrupted_restore_goes_on_where_it_was(
 def test_a_follower_that_dies_misses_nothing(seed: int, stops: list[int], fold_bytes: int) -> None:
     """A follower that is stopped and resumed has, wherever it is complete, exactly the state of that position."""
     rig, reader, rng = _history(seed), Reader(), random.Random(seed)
-    applied: Applied | None = None
+    applied: Cursor | None = None
     with tempfile.TemporaryDirectory() as directory, Writer(rig.log, "w") as writer:
         bounds = _settings(directory, fold_bytes)
         for number, portions in enumerate([*stops, 1 << 30]):
@@ -96,17 +96,17 @@ def test_a_follower_that_dies_misses_nothing(seed: int, stops: list[int], fold_b
                 end = rig.end()
                 for _ in range(portions):
                     _take(rig, stream.take(), reader)
-                    if reader.applied.position == end and reader.applied.is_complete:
+                    if reader.cursor.position == end and reader.cursor.is_complete:
                         break
-            applied = reader.applied
+            applied = reader.cursor
     assert reader.state == rig.state_at(rig.end())
     assert list_leases(rig.log.store) == []
 
 
 def _take(rig: HistoryRig, portion: Any, reader: Reader) -> None:
     reader.apply(portion)
-    if portion.applied.is_complete:
-        assert reader.state == rig.state_at(portion.applied.position)
+    if portion.cursor.is_complete:
+        assert reader.state == rig.state_at(portion.cursor.position)
 
 
 @settings(deadline=None)
@@ -119,5 +119,5 @@ def _take(rig: HistoryRig, portion: Any, reader: Reader) -> None:
 def test_what_was_applied_survives_as_text(position: int, group: int, rows: int, groups: frozenset[int] | None) -> None:
     """A place comes back from its text as it was."""
     identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
-    applied = Applied(identity=identity, place=Place(position, group, rows), key_groups=groups)
-    assert Applied.from_json(applied.to_json()) == applied
+    applied = Cursor(identity=identity, place=Place(position, group, rows), key_groups=groups)
+    assert Cursor.from_json(applied.to_json()) == applied

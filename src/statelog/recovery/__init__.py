@@ -1,13 +1,13 @@
 """Recovery: the state of a log, out of a snapshot and the committed tail. Writes nothing to the log but its lease."""
 
-from statelog.recovery.cache.cache import CacheStatistics
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
+from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.host import Host, Start
 from statelog.recovery.monitor import OnProgress
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
-from statelog.recovery.planning.plan import RecoveryPlan, RunPart
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -16,20 +16,20 @@ from statelog.recovery.spill.file import OpenSpillFile, SpillFile
 from statelog.recovery.spill.frame import Place
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.statistics import RecoveryStatistics
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
 from statelog.recovery.streaming.stream import Stream
 from statelog.recovery.targets.rocksdb_read import read_rocksdb_state
 from statelog.recovery.targets.rocksdb_state import ResumePoint, RocksdbState
 
 __all__ = [
-    "Applied",
     "At",
     "AtCheckpoint",
     "AtPosition",
     "CacheSettings",
     "CacheStatistics",
     "CachedOpener",
+    "Cursor",
     "DirectOpener",
     "Host",
     "NoCache",

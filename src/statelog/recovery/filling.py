@@ -1,13 +1,13 @@
 """How a state gets into a target, from top to bottom.
 
     1  claim   the plan gets its lease and is checked with that in place   planning/held_plan.py
-    2  read    runs and tail at the same time, every byte verified         reading/reading.py
-    3  fold    the newest change of each key                               reading/fold.py
+    2  read    runs and tail at the same time, every byte verified         reading/plan_reader.py
+    3  fold    the newest change of each key                               reading/newest.py
     4  load    the target takes it, slice by slice or in order             targets/
     5  leave   the lease is removed, whatever happened
 
 Before, when `recover` was called: the target position, the fold of the ledger, the plan (planning/planner.py). A
-stream takes the same steps in a thread of its own (streaming/fetch.py).
+stream takes the same steps in a thread of its own (streaming/read_ahead.py).
 
 Invariants:
 - Nothing is handed out before everything that was listed was read and verified. There is no partial state.
@@ -20,9 +20,9 @@ from typing import TypeVar
 from statelog.errors import OffsetGone
 from statelog.recovery.monitor import Monitor
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
-from statelog.recovery.reading.reading import Reading
 from statelog.recovery.targets.target import Target
 from statelog.recovery.trouble import SnapshotFailed
 
@@ -37,25 +37,25 @@ def fill(target: Target[T], held: HeldPlan, monitor: Monitor) -> T:
     try:
         target.check()
         while True:
-            reading = _begin(held.claim(), held, monitor)
+            reader = _begin(held.claim(), held, monitor)
             try:
-                filled = target.fill(reading)
+                filled = target.fill(reader)
             except (OffsetGone, SnapshotFailed) as trouble:
                 held.replan(trouble)
             else:
-                monitor.done(reading, filled.rows)
+                monitor.done(reader, filled.rows)
                 return filled.result
     finally:
         held.release()
 
 
-def _begin(plan: RecoveryPlan, held: HeldPlan, monitor: Monitor) -> Reading:
+def _begin(plan: RecoveryPlan, held: HeldPlan, monitor: Monitor) -> PlanReader:
     """One pass over the plan. Between two steps it renews the lease and reports its progress."""
 
     def beat(phase: Phase) -> None:
         held.renew()
-        monitor.report(reading, phase, reading.loaded)
+        monitor.report(reader, phase, reader.loaded)
 
     monitor.follow(plan)
-    reading = Reading(held.log, plan, held.settings, beat, opener=held.opener, host=held.host)
-    return reading
+    reader = PlanReader(held.log, plan, held.settings, beat, opener=held.opener, host=held.host)
+    return reader

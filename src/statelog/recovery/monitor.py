@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from statelog.errors import Misuse
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
-from statelog.recovery.reading.reading import Reading
 from statelog.recovery.statistics import RecoveryStatistics
 
 __all__ = ["Monitor", "OnProgress"]
@@ -46,7 +46,7 @@ class Monitor:
             interval_s=self._held.settings.progress_interval_s,
         )
 
-    def report(self, reading: Reading, phase: Phase, loaded: float) -> None:
+    def report(self, reader: PlanReader, phase: Phase, loaded: float) -> None:
         """Report what was read, and the share of the key groups that was loaded, if a report is due."""
         now_s = self._clock()
         if self._on_progress is None or self._tracker is None or not self._tracker.due(phase, now_s):
@@ -54,25 +54,25 @@ class Monitor:
         self._on_progress(
             self._tracker.report(
                 phase,
-                bytes_done=reading.runs_read.size_bytes + reading.tail_read.size_bytes,
-                changes_done=reading.runs_read.changes + reading.tail_read.changes,
+                bytes_done=reader.runs_read.size_bytes + reader.tail_read.size_bytes,
+                changes_done=reader.runs_read.changes + reader.tail_read.changes,
                 loaded=loaded,
                 now_s=now_s,
             )
         )
 
-    def done(self, reading: Reading, rows: int) -> None:
+    def done(self, reader: PlanReader, rows: int) -> None:
         """All of it was loaded: report that, and keep the numbers."""
-        self.report(reading, Phase.DONE, 1.0)
+        self.report(reader, Phase.DONE, 1.0)
         self._statistics = RecoveryStatistics(
-            position=reading.plan.position,
-            manifest=reading.plan.manifest_number,
+            position=reader.plan.position,
+            manifest=reader.plan.manifest_number,
             rows=rows,
-            run_rows=reading.runs_read.changes,
-            run_bytes=reading.runs_read.size_bytes,
-            tail_changes=reading.tail_read.changes,
-            tail_bytes=reading.tail_read.size_bytes,
-            tail_is_local=reading.tail_read.is_local,
+            run_rows=reader.runs_read.changes,
+            run_bytes=reader.runs_read.size_bytes,
+            tail_changes=reader.tail_read.changes,
+            tail_bytes=reader.tail_read.size_bytes,
+            tail_is_local=reader.tail_read.is_local,
             plan_s=self._held.take_plan_s(),
             total_s=self._clock() - self._started_s,
             plans=self._held.plans,

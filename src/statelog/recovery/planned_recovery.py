@@ -15,10 +15,10 @@ from statelog.errors import Misuse
 from statelog.recovery.filling import fill
 from statelog.recovery.monitor import Monitor, OnProgress
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.statistics import RecoveryStatistics
-from statelog.recovery.streaming.applied import Applied
-from statelog.recovery.streaming.fetch import Fetch
+from statelog.recovery.streaming.cursor import Cursor
+from statelog.recovery.streaming.read_ahead import ReadAhead
 from statelog.recovery.streaming.stream import Stream
 from statelog.recovery.targets.arrow import ArrowTarget
 from statelog.recovery.targets.dict import DictTarget
@@ -41,11 +41,11 @@ class Recovery(Closing):
     meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
     """
 
-    def __init__(self, held: HeldPlan, on_progress: OnProgress | None, resume: Applied | None = None) -> None:
+    def __init__(self, held: HeldPlan, on_progress: OnProgress | None, resume: Cursor | None = None) -> None:
         self._held = held
         self._monitor = Monitor(held, on_progress)
         self._resume = resume
-        self._fetch: Fetch | None = None
+        self._read_ahead: ReadAhead | None = None
 
     # ---- targets
 
@@ -161,9 +161,9 @@ class Recovery(Closing):
 
     def close(self) -> None:
         """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""
-        if self._fetch is not None:
-            self._fetch.close()
-            if self._fetch.is_running:
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+            if self._read_ahead.is_running:
                 return  # The plan is the thread's, which waits for a broker or a store, and lets go of it at its end.
         self._held.release()
 
@@ -185,12 +185,12 @@ class Recovery(Closing):
         self._monitor.start()
         self._monitor.follow(self._held.claim())
         try:
-            self._fetch = Fetch(self._held, self._resume, poll_s=poll_s)
+            self._read_ahead = ReadAhead(self._held, self._resume, poll_s=poll_s)
         except BaseException:
             self._held.release()
             raise
-        return Stream(self._fetch, self._monitor)
+        return Stream(self._read_ahead, self._monitor)
 
     def _check_idle(self) -> None:
-        if self._fetch is not None and self._fetch.is_running:
+        if self._read_ahead is not None and self._read_ahead.is_running:
             raise Misuse("a stream of this recovery is open", hint="Close it first, or recover once more")

@@ -20,7 +20,7 @@ from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.log import Log
 
@@ -36,7 +36,7 @@ def recover(
     at: At | None = None,
     at_least: int = 0,
     barrier: bool = False,
-    resume: Applied | None = None,
+    resume: Cursor | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
     host: Host | None = None,

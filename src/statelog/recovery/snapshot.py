@@ -18,8 +18,8 @@ from statelog.recovery.monitor import OnProgress
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan, make_plan
 from statelog.recovery.planning.planner import Planner
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, make_plan
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.names import check_log_name
 from statelog.storage.log.files import descriptor_or_none

@@ -4,7 +4,7 @@ import random
 import time
 
 from statelog.errors import NotFound, Unavailable
-from statelog.recovery import Applied, AtPosition, Portion, recover
+from statelog.recovery import AtPosition, Cursor, Portion, recover
 from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
@@ -60,11 +60,11 @@ class _Follower:
         self._state = State()
         self._known: set[bytes] = set()
         self._fresh: list[bytes] = []
-        self.applied: Applied | None = None
+        self.cursor: Cursor | None = None
 
     def begin_anew(self) -> None:
         """The log does not hold what would be resumed any more."""
-        self._state, self.applied = State(), None
+        self._state, self.cursor = State(), None
         self._known.clear()
         self._fresh.clear()
 
@@ -75,18 +75,18 @@ class _Follower:
             self._state.change(key, None if op == DELETE else value)
             if key.startswith(owner_of(key).encode() + b"/c"):
                 self._fresh.append(key)
-        self.applied = portion.applied
-        if portion.applied.is_complete:
+        self.cursor = portion.cursor
+        if portion.cursor.is_complete:
             doubled = [key.decode() for key in self._fresh if key in self._known]
             self._known.update(self._fresh)
             self._fresh.clear()
             self._part.journal.note(
-                "followed", position=portion.applied.position, digest=self._state.digest, doubled=doubled
+                "followed", position=portion.cursor.position, digest=self._state.digest, doubled=doubled
             )
 
     def resumed(self) -> None:
         """A commit that was applied in part is applied again from its first change."""
-        if self.applied is not None and self.applied.place.has_state:
+        if self.cursor is not None and self.cursor.place.has_state:
             self._fresh.clear()
 
 
@@ -97,7 +97,7 @@ def follow(part: Part) -> None:
         while not part.stage.is_over:
             follower.resumed()
             try:
-                with recover(log, resume=follower.applied).follow(poll_s=0.1) as stream:
+                with recover(log, resume=follower.cursor).follow(poll_s=0.1) as stream:
                     while not part.stage.is_over and not stream.has_ended:
                         portion = stream.take(timeout_s=0.5)
                         if portion is not None:
@@ -105,7 +105,7 @@ def follow(part: Part) -> None:
             except Unavailable as error:
                 part.failed(error)
             except NotFound as error:
-                if follower.applied is None:
+                if follower.cursor is None:
                     raise
                 part.failed(error)
                 follower.begin_anew()

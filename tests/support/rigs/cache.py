@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as threads_alive
 
-from statelog.recovery.cache.cache import RunCache
 from statelog.recovery.cache.directory import CacheDirectory
+from statelog.recovery.cache.run_cache import RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 

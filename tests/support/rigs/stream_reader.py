@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
 from statelog.schemas.changes.changes import DELETE
 
@@ -33,9 +33,9 @@ class Reader:
             self.state.pop(key, None)
             if op != DELETE:
                 self.state[key] = value
-        self.checkpoint = portion.applied.to_json()
+        self.checkpoint = portion.cursor.to_json()
 
     @property
-    def applied(self) -> Applied:
+    def cursor(self) -> Cursor:
         """The checkpoint, read back."""
-        return Applied.from_json(self.checkpoint)
+        return Cursor.from_json(self.checkpoint)

@@ -22,7 +22,7 @@ import xxhash
 
 from statelog.errors import Damaged
 from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.changes.changes import apply_to_dict, change_schema
 from statelog.schemas.changes.chunk import decode_batch, decode_head
 from statelog.schemas.keys.key_groups import KeyType
@@ -212,8 +212,8 @@ def _whole_file(example: str) -> Callable[[], Target]:
 
 
 def _applied() -> Target:
-    applied = Applied(identity=IDENTITY, place=Place(5, 3, 2), key_groups=frozenset({1, 2, 3, 9}))
-    return Target(applied.to_json().encode(), lambda data: Applied.from_json(data.decode("utf-8", "replace")), bytes)
+    applied = Cursor(identity=IDENTITY, place=Place(5, 3, 2), key_groups=frozenset({1, 2, 3, 9}))
+    return Target(applied.to_json().encode(), lambda data: Cursor.from_json(data.decode("utf-8", "replace")), bytes)
 
 
 def _frame() -> Target:

@@ -326,9 +326,9 @@ def _follow_one(process: Process) -> None:
     """A follower: has the state, and then one commit more. It resumes where it was."""
     world = process.world
     hand = _Hand(world.stepper)
-    known = 0 if process.applied else world.acknowledged()
+    known = 0 if process.cursor else world.acknowledged()
     recovery = recover(
-        process.log, resume=process.applied, at_least=known, settings=_SETTINGS, host=_host(process, hand)
+        process.log, resume=process.cursor, at_least=known, settings=_SETTINGS, host=_host(process, hand)
     )
     stream = recovery.follow(poll_s=0.0)
     try:
@@ -346,9 +346,9 @@ def _step_to(process: Process, stream: Stream, hand: _Hand, position: int) -> No
     for _ in range(_STEPS):
         while (portion := stream.take(timeout_s=0.0)) is not None:
             _apply(process, portion)
-            if portion.applied.is_complete:
-                process.world.reads.append(Read(process.name, portion.applied.position, 0, dict(process.state)))
-        if process.applied and process.applied.is_complete and process.applied.position >= position:
+            if portion.cursor.is_complete:
+                process.world.reads.append(Read(process.name, portion.cursor.position, 0, dict(process.state)))
+        if process.cursor and process.cursor.is_complete and process.cursor.position >= position:
             return
         hand.step()
     raise StuckError(f"the follower does not come to {position}")
@@ -360,4 +360,4 @@ def _apply(process: Process, portion: Portion) -> None:
         process.state.pop(key, None)
         if op != DELETE:
             process.state[key] = value
-    process.applied = portion.applied
+    process.cursor = portion.cursor

@@ -11,7 +11,7 @@ from pathlib import Path
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer import Coordinator, Writer
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -82,7 +82,7 @@ class Process:
         self.writer: Writer | None = None
         self.coordinator: Coordinator | None = None
         self.verified = VerifiedRuns()
-        self.applied: Applied | None = None
+        self.cursor: Cursor | None = None
         self.state: State = {}
         self._log: Log | None = None
         self._skew_s, self._drift = _CLOCKS[sum(name.encode()) % len(_CLOCKS)]

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.reading.fold import TailFold, cut, newest, select_key_groups
+from statelog.recovery.reading.newest import MemoryTail, cut, newest, select_key_groups
 from tests.support.samples.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]
@@ -47,7 +47,7 @@ def test_newest_is_the_last_change_per_key(stretches: list[list[_Row]], keep_del
 @given(_stretches, st.sampled_from([1, 100, 1 << 20]))
 def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[_Row]], fold_bytes: int) -> None:
     """Whenever it is folded, the deletes stay and the last change per key comes out."""
-    tail = TailFold(partitions=1, fold_bytes=fold_bytes)
+    tail = MemoryTail(partitions=1, fold_bytes=fold_bytes)
     for rows in stretches:
         tail.add(0, rows_batch(rows))
     assert _as_dict(newest(tail.tables(0), keep_deletes=True)) == _naive(stretches, keep_deletes=True)

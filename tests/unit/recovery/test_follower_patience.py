@@ -9,10 +9,10 @@ import pytest
 from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.host import Host
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.live import Live
+from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.targets.dict import fill_dict
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -30,12 +30,12 @@ _PATIENCE_S = 30.0
 
 
 @contextmanager
-def _live(rig: HistoryRig, now: list[float]) -> Generator[Live]:
+def _live(rig: HistoryRig, now: list[float]) -> Generator[CommitFeed]:
     """Commits behind the present state, by a clock of the test's own."""
     settings = RecoverySettings(stall_timeout_s=30.0)
     with (
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, settings, Host(clock=lambda: now[0]))) as live,
+        closing(CommitFeed(rig.log, recovery.plan, None, settings, Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         yield live
@@ -73,7 +73,7 @@ def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
             rig.commit(writer, number, [(b"a", b"%d" % number), (b"b-%d" % number, b"x")])
     plan = recover(rig.log).plan
     rig.log.kafka = BreakingKafka(cluster, after, BrokerUnavailable("the test's broker broke off"))
-    reading = Reading(rig.log, plan, RecoverySettings(), lambda _: None)
+    reading = PlanReader(rig.log, plan, RecoverySettings(), lambda _: None)
     assert fill_dict(reading.slices(), with_group=False) == rig.state_at(rig.end())
     assert reading.tail_read.changes == 8
 
@@ -86,7 +86,7 @@ def test_a_broker_that_stays_away_ends_a_tail() -> None:
         rig.commit(writer, 1, [(b"a", b"1")])
     plan = recover(rig.log).plan
     cluster.set_down(is_down=True)
-    reading = Reading(rig.log, plan, RecoverySettings(stall_timeout_s=0.3), lambda _: None)
+    reading = PlanReader(rig.log, plan, RecoverySettings(stall_timeout_s=0.3), lambda _: None)
     with pytest.raises(BrokerUnavailable):
         list(reading.slices())
 
@@ -117,7 +117,7 @@ def test_a_typed_follower_asks_the_store_for_nothing_that_it_knows() -> None:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
         reader = Reader()
         with recover(rig.log).follow(poll_s=0) as stream:
-            while not reader.state or not reader.applied.is_complete:
+            while not reader.state or not reader.cursor.is_complete:
                 reader.apply(next(stream))
             assert stream.wait_fetched(_PATIENCE_S)
             away.is_away = True
@@ -146,7 +146,7 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
     reader = Reader()
     with recover(follower).follow(poll_s=0) as stream:
-        while not reader.state or not reader.applied.is_complete:
+        while not reader.state or not reader.cursor.is_complete:
             reader.apply(next(stream))
         assert stream.wait_fetched(_PATIENCE_S)
         away.is_away = True

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
-from statelog.recovery.planning.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step

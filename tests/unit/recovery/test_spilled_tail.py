@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import ClosedError
-from statelog.recovery.reading.pile import Pile
+from statelog.recovery.reading.partition_changes import PartitionChanges
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.storage.runs.merge import merge_streams
@@ -67,7 +67,7 @@ def test_a_tail_that_is_closed_takes_no_more(tmp_path: Path) -> None:
 
 def test_small_chunks_count_with_what_they_hold_and_are_joined() -> None:
     """A chunk of one change is held as kilobytes, so it counts as such; once there are some, they become one table."""
-    pile, rows = Pile(), [(0, 0, b"%05d" % key, b"v") for key in range(1000)]
+    pile, rows = PartitionChanges(), [(0, 0, b"%05d" % key, b"v") for key in range(1000)]
     for number, row in enumerate(rows[:50], 1):
         pile.add(rows_batch([row]))
         assert pile.size_bytes >= number * 4096
@@ -80,7 +80,7 @@ def test_small_chunks_count_with_what_they_hold_and_are_joined() -> None:
 
 def test_large_chunks_are_not_copied() -> None:
     """What is large is kept as it came, in its place between small ones."""
-    pile, large = Pile(), rows_batch([(0, 0, b"b", b"x" * 100_000)])
+    pile, large = PartitionChanges(), rows_batch([(0, 0, b"b", b"x" * 100_000)])
     pile.add(rows_batch([(0, 0, b"a", b"1")]))
     pile.add(large)
     pile.add(rows_batch([(0, 0, b"c", b"1")]))

@@ -14,8 +14,8 @@ from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming import fetch
-from statelog.recovery.streaming.live import Live
+from statelog.recovery.streaming import read_ahead
+from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
@@ -36,7 +36,7 @@ def test_an_empty_log_is_one_empty_portion() -> None:
     with recover(rig.log).stream() as stream:
         (portion,) = stream
         assert (portion.changes.num_rows, portion.changes.schema.names) == (0, ["key_group", "op", "key", "value"])
-        assert (stream.applied, stream.has_ended, stream.is_fetched) == (portion.applied, True, True)
+        assert (stream.cursor, stream.has_ended, stream.is_fetched) == (portion.cursor, True, True)
         assert stream.take() is None
 
 
@@ -52,12 +52,12 @@ def test_a_follower_of_some_key_groups_gets_only_those() -> None:
         rig.commit(writer, 2, [(key, None) for key in keys[20:30]])
         rig.commit(writer, 3, [(key, b"3") for key in keys if rig.key_group(key) == 1])
         rig.commit(writer, 4, [(key, b"4") for key in keys[30:]])
-    with recover(rig.log, resume=reader.applied).follow(poll_s=0) as stream:
-        while reader.applied.position < rig.end():
+    with recover(rig.log, resume=reader.cursor).follow(poll_s=0) as stream:
+        while reader.cursor.position < rig.end():
             reader.apply(next(stream))
     assert reader.state == rig.state_at(rig.end(), wanted)
     assert {row[0] for row in reader.rows} == wanted
-    assert reader.applied.key_groups == wanted
+    assert reader.cursor.key_groups == wanted
 
 
 def test_a_follower_goes_on_with_a_new_value_schema() -> None:
@@ -66,7 +66,7 @@ def test_a_follower_goes_on_with_a_new_value_schema() -> None:
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])
     with recover(rig.log).follow(poll_s=0) as stream:
-        while not reader.state or not reader.applied.is_complete:
+        while not reader.state or not reader.cursor.is_complete:
             reader.apply(next(stream))
         rig.log.value_schemas.add(_V2)
         with Writer(rig.log, "w") as writer:
@@ -99,7 +99,7 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
     rig, now = history_rig(), [0.0]
     with (
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         (first,) = list_leases(rig.log.store)
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
     rig = history_rig(store=store)
     with (
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         for now[0] in [1000.0 + 100.0 * i for i in range(1, 36)]:
@@ -161,7 +161,7 @@ def test_a_follower_that_gets_no_lease_leaves_no_reader(monkeypatch: pytest.Monk
         is_away[0] = True
         monkeypatch.setattr(LedgerClient, "close", note)
         with pytest.raises(StoreUnavailable):
-            Live(rig.log, recovery.plan, None, RecoverySettings())
+            CommitFeed(rig.log, recovery.plan, None, RecoverySettings())
         assert len(closed) == 1
 
 
@@ -183,7 +183,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
 
 def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """While live changes wait for a reader that takes nothing, the lease that holds them is written again and again."""
-    monkeypatch.setattr(fetch, "_OFFER_S", 0.01)
+    monkeypatch.setattr(read_ahead, "_OFFER_S", 0.01)
     now, puts = [1000.0], list[str]()
 
     def count(method: str, path: str) -> None:
@@ -214,7 +214,7 @@ def test_the_lease_of_a_follower_moves_on_with_it() -> None:
     with (
         Writer(rig.log, "w") as writer,
         recover(rig.log) as recovery,
-        closing(Live(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])

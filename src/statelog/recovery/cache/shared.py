@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from statelog.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
-from statelog.recovery.cache.cache import CacheStatistics, RunCache, check_limits, start_janitor
 from statelog.recovery.cache.directory import CacheDirectory, CacheWarning
+from statelog.recovery.cache.run_cache import CacheStatistics, RunCache, check_limits, start_janitor
 from statelog.recovery.host import Host
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile

@@ -16,9 +16,9 @@ Invariants:
 
 from statelog.errors import Misuse, OffsetGone
 from statelog.recovery.host import Host
-from statelog.recovery.planning.plan import RecoveryPlan, partitions_of
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.planning.preflight import check_plan
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.leases import LeaseHolder

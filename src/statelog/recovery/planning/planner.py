@@ -24,7 +24,7 @@ from statelog.errors import (
 )
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.checkpoint_search import CheckpointSearch
-from statelog.recovery.planning.plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.ledger.records import not_given_up
 from statelog.schemas.ledger.state import LedgerState

@@ -5,8 +5,8 @@ They run after the lease was written: what they find cannot be truncated or clea
 """
 
 from statelog.errors import NotFound, OffsetGone
-from statelog.recovery.planning.plan import RecoveryPlan, check_reach
 from statelog.recovery.planning.planner import log_offsets
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, check_reach
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.anchors import check_anchors, check_data_records
 from statelog.storage.log.log import Log

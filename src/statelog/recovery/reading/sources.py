@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
-from statelog.recovery.planning.plan import RecoveryPlan, RunPart
-from statelog.recovery.reading.ahead import Piece
-from statelog.recovery.reading.fold import select_key_groups
-from statelog.recovery.reading.patience import Patience, PatientReader, Pause
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
+from statelog.recovery.reading.newest import select_key_groups
+from statelog.recovery.reading.prefetch import Piece
+from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import RecoveryWarning, SnapshotFailed
@@ -31,7 +31,7 @@ from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
 
-__all__ = ["Converter", "Counter", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
+__all__ = ["Converter", "ReadCount", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -39,7 +39,7 @@ TailChanges = tuple[int, pa.RecordBatch]
 """A partition, and the next changes of it."""
 
 
-class Counter:
+class ReadCount:
     """What one thread has read so far, and whether from local copies of change sets. Others may look at any time."""
 
     __slots__ = ("changes", "is_local", "size_bytes")
@@ -107,7 +107,7 @@ def run_tables(
     part: RunPart,
     pieces: Iterable[list[pa.Table]],
     converter: Converter,
-    counter: Counter,
+    counter: ReadCount,
 ) -> Iterator[pa.Table]:
     """The results of a run's pieces in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
     spans = [part.run.index.row_groups[number] for number in part.row_groups]
@@ -146,7 +146,7 @@ def tail_changes(
     log: Log,
     plan: RecoveryPlan,
     converter: Converter,
-    counter: Counter,
+    counter: ReadCount,
     settings: RecoverySettings,
     *,
     pause: Pause,
@@ -157,11 +157,11 @@ def tail_changes(
     A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
     value schema while the lease stands.
     """
-    timeout_s, schemas = settings.stall_timeout_s, Patience(settings.lease_ttl_s, clock)
+    timeout_s, schemas = settings.stall_timeout_s, RetryWindow(settings.lease_ttl_s, clock)
     known: dict[int, pa.Schema] = {}
 
     def from_kafka() -> Reader:
-        return PatientReader(log.kafka.reader(log.data_topic), Patience(timeout_s, clock), pause)
+        return RetryingReader(log.kafka.reader(log.data_topic), RetryWindow(timeout_s, clock), pause)
 
     def schema(schema_id: int) -> pa.Schema:
         if schema_id not in known:

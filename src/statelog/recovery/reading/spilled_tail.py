@@ -18,8 +18,8 @@ from threading import Lock
 import pyarrow as pa
 
 from statelog.errors import ClosedError
-from statelog.recovery.reading.fold import newest
-from statelog.recovery.reading.pile import Pile
+from statelog.recovery.reading.newest import newest
+from statelog.recovery.reading.partition_changes import PartitionChanges
 from statelog.recovery.spill.frame import Place, cut_to_frames, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.schemas.changes.changes import newest_sorted
@@ -51,7 +51,7 @@ class SpilledTail:
         self._frame_bytes = frame_bytes
         self._open_queue = open_queue
         self._fan_in = fan_in
-        self._piles: dict[int, Pile] = {}
+        self._piles: dict[int, PartitionChanges] = {}
         self._held_bytes = 0
         self._spilled: list[_Spilled] = []
         self._lock = Lock()  # Held while queues come and go, never while they are written or read.
@@ -61,7 +61,7 @@ class SpilledTail:
         """The next changes of a partition. Raises StorageFull, StoreUnavailable, ClosedError."""
         if not changes.num_rows:
             return
-        pile = self._piles.setdefault(partition, Pile())
+        pile = self._piles.setdefault(partition, PartitionChanges())
         before = pile.size_bytes
         pile.add(changes)
         self._held_bytes += pile.size_bytes - before

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from statelog.recovery.streaming.applied import Applied
+from statelog.recovery.streaming.cursor import Cursor
 
 __all__ = ["Portion"]
 
@@ -16,4 +16,4 @@ class Portion(NamedTuple):
     """
 
     changes: pa.Table
-    applied: Applied
+    cursor: Cursor

@@ -1,17 +1,17 @@
 """`Stream`: the state of a log in portions, and then, if it follows, every commit behind it.
 
     with recover(log).stream() as stream:
-        for changes, applied in stream:
+        for changes, cursor in stream:
             target.apply(changes)             # columns key_group, op, key, value
-            checkpoint.save(applied.to_json())
+            checkpoint.save(cursor.to_json())
 
 A portion counts as applied once the next one is asked for. Belongs to one thread; `stop` may be called from any.
 
 Invariants:
 - Portions come in order: the state by (key group, key), an empty portion that says that it is complete, then commits.
-  A commit may take several; `applied.is_complete` says where the reader has the state of a position, and no part more.
-- Every portion is right. But the state is only whole when `applied.is_complete` says so: after an error in between, the
-  reader has a part of it, and goes on with `recover(log, resume=applied)`.
+  A commit may take several; `cursor.is_complete` says where the reader has the state of a position, and no part more.
+- Every portion is right. But the state is only whole when `cursor.is_complete` says so: after an error in between, the
+  reader has a part of it, and goes on with `recover(log, resume=cursor)`.
 - Closed, dropped or failed, it leaves neither a lease nor a byte on the disk. Dropped, it warns as a file does.
 - A fork of the process that made it neither uses nor closes it.
 """
@@ -26,9 +26,9 @@ from statelog.recovery.monitor import Monitor
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.spill.frame import Place, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
-from statelog.recovery.streaming.applied import Applied
-from statelog.recovery.streaming.fetch import Fetch
+from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
+from statelog.recovery.streaming.read_ahead import ReadAhead
 
 __all__ = ["Stream"]
 
@@ -38,15 +38,15 @@ _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with bl
 class Stream(Closing):
     """Made by `Recovery.stream` and `Recovery.follow`. Its monitor is asked in the taker's thread."""
 
-    def __init__(self, fetch: Fetch, monitor: Monitor) -> None:
-        self._fetch = fetch
+    def __init__(self, read_ahead: ReadAhead, monitor: Monitor) -> None:
+        self._read_ahead = read_ahead
         self._monitor = monitor
-        self._applied = fetch.origin
-        self._handed_out: Applied | None = None
+        self._cursor = read_ahead.origin
+        self._handed_out: Cursor | None = None
         self._rows = 0
         self._has_ended = False
-        self._forgotten = weakref.finalize(self, _drop_forgotten, fetch)
-        fetch.start()
+        self._forgotten = weakref.finalize(self, _drop_forgotten, read_ahead)
+        read_ahead.start()
 
     # ---- taking
 
@@ -56,13 +56,13 @@ class Stream(Closing):
         What was taken before counts as applied.
         Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
         """
-        self._fetch.check_owner()
+        self._read_ahead.check_owner()
         self._put_down()
         if self._has_ended:
             return None
-        data = self._fetch.queue.take(timeout_s)
+        data = self._read_ahead.queue.take(timeout_s)
         if data is None:
-            if self._fetch.queue.is_drained:
+            if self._read_ahead.queue.is_drained:
                 self._end()
             return None
         changes, place = decode_frame(data)
@@ -79,7 +79,7 @@ class Stream(Closing):
             raise StopIteration
         return portion
 
-    def apply(self, callback: Callable[[Portion], object]) -> Applied:
+    def apply(self, callback: Callable[[Portion], object]) -> Cursor:
         """Call `callback` with each portion, in this thread; returns what was applied at the end.
 
         Whatever the callback raises closes the stream, and is raised.
@@ -87,14 +87,14 @@ class Stream(Closing):
         with self:
             for portion in self:
                 callback(portion)
-        return self._applied
+        return self._cursor
 
     # ---- where it is
 
     @property
-    def applied(self) -> Applied:
+    def cursor(self) -> Cursor:
         """What counts as applied: everything before the portion that was taken last."""
-        return self._applied
+        return self._cursor
 
     @property
     def has_ended(self) -> bool:
@@ -104,17 +104,17 @@ class Stream(Closing):
     @property
     def is_fetched(self) -> bool:
         """Whether the whole state was read, and the log and the store are not needed for it any more."""
-        return self._fetch.is_fetched
+        return self._read_ahead.is_fetched
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
         """Wait until that is so, or fetching failed; False if it takes longer."""
-        self._fetch.check_owner()
-        return self._fetch.wait_fetched(timeout_s)
+        self._read_ahead.check_owner()
+        return self._read_ahead.wait_fetched(timeout_s)
 
     def statistics(self) -> SpillStatistics:
         """What lies in memory and on the disk."""
-        self._fetch.check_owner()
-        return self._fetch.queue.statistics()
+        self._read_ahead.check_owner()
+        return self._read_ahead.queue.statistics()
 
     @contextmanager
     def pending(self) -> Generator[Iterator[Portion]]:
@@ -122,8 +122,8 @@ class Stream(Closing):
 
         Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
         """
-        self._fetch.check_owner()
-        view = self._fetch.queue.view()
+        self._read_ahead.check_owner()
+        view = self._read_ahead.queue.view()
         try:
             yield (Portion(changes, self._at(place)) for changes, place in map(decode_frame, view))
         finally:
@@ -133,41 +133,41 @@ class Stream(Closing):
 
     def stop(self) -> None:
         """End a stream that follows: what was fetched still comes out, and then nothing."""
-        self._fetch.check_owner()
-        self._fetch.stop()
+        self._read_ahead.check_owner()
+        self._read_ahead.stop()
 
     def close(self) -> None:
         """Release everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
         self._forgotten.detach()
-        self._fetch.close()
+        self._read_ahead.close()
 
     def _put_down(self) -> None:
         if self._handed_out is not None:
-            self._applied, self._handed_out = self._handed_out, None
+            self._cursor, self._handed_out = self._handed_out, None
 
     def _count(self, rows: int, place: Place) -> None:
-        if self._applied.place.has_state:
+        if self._cursor.place.has_state:
             return
         self._rows += rows
-        reading = self._fetch.reading
-        assert reading is not None, "a portion of a state was read from somewhere"
+        reader = self._read_ahead.reader
+        assert reader is not None, "a portion of a state was read from somewhere"
         if place.is_complete:
-            self._monitor.done(reading, self._rows)
+            self._monitor.done(reader, self._rows)
         else:
-            phase = Phase.LOAD if self._fetch.is_fetched else Phase.READ
-            self._monitor.report(reading, phase, reading.share_through(place.next_key_group))
+            phase = Phase.LOAD if self._read_ahead.is_fetched else Phase.READ
+            self._monitor.report(reader, phase, reader.share_through(place.next_key_group))
 
     def _end(self) -> None:
         self._has_ended = True
         self.close()
 
-    def _at(self, place: Place) -> Applied:
-        start = self._applied
-        return Applied(identity=start.identity, place=place, key_groups=start.key_groups)
+    def _at(self, place: Place) -> Cursor:
+        start = self._cursor
+        return Cursor(identity=start.identity, place=place, key_groups=start.key_groups)
 
 
-def _drop_forgotten(fetch: Fetch) -> None:
+def _drop_forgotten(read_ahead: ReadAhead) -> None:
     """Clean up after a stream that was dropped without a close, and say so. In a fork it is the parent's."""
-    if not fetch.is_foreign:
-        fetch.abandon()
+    if not read_ahead.is_foreign:
+        read_ahead.abandon()
         warnings.warn(_UNCLOSED, ResourceWarning, stacklevel=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.target import Filled
 
 __all__ = ["STATE_COLUMNS", "ArrowTarget", "fill_table"]
@@ -22,10 +22,10 @@ class ArrowTarget:
     def check(self) -> None:
         """Memory is always there."""
 
-    def fill(self, reading: Reading) -> Filled[pa.Table]:
+    def fill(self, reader: PlanReader) -> Filled[pa.Table]:
         """The table, and its rows."""
-        tables = reading.sorted_tables() if self.ordered else reading.slices()
-        table = fill_table(tables, reading.schema)
+        tables = reader.sorted_tables() if self.ordered else reader.slices()
+        table = fill_table(tables, reader.schema)
         return Filled(table, table.num_rows)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.schema import columns_of
 
@@ -22,9 +22,9 @@ class DictTarget:
     def check(self) -> None:
         """Memory is always there."""
 
-    def fill(self, reading: Reading) -> Filled[dict[Any, Any]]:
+    def fill(self, reader: PlanReader) -> Filled[dict[Any, Any]]:
         """The dict, and its size."""
-        state = fill_dict(reading.slices(), with_group=self.with_group)
+        state = fill_dict(reader.slices(), with_group=self.with_group)
         return Filled(state, len(state))
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from statelog.errors import AlreadyExists
 from statelog.recovery.host import Host
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.arrow import STATE_COLUMNS
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.target import Filled
@@ -33,9 +33,9 @@ class ParquetTarget:
         """Raise AlreadyExists if there is a directory."""
         _require_file(self.path)
 
-    def fill(self, reading: Reading) -> Filled[int]:
+    def fill(self, reader: PlanReader) -> Filled[int]:
         """Write the file; its rows."""
-        rows = fill_parquet(reading.sorted_tables(), reading.schema, self.path, reading.host)
+        rows = fill_parquet(reader.sorted_tables(), reader.schema, self.path, reader.host)
         return Filled(rows, rows)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import rocksdict
 
 from statelog.errors import AlreadyExists, ConfigError
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
 from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
@@ -53,9 +53,9 @@ class RocksdbTarget:
         """Raise AlreadyExists if anything but an empty directory is there."""
         _require_absent(self.path)
 
-    def fill(self, reading: Reading) -> Filled[int]:
+    def fill(self, reader: PlanReader) -> Filled[int]:
         """Make the database; its rows."""
-        rows = _fill_rocksdb(reading, self.path, self.sst_bytes)
+        rows = _fill_rocksdb(reader, self.path, self.sst_bytes)
         return Filled(rows, rows)
 
 
@@ -68,13 +68,13 @@ def _require_absent(path: Path) -> None:
         raise AlreadyExists("something is there already", path=str(path), hint=hint)
 
 
-def _fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
+def _fill_rocksdb(reader: PlanReader, path: Path, sst_bytes: int) -> int:
     """Make the database of what a reading gives; returns the rows.
 
     Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
     """
     _require_absent(path)
-    host = reading.host
+    host = reader.host
     with _local_disk(path, "make", host.disk):
         make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
@@ -82,20 +82,20 @@ def _fill_rocksdb(reading: Reading, path: Path, sst_bytes: int) -> int:
         sst, made = partial.path / "sst", partial.path / "db"
         with _local_disk(path, "open", host.disk):
             sst.mkdir()
-        files = _SstFiles(sst, path, reading.value_schema, sst_bytes, host.disk)
-        for table in in_raw_order(reading.sorted_tables()):
+        files = _SstFiles(sst, path, reader.value_schema, sst_bytes, host.disk)
+        for table in in_raw_order(reader.sorted_tables()):
             files.add(table)
         with _local_disk(path, "sync", host.disk):
             files.finish()
-            _make_database(made, files.paths, _state_of(reading, files.rows))
+            _make_database(made, files.paths, _state_of(reader, files.rows))
             _make_durable(made)
         with _local_disk(path, "rename", host.disk):
             _publish(made, path)
     return files.rows
 
 
-def _state_of(reading: Reading, rows: int) -> RocksdbState:
-    descriptor, plan, schema = reading.log.descriptor, reading.plan, reading.value_schema
+def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
+    descriptor, plan, schema = reader.log.descriptor, reader.plan, reader.value_schema
     commits = {row.name: plan.state.last_commit(row.name) for row in plan.state.writers}
     return RocksdbState(
         log=descriptor.name,

@@ -2,7 +2,7 @@
 
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.plan_reader import PlanReader
 
 __all__ = ["Filled", "Target"]
 
@@ -23,6 +23,6 @@ class Target(Protocol[T]):
         """Raise, before anything is read, for a target that cannot be filled."""
         ...
 
-    def fill(self, reading: Reading) -> Filled[T]:
+    def fill(self, reader: PlanReader) -> Filled[T]:
         """Take the state; nothing is handed out before the end. Called again, it starts anew."""
         ...

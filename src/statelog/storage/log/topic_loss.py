@@ -39,13 +39,13 @@ from statelog.storage.log.topics import check_made, identity_of, look_for, make_
 from statelog.storage.manifest_chain import ManifestChain, StoredManifest
 from statelog.storage.store import Store
 
-__all__ = ["Fate", "TopicLoss", "accept_topic_loss"]
+__all__ = ["TopicFate", "TopicLoss", "accept_topic_loss"]
 
 _ATTEMPTS = 8
 _FILL_AT_ONCE = 100_000
 
 
-class Fate(StrEnum):
+class TopicFate(StrEnum):
     """What became of a topic since the newest snapshot."""
 
     KEPT = "is there"
@@ -56,8 +56,8 @@ class Fate(StrEnum):
 class TopicLoss(NamedTuple):
     """What a person is about to accept: the topics' fates, and the snapshot from which the log goes on."""
 
-    data: Fate
-    ledger: Fate
+    data: TopicFate
+    ledger: TopicFate
     manifest: int
     position: int
 
@@ -149,9 +149,9 @@ class _Acceptance:
             )
         data = self._fate(data_topic(self.made.name), ids.data_topic_id)
         ledger = self._fate(ledger_topic(self.made.name), ids.ledger_topic_id)
-        if ledger is Fate.KEPT and data is Fate.KEPT:
+        if ledger is TopicFate.KEPT and data is TopicFate.KEPT:
             raise ConfigError("the log's topics are there", log=self.made.name, hint="There is nothing to accept")
-        if ledger is Fate.KEPT:
+        if ledger is TopicFate.KEPT:
             raise IdentityChanged(
                 f"the data topic {data}, and the ledger still lists what it held",
                 log=self.made.name,
@@ -208,11 +208,11 @@ class _Acceptance:
         data, ledger = (self.client.describe_topic(name) for name in names)
         return data is not None and ledger is not None and identity_of(self.client, data, ledger) == self.made.identity
 
-    def _fate(self, topic: str, topic_id: str) -> Fate:
+    def _fate(self, topic: str, topic_id: str) -> TopicFate:
         found = look_for(self.client, topic)
         if found is None:
-            return Fate.GONE
-        return Fate.KEPT if found.topic_id == topic_id else Fate.ANEW
+            return TopicFate.GONE
+        return TopicFate.KEPT if found.topic_id == topic_id else TopicFate.ANEW
 
     def _topic(self, role: TopicRole, topic: str, partitions: int) -> TopicDescription:
         """The topic, made if it is not there. Raises AlreadyExists if it is another log's, UnsafeTopic."""

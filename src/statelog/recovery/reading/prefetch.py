@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from statelog.recovery.host import Start, begin
 
-__all__ = ["Ahead", "Allowance", "Piece"]
+__all__ = ["Allowance", "Piece", "Prefetch"]
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Allowance:
         self._left_bytes += size_bytes
 
 
-class Ahead(Iterator[T]):
+class Prefetch(Iterator[T]):
     """The results of `pieces`, whose first ones are begun at once. `wait` waits for one, and raises its error."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`Fetch`: reads a state, and then the commits behind it, into a queue, in a thread of its own.
+"""`ReadAhead`: reads a state, and then the commits behind it, into a queue, in a thread of its own.
 
 The thread runs ahead of whoever takes from the queue: the state goes to memory or to disk, and the lease is removed as
 soon as the last of it was read, however slow the taker is. Live changes wait for room in memory instead, because they
@@ -22,23 +22,23 @@ import pyarrow as pa
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.recovery.host import GRACE_S, begin
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.plan import RecoveryPlan
-from statelog.recovery.reading.patience import Patience
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.reading.retry import RetryWindow
 from statelog.recovery.settings import memory_queue
 from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
-from statelog.recovery.streaming.applied import Applied, rest_of
-from statelog.recovery.streaming.live import Live
+from statelog.recovery.streaming.commit_feed import CommitFeed
+from statelog.recovery.streaming.cursor import Cursor, rest_of
 from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.local.own_process import OwnProcess
 
-__all__ = ["Fetch"]
+__all__ = ["ReadAhead"]
 
 _OFFER_S = 1.0
 
 
-class Fetch:
+class ReadAhead:
     """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
 
     With `poll_s` it goes on with the commits behind it until it is told to stop, and asks for more that often. The plan
@@ -46,7 +46,7 @@ class Fetch:
     ConfigError.
     """
 
-    def __init__(self, held: HeldPlan, resume: Applied | None, *, poll_s: float | None) -> None:
+    def __init__(self, held: HeldPlan, resume: Cursor | None, *, poll_s: float | None) -> None:
         self._held = held
         self._settings = held.settings
         self._poll_s = poll_s
@@ -56,11 +56,11 @@ class Fetch:
         self._running: Future[None] | None = None
         self._frame_bytes = held.settings.frame_bytes
         self._owner = OwnProcess("the stream")
-        self.origin = resume or Applied(
+        self.origin = resume or Cursor(
             identity=held.log.descriptor.identity, place=Place(held.plan.position), key_groups=held.plan.key_groups
         )
         self.queue = memory_queue(held.settings, held.host.open_spill_file)
-        self.reading: Reading | None = None
+        self.reader: PlanReader | None = None
 
     # ---- for the taker's thread
 
@@ -143,14 +143,14 @@ class Fetch:
         if self._place is None or self._place.position != plan.position:
             self._place = Place(plan.position)
         held = self._held
-        self.reading = Reading(held.log, plan, held.settings, self._beat, opener=held.opener, host=held.host)
-        with closing(self.reading.open_tail()) as tail:
-            rows = rest_of(self.reading.merged(tail, drop_deletes=True), self._place)
+        self.reader = PlanReader(held.log, plan, held.settings, self._beat, opener=held.opener, host=held.host)
+        with closing(self.reader.open_tail()) as tail:
+            rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._place)
             for batch in cut_to_frames(rows, self._frame_bytes):
                 self._put(batch)
         if not self._place.has_state or self._place.is_complete:
             self._place = Place.complete(plan.position)
-            self.queue.put(encode_frame(_empty(self.reading.schema), self._place))
+            self.queue.put(encode_frame(_empty(self.reader.schema), self._place))
 
     def _put(self, batch: pa.RecordBatch) -> None:
         assert self._place is not None, "reading the state begins with a place"
@@ -181,49 +181,49 @@ class Fetch:
             self._held.renew()
             return self._stop.wait(timeout_s)
 
-        patience = Patience(self._settings.lease_ttl_s, self._held.host.clock)
+        retries = RetryWindow(self._settings.lease_ttl_s, self._held.host.clock)
         try:
-            live = patience.call(self._open_live, pause)
+            feed = retries.call(self._open_feed, pause)
         except Unavailable:
             if self._stop.is_set():
                 return
             raise
-        with closing(live):
+        with closing(feed):
             self._state_is_fetched()
-            self._read_live(live, poll_s)
+            self._read_feed(feed, poll_s)
 
-    def _open_live(self) -> Live:
+    def _open_feed(self) -> CommitFeed:
         held = self._held
-        return Live(held.log, held.plan, self.origin.key_groups, held.settings, held.host)
+        return CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.host)
 
-    def _read_live(self, live: Live, poll_s: float) -> None:
+    def _read_feed(self, feed: CommitFeed, poll_s: float) -> None:
         place = Place.complete(self._held.plan.position)
         while not self._stop.is_set():
-            commits = live.commits()
+            commits = feed.commits()
             for commit in commits:
                 after = Place.complete(commit.end_position)
-                with closing(live.changes(commit, self._check_open)) as tables:
-                    self._offer_all(live, tables, place, after)
+                with closing(feed.changes(commit, self._check_open)) as tables:
+                    self._offer_all(feed, tables, place, after)
                 place = after
-                live.passed(commit)
+                feed.passed(commit)
                 if self._stop.is_set():
                     return
             if not commits:
                 self._stop.wait(poll_s)
 
-    def _offer_all(self, live: Live, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
+    def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
         """Only the last frame moves the position on: until then the commit is not applied whole."""
-        held = _empty(live.schema)
+        held = _empty(feed.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
                 before = before.inside_commit(held.num_rows)
-                self._offer(live, encode_frame(held, before))
+                self._offer(feed, encode_frame(held, before))
             held = batch
-        self._offer(live, encode_frame(held, after))
+        self._offer(feed, encode_frame(held, after))
 
-    def _offer(self, live: Live, data: memoryview) -> None:
+    def _offer(self, feed: CommitFeed, data: memoryview) -> None:
         while not self.queue.offer(data, _OFFER_S):
-            live.renew()
+            feed.renew()
 
     def _check_open(self) -> None:
         if self.queue.is_closed:

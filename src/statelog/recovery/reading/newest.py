@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statelog.recovery.reading.pile import Pile
+from statelog.recovery.reading.partition_changes import PartitionChanges
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.key_order import last_rows
 from statelog.schemas.snapshot.runs import key_groups_of
 
-__all__ = ["SLICE_KEY_BYTES", "TailFold", "cut", "newest", "select_key_groups"]
+__all__ = ["SLICE_KEY_BYTES", "MemoryTail", "cut", "newest", "select_key_groups"]
 
 SLICE_KEY_BYTES = 1 << 30
 """Keys compared at once: half of what one Arrow array can hold."""
@@ -106,7 +106,7 @@ def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.Reco
     return batch if mask.all() else batch.filter(pa.array(mask))
 
 
-class TailFold:
+class MemoryTail:
     """The tail as it comes, by partition, folded whenever more than a bound of it has piled up.
 
     Deletes are kept: the runs below may hold what they delete. Memory stays near the newest changes plus the bound,
@@ -115,14 +115,14 @@ class TailFold:
 
     def __init__(self, *, partitions: int, fold_bytes: int) -> None:
         self._fold_bytes = fold_bytes // max(1, partitions)
-        self._piles: dict[int, Pile] = {}
+        self._piles: dict[int, PartitionChanges] = {}
         self._folded: dict[int, int] = {}
 
     def add(self, partition: int, changes: pa.RecordBatch) -> None:
         """The next changes of a partition, in offset order."""
         if not changes.num_rows:
             return
-        pile = self._piles.setdefault(partition, Pile())
+        pile = self._piles.setdefault(partition, PartitionChanges())
         pile.add(changes)
         folded = self._folded.get(partition, 0)
         if pile.size_bytes - folded > max(self._fold_bytes, folded):

@@ -1,4 +1,4 @@
-"""`Pile`: the changes of one partition as they come, and how much memory they take. Pure.
+"""`PartitionChanges`: the changes of one partition as they come, and how much memory they take. Pure.
 
 A chunk costs what its objects cost, however few changes it has: some kilobytes, and its own calls in every fold. So
 small ones are joined as they come, and until then count with what they hold.
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-__all__ = ["Pile"]
+__all__ = ["PartitionChanges"]
 
 _SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 4 * 1024  # A record, a batch and its buffers: what a chunk of a dozen changes takes, as measured.
 _JOINED = 64
 
 
-class Pile:
+class PartitionChanges:
     """Tables of changes, oldest first. `size_bytes` is what they hold by now."""
 
     def __init__(self) -> None:

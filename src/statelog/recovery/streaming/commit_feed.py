@@ -1,4 +1,4 @@
-"""`Live`: the commits behind a state, in ledger order, each as its newest changes by (key group, key).
+"""`CommitFeed`: the commits behind a state, in ledger order, each as its newest changes by (key group, key).
 
 The one replay path again, one commit at a time: a commit is a small tail on top of no snapshot, so it is read,
 verified, folded and sorted as the tail of a state is.
@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
 from statelog.recovery.host import Host
-from statelog.recovery.planning.plan import RecoveryPlan, partitions_of
-from statelog.recovery.reading.patience import Patience
-from statelog.recovery.reading.reading import Reading
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
+from statelog.recovery.reading.plan_reader import PlanReader
+from statelog.recovery.reading.retry import RetryWindow
 from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
@@ -30,20 +30,20 @@ from statelog.storage.leases import LeaseHolder
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 
-__all__ = ["Live", "LiveCommit"]
+__all__ = ["CommitFeed", "FeedCommit"]
 
 _LEASE_AGE_S = 3600.0
 """When a lease that moved on is made anew: far below any sensible cap."""
 
 
-class LiveCommit(NamedTuple):
+class FeedCommit(NamedTuple):
     """A valid commit: the position right behind it, and what to read."""
 
     end_position: int
     replay: ReplayPlan
 
 
-class Live:
+class CommitFeed:
     """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
 
     Every method raises OffsetGone if the log was truncated past it, and as the ledger and the replay do.
@@ -67,7 +67,7 @@ class Live:
         self._position = plan.position
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
-        self._patience = Patience(settings.stall_timeout_s, self._clock)
+        self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state, last=plan.last)
         self._claimed_s = self._clock()
         try:
@@ -81,34 +81,34 @@ class Live:
         """The schema of the changes that come out now. It moves on with the first change in a newer value schema."""
         return self._converter.schema
 
-    def commits(self) -> list[LiveCommit]:
+    def commits(self) -> list[FeedCommit]:
         """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now."""
         self.renew()
-        self._patience.ask()
+        self._retries.ask()
         try:
             with _saying_what_to_do():
                 found = self._ledger.read_end()
         except BrokerUnavailable:
-            if self._patience.is_over:
+            if self._retries.is_over:
                 raise
             return []
-        self._patience.heard()
+        self._retries.heard()
         if not found:
             self._move_on(self._ledger.fold.position)
         accepted = self._ledger.fold.accepted
         return [
-            LiveCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
+            FeedCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
             for valid in found
         ]
 
-    def changes(self, commit: LiveCommit, check: Callable[[], None]) -> Generator[pa.Table]:
+    def changes(self, commit: FeedCommit, check: Callable[[], None]) -> Generator[pa.Table]:
         """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
         with _saying_what_to_do():
-            reading, tail = self._read(commit, check)
+            reader, tail = self._read(commit, check)
             with closing(tail):
-                yield from reading.merge(tail, drop_deletes=False)
+                yield from reader.merge(tail, drop_deletes=False)
 
-    def _read(self, commit: LiveCommit, check: Callable[[], None]) -> tuple[Reading, SpilledTail]:
+    def _read(self, commit: FeedCommit, check: Callable[[], None]) -> tuple[PlanReader, SpilledTail]:
         """Read a commit whole; once more if it turns out to hold values of a newer schema than was known."""
 
         def beat(_: object) -> None:
@@ -118,12 +118,12 @@ class Live:
         plan = replace(self._base, replay=commit.replay)
         while True:
             converter = self._converter
-            reading = Reading(self._log, plan, self._settings, beat, converter=converter, host=self._host)
-            tail = reading.open_tail()
+            reader = PlanReader(self._log, plan, self._settings, beat, converter=converter, host=self._host)
+            tail = reader.open_tail()
             try:
-                reading.fill(tail)
+                reader.fill(tail)
                 if not self._has_newer(converter):
-                    return reading, tail
+                    return reader, tail
             except IncompatibleSchema:
                 if not self._has_newer(converter):
                     raise
@@ -136,7 +136,7 @@ class Live:
     def _has_newer(self, converter: Converter) -> bool:
         return self._settings.value_schema_id is None and converter.newest_id > converter.target.id
 
-    def passed(self, commit: LiveCommit) -> None:
+    def passed(self, commit: FeedCommit) -> None:
         """The commit was handed over: the log is not needed up to here any more."""
         for partition, entries in commit.replay.listed.items():
             self._next_offsets[partition] = max(entry.end_offset for entry in entries.values())

@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
 from statelog.recovery.host import GRACE_S, Host, begin
-from statelog.recovery.planning.plan import RecoveryPlan, RunPart
-from statelog.recovery.reading.ahead import Ahead, Allowance, Piece
-from statelog.recovery.reading.fold import TailFold, cut, newest
+from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
+from statelog.recovery.reading.newest import MemoryTail, cut, newest
+from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.run_handles import RunHandles
-from statelog.recovery.reading.sources import Converter, Counter, run_pieces, run_tables, tail_changes
+from statelog.recovery.reading.sources import Converter, ReadCount, run_pieces, run_tables, tail_changes
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.recovery.trouble import SnapshotFailed
@@ -39,21 +39,21 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
 from statelog.storage.runs.merge import merge_streams
 
-__all__ = ["Beat", "Reading"]
+__all__ = ["Beat", "PlanReader"]
 
 _WAIT_S = 0.05
 _AHEAD = 6
 _AHEAD_BYTES = 64 << 20
 _SORTED_FRAME_BYTES = 256 * 1024
 T = TypeVar("T")
-Fold = TypeVar("Fold", TailFold, SpilledTail)
+Fold = TypeVar("Fold", MemoryTail, SpilledTail)
 
 Beat = Callable[[Phase], None]
 """Called between two steps: reports progress and renews the lease."""
 
 
 @dataclass(slots=True)
-class Reading:
+class PlanReader:
     """One pass over a plan. `beat` is called often. `converter` None means that of the settings.
 
     `opener` is held by the caller as long as it reads; None means the one on the log's store. `loaded` is the share of
@@ -67,8 +67,8 @@ class Reading:
     converter: Converter | None = None
     opener: RunOpener | None = None
     host: Host = field(default_factory=Host)
-    runs_read: Counter = field(default_factory=Counter)
-    tail_read: Counter = field(default_factory=Counter)
+    runs_read: ReadCount = field(default_factory=ReadCount)
+    tail_read: ReadCount = field(default_factory=ReadCount)
     loaded: float = 0.0
     _stop: Event = field(default_factory=Event)
     _allowance: Allowance = field(default_factory=lambda: Allowance(_AHEAD, _AHEAD_BYTES))
@@ -100,14 +100,14 @@ class Reading:
     def slices(self) -> Iterator[pa.Table]:
         """The live rows of the state, one table for each slice, in no order within it; all held in memory."""
         partitions = self.plan.partitions
-        tail = TailFold(partitions=len(partitions), fold_bytes=self.settings.fold_bytes)
+        tail = MemoryTail(partitions=len(partitions), fold_bytes=self.settings.fold_bytes)
         runs = self._read_both(tail)
         pieces = [
             Piece(0, partial(newest, [*runs.pop(partition, []), *tail.tables(partition)], keep_deletes=False))
             for partition in partitions
         ]
         allowance = Allowance(self.settings.threads - 1, 0)
-        folded = Ahead(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
+        folded = Prefetch(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
         del pieces, tail  # Each slice is let go of once it was folded.
         for number, kept in enumerate(folded, 1):
             yield pa.concat_tables(kept) if kept else self.schema.empty_table()
@@ -155,7 +155,7 @@ class Reading:
 
     # ---- runs and tail
 
-    def _read_both(self, fold: TailFold) -> dict[int, list[pa.Table]]:
+    def _read_both(self, fold: MemoryTail) -> dict[int, list[pa.Table]]:
         tail = self._begin_tail(fold)
         try:
             runs = self._read_runs(tail)
@@ -185,7 +185,7 @@ class Reading:
         handles = RunHandles(part.run.file, self._opener.open)
         closing.callback(handles.close)
         pieces = run_pieces(self.plan, part, handles)
-        ahead = Ahead(pieces, self.host.start, self._allowance, lambda result: self._await(result, Phase.READ))
+        ahead = Prefetch(pieces, self.host.start, self._allowance, lambda result: self._await(result, Phase.READ))
         closing.callback(lambda: self._wait_shortly(ahead.close()))
         return self._tables_of(part, handles, ahead)
 
@@ -201,7 +201,7 @@ class Reading:
     def _begin_tail(self, fold: Fold) -> "Future[None]":
         return begin(self.host.start, lambda: self._read_tail(fold))
 
-    def _read_tail(self, fold: TailFold | SpilledTail) -> None:
+    def _read_tail(self, fold: MemoryTail | SpilledTail) -> None:
         changes = tail_changes(
             self.log,
             self.plan,

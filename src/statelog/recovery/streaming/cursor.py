@@ -23,7 +23,7 @@ from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.snapshot.runs import key_groups_of
 
-__all__ = ["Applied", "rest_of"]
+__all__ = ["Cursor", "rest_of"]
 
 _FORMAT = 1
 
@@ -44,8 +44,8 @@ def rest_of(tables: Iterable[pa.Table], place: Place) -> Iterator[pa.Table]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """How far a log was applied.
+class Cursor:
+    """How far a reader has applied a log.
 
     `key_groups` are those that the reader wants, None for all of them. Of the state at `place.position` it has what
     `place` says. Raises nothing.
@@ -76,7 +76,7 @@ class Applied:
         """Raise IdentityChanged if this was applied from another log."""
         if self.identity != identity:
             raise IdentityChanged(
-                "what was applied comes from another log",
+                "the cursor belongs to another log",
                 expected=self.identity.ledger_topic_id,
                 found=identity.ledger_topic_id,
                 hint="Recover this log from the start, into an empty target",
@@ -90,21 +90,19 @@ class Applied:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> "Applied":
+    def from_json(cls, text: str) -> "Cursor":
         """From what `to_json` gave. Raises Corrupt, UnknownFormat."""
         try:
             fields = cast("dict[str, Any]", json.loads(text))
             if fields["format"] > _FORMAT:
-                raise UnknownFormat("what was applied is kept in a newer format", found=fields["format"], known=_FORMAT)
+                raise UnknownFormat("the cursor is of a newer format", found=fields["format"], known=_FORMAT)
             position, next_key_group, rows = (int(number) for number in fields["place"])
             if position < 0 or rows < 0 or not DONE <= next_key_group <= MAX_KEY_GROUPS:
                 raise ValueError("a place that no state has")  # noqa: TRY301 - one error for all that it may be
             groups = None if fields["key_groups"] is None else _groups_of(fields["key_groups"])
             identity = LogIdentity.from_datum(fields)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise Corrupt(
-                f"this does not say what was applied: {error!r}", hint="Give back what Applied.to_json returned"
-            ) from error
+            raise Corrupt(f"this is no cursor: {error!r}", hint="Give back what Cursor.to_json returned") from error
         return cls(identity=identity, place=Place(position, next_key_group, rows), key_groups=groups)
 
 

@@ -1,7 +1,7 @@
 """How long to go on asking whoever does not answer: a broker that restarts, a store that is away for a moment.
 
-Owns the patience of one reader, and a `Reader` that has some. Never decides what a lasting silence means: the error of
-the last try is raised as it is.
+Owns the time window of one reader, and a `Reader` that asks again within it. Never decides what a lasting silence
+means: the error of the last try is raised as it is.
 
 Invariants:
 - The time runs from the last sign of life, or from the first question after a rest; a record is a sign of life.
@@ -14,7 +14,7 @@ from typing import TypeVar
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.storage.kafka import OffsetRange, Reader, Record
 
-__all__ = ["Patience", "PatientReader", "Pause"]
+__all__ = ["Pause", "RetryWindow", "RetryingReader"]
 
 _RETRY_S = 0.2
 T = TypeVar("T")
@@ -23,7 +23,7 @@ Pause = Callable[[float], bool]
 """Waits so many seconds; True if nobody wants the answer any more. `Event.wait` is one."""
 
 
-class Patience:
+class RetryWindow:
     """Ends `limit_s` after the last sign of life. `clock`: seconds. Belongs to one thread."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float]) -> None:
@@ -50,7 +50,7 @@ class Patience:
         return self._since_s is not None and self._clock() - self._since_s >= self._limit_s
 
     def call(self, question: Callable[[], T], pause: Pause) -> T:
-        """The answer, however often it has to be asked for. Raises the last Unavailable once patience is over."""
+        """The answer, however often it has to be asked for. Raises the last Unavailable once the window is over."""
         while True:
             self.ask()
             try:
@@ -63,31 +63,31 @@ class Patience:
                 return answer
 
 
-class PatientReader:
+class RetryingReader:
     """A `Reader` that takes up what another one left when its broker went away."""
 
-    def __init__(self, reader: Reader, patience: Patience, pause: Pause) -> None:
+    def __init__(self, reader: Reader, retries: RetryWindow, pause: Pause) -> None:
         self._reader = reader
-        self._patience = patience
+        self._retries = retries
         self._pause = pause
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`. Raises as the port says; BrokerUnavailable once patience is over."""
+        """Yield every record of `ranges`. Raises as the port says; BrokerUnavailable once the window is over."""
         next_offsets = {partition: wanted.start for partition, wanted in ranges.items()}
-        ask_anew = self._patience.ask_anew
+        ask_anew = self._retries.ask_anew
         while True:
             left = {partition: OffsetRange(next_offsets[partition], wanted.end) for partition, wanted in ranges.items()}
-            self._patience.ask()
+            self._retries.ask()
             try:
                 for record in self._reader.read(left, stall_timeout_s=stall_timeout_s):
                     next_offsets[record.partition] = record.offset + 1
                     yield record
                     ask_anew()  # Whoever took the record may have rested.
             except BrokerUnavailable:
-                if self._patience.is_over or self._pause(_RETRY_S):
+                if self._retries.is_over or self._pause(_RETRY_S):
                     raise
             else:
-                self._patience.heard()
+                self._retries.heard()
                 return
 
     def close(self) -> None:
