@@ -1,6 +1,6 @@
-"""`Closing`: whoever has a `close` is a context manager that ends with it.
+"""`Closing`: makes a class with a `close` a context manager.
 
-Invariant: leaving the block closes, however the block ends, and hides no exception of it.
+Invariant: leaving the block closes, however it ends, and never hides its exception.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """A context manager that closes itself."""
+    """A mixin: the context manager that closes itself."""
 
     __slots__ = ()
 

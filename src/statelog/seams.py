@@ -1,9 +1,9 @@
-"""`Seams`: what a room takes from outside beside the two ports: the time, fresh nonces, and a place to die in.
+"""`Seams`: the rooms' inputs beside the two ports: clocks, fresh nonces, crash points.
 
-Everything has the real one as its default. A simulation gives its own clocks and nonces, so that it runs the same
-twice, and its own `crash`, so that it can end or hold the work between any two steps.
+The defaults are the real ones. A simulation passes its own clocks and nonces, so that it runs the same way twice, and
+its own `crash`, to stop or pause the work between any two steps.
 
-Invariant: a frozen value that pickles as long as what it was given does.
+Invariant: a frozen value that pickles if what it was given does.
 """
 
 import os
@@ -16,9 +16,9 @@ __all__ = ["REAL", "Clock", "CrashPoint", "NewNonce", "Seams", "random_nonce"]
 Clock = Callable[[], float]
 """The time in seconds."""
 NewNonce = Callable[[], bytes]
-"""Makes 16 bytes that were never made before."""
+"""Makes 16 bytes, different every time."""
 CrashPoint = Callable[[str], None]
-"""Is called with the name of a step that is done; what it raises ends the work there."""
+"""Called with the name of a step that is done; an exception ends the work there."""
 
 
 def random_nonce() -> bytes:
@@ -32,12 +32,15 @@ def _go_on(_step: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seams:
-    """The seams of a room. For tests: programs have no need of them.
+    """Where tests take over. Programs never need it.
 
-    clock       seconds from any start, never backwards: paces waits and measures durations
-    wall_clock  seconds since 1970: what manifests tell people, and ages
-    nonce       a fresh nonce
-    crash       called with the name of each step once it is done
+    >>> Writer(log, "web", seams=Seams(crash=print)).close()
+    opened
+
+    clock       seconds since any start, monotonic: paces waits and measures durations
+    wall_clock  seconds since 1970: for ages, and for people who read manifests
+    nonce       makes a fresh nonce
+    crash       called with the name of each step that is done
     """
 
     clock: Clock = time.monotonic
@@ -46,7 +49,7 @@ class Seams:
     crash: CrashPoint = _go_on
 
     def new_id(self) -> str:
-        """32 hex digits that nobody had before: the name of a lease, a run or a directory."""
+        """32 fresh hex digits: the name of a lease, a run or a directory."""
         return self.nonce().hex()
 
 

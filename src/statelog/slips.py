@@ -1,8 +1,8 @@
-"""Warnings about slips of the calling program: at its own line, and every time.
+"""Warnings about slips in the calling program: at its own line, every time.
 
-Python's usual way of warning shows one line of a program once. A slip that loses something loses it every time.
+By default Python shows a warning once per line. A slip that loses something loses it every time.
 
-Invariant: what the program's warning filters say of the category decides; nothing here changes them.
+Invariant: the program's warning filters decide, and nothing here changes them.
 """
 
 import inspect
@@ -15,12 +15,12 @@ _OURS = ("statelog", "pyspark_statelog", "contextlib")
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
-    """Warn at the line of whoever called into statelog, be it through a `with` block."""
+    """Warn at the line that called into statelog, also when that is the end of a `with` block."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_back is not None and _module_of(frame).partition(".")[0] in _OURS:
         frame = frame.f_back
     assert frame is not None, "Python has frames"
-    # Without a registry Python does not remember that it has told this line.
+    # Without a registry Python does not remember that it has shown this line.
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, _module_of(frame))
 
 

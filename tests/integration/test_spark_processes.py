@@ -84,7 +84,7 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     second = plan_batch(options)
     assert second.grant.epoch > first.grant.epoch
     assert second.grant.nonce[:8] == first.grant.nonce[:8]
-    with pytest.raises(Fenced, match="the grant is over"):
+    with pytest.raises(Fenced, match="the grant has expired"):
         commit_batch(options, [run_task(first, options, 0, {1: 1})], 0)
     assert commit_batch(options, [run_task(second, options, 1, {1: 1})], 0)
 

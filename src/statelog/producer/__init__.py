@@ -1,4 +1,4 @@
-"""Writing: the writer and its life, and a coordinator for tasks in other processes. Reads no data chunks."""
+"""Writing: one writer, or a coordinator with tasks in other processes. Never reads data chunks."""
 
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.coordinator import Coordinator

@@ -1,8 +1,8 @@
-"""`ChangeWriter`: what `Writer` and `TaskWriter` share: appending changes, under one guard, until the end.
+"""`ChangeWriter`: the common part of `Writer` and `TaskWriter`: guarded appends, and the end.
 
 Invariants:
-- What was refused was not appended, and the writer goes on; any other error ends it, Ctrl-C included.
-- Ending says so if it discards changes, unless an error says more.
+- A refused change was not appended, and the writer goes on; any other error ends it, Ctrl-C included.
+- Closing warns when it discards changes, unless an error is already on its way out.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,7 @@ __all__ = ["ChangeWriter"]
 
 
 class ChangeWriter(Closing):
-    """Appends changes to a buffer; who derives from it sends them. One thread, one process."""
+    """Appends changes to a buffer, which the subclass sends. Made by `Writer` or `TaskWriter`."""
 
     def __init__(self, guard: Guard, buffer: ChangeBuffer) -> None:
         self._guard = guard
@@ -33,7 +33,7 @@ class ChangeWriter(Closing):
         """Whether it is open, failed or closed."""
         return self._guard.life
 
-    # ---- append; each method has its own guard, since a call more would cost the hot ones a tenth
+    # ---- append; each method has its own guard, because one more call would slow `put` down
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
@@ -50,7 +50,7 @@ class ChangeWriter(Closing):
             raise
 
     def delete(self, key: Key) -> None:
-        """Remove `key`; one that is not there is fine. Raises as `put`."""
+        """Remove `key`, whether it is there or not. Raises as `put`."""
         if get_ident() != self._guard.user:
             self._guard.check()
         try:
@@ -61,7 +61,7 @@ class ChangeWriter(Closing):
             raise
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
-        """A change whose key group the caller names; None deletes. Raises as `put`."""
+        """Append a change whose key group the caller names; None deletes. Raises as `put`."""
         self._guard.check()
         try:
             if self._buffer.append(key_group, key, value):
@@ -71,9 +71,11 @@ class ChangeWriter(Closing):
             raise
 
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Many changes at once, in row order. Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a
-        null value deletes), and `value`, or for typed values the fields themselves. All of it is checked before any of
-        it is buffered; then it is sent piece by piece, however large it is. Raises as `put`.
+        """Append many changes at once, in row order. Raises as `put`.
+
+        Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a null value deletes), and `value`, or for
+        typed values the fields themselves. The whole table is checked before any of it is buffered; it is then sent
+        piece by piece, however large it is.
         """
         self._guard.check()
         try:
@@ -87,7 +89,7 @@ class ChangeWriter(Closing):
     # ---- end
 
     def close(self) -> None:
-        """End this life. What no commit holds is discarded, and a warning tells so. Idempotent; waits for nothing."""
+        """End this life. Discards what no commit holds, with a warning. Idempotent; never waits for Kafka."""
         self._end(is_loss=self._has_uncommitted())
 
     def _end(self, *, is_loss: bool) -> None:
@@ -109,12 +111,12 @@ class ChangeWriter(Closing):
 
     @abstractmethod
     def _send(self) -> None:
-        """Hand everything buffered to the producer, before it is asked for."""
+        """Hand everything buffered to the producer."""
 
     @abstractmethod
     def _has_uncommitted(self) -> bool:
-        """Whether ending now discards anything."""
+        """Whether closing now would discard anything."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of what belongs to this life."""
+        """Release what this life owns."""

@@ -1,16 +1,14 @@
-"""Tasks: parallel writing for one coordinator. Tasks write chunks anywhere; one process opens and commits.
+"""`Coordinator`: one process opens and commits for tasks that write in other processes.
 
     coordinator = Coordinator(log, "job-1")                  # one process
     task = TaskWriter(producer, coordinator.task(), slot=0)  # any process: a TaskGrant pickles
     task.append_batch(table); handle = task.finish()         # handles pickle, too
     coordinator.commit(handles, {"offset": 42})
 
-Tasks that lose, retry or come too late are never listed and cost only bytes: readers see none of it.
+Tasks that lose, retry or arrive late are never listed: they cost bytes, and readers never see them.
 
 Invariants:
-- A task's change set has a number of its own within the epoch: the slot, which the caller keeps unique among all
-  attempts of all tasks, and random bits below it, so that a slot that was given twice all the same mixes nothing up.
-- A task sends nothing of checkpoint N + 1 before N is confirmed: `task` gives out grants for the next checkpoint only.
+- A task sends nothing of checkpoint N + 1 before N is confirmed: `task` grants the next checkpoint only.
 """
 
 from collections.abc import Sequence
@@ -36,10 +34,17 @@ _APART = "Commit in the thread that opened it, or hand its grant to another: Coo
 
 
 class Coordinator(Closing):
-    """Opens a writer for tasks elsewhere and commits what they return. One thread, one process.
+    """Opens a writer for tasks in other processes, and commits their handles. One thread, one process.
 
-    With the `grant` of a coordinator of the same name, whose process has ended, it goes on under that grant and opens
-    nothing: `partitions` and `expect` are the grant's then. Raises Fenced if that grant is over.
+    >>> with Coordinator(log, "job") as coordinator:
+    ...     with TaskWriter(producer, coordinator.task(), slot=0) as task:
+    ...         task.put(b"alice", b"2")
+    ...         handle = task.finish()
+    ...     coordinator.commit([handle], {"offset": 42}).checkpoint.id
+    1
+
+    `partitions` and `expect` are those of `Writer`. With the `grant` of a coordinator of the same name whose process
+    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over. `seams` are for tests.
     """
 
     def __init__(
@@ -62,17 +67,17 @@ class Coordinator(Closing):
 
     @property
     def grant(self) -> Grant:
-        """The grant that tasks write under now."""
+        """The grant that tasks write under."""
         return self._committer.grant
 
     @property
     def last_commit(self) -> LastCommit | None:
-        """The writer's last valid commit: where its source resumes."""
+        """The writer's last valid commit: where its source resumes. None before the first."""
         return self._committer.last
 
     @property
     def position(self) -> int:
-        """The ledger position that includes everything that this one was told: for `recover(at_least=)` elsewhere."""
+        """A ledger position that includes all that this coordinator knows: for `recover(at_least=)` elsewhere."""
         return self._committer.position
 
     @property
@@ -81,7 +86,7 @@ class Coordinator(Closing):
         return self._committer.base
 
     def task(self, checkpoint_id: int | None = None) -> TaskGrant:
-        """What the tasks of the next checkpoint need. Without an id it is the last one's and 1.
+        """What the tasks of the next checkpoint need. The id defaults to the last one plus 1.
 
         Raises CheckpointMismatch if it is not later than the last, ClosedError.
         """
@@ -103,11 +108,11 @@ class Coordinator(Closing):
         unique_keys: bool = False,
         final: bool = False,
     ) -> LastCommit:
-        """Commit the winners' handles as one checkpoint, all or nothing: theirs, or without any the next one.
+        """Commit the winners' handles as one checkpoint, all or nothing. The id defaults to theirs, or to the next one.
 
-        `unique_keys` declares that no key comes from two tasks; otherwise two tasks in one key group are refused with
-        OverlappingTasks before anything is written. Raises as `Writer.confirm`; unless it is misuse, the coordinator is
-        over then.
+        `unique_keys` declares that no key comes from two tasks; without it two tasks in one key group are refused with
+        OverlappingTasks before anything is written. Raises as `Writer.confirm`; any error but misuse ends the
+        coordinator.
         """
         self._guard.check()
         if checkpoint_id is None:
@@ -123,13 +128,14 @@ class Coordinator(Closing):
         return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
 
     def refresh(self) -> None:
-        """Read what other processes of the same job committed under this grant. Raises Fenced if the grant is over,
-        Damaged, Unavailable, ClosedError.
+        """Read what other processes of the same job committed under this grant.
+
+        Raises Fenced if the grant is over, Damaged, Unavailable, ClosedError.
         """
         self._guard.check()
         self._committer.refresh()
 
     def close(self) -> None:
-        """Release the clients. Idempotent. Raises ClosedError in a second thread while the owner's lives."""
+        """Release the clients. Idempotent. Raises ClosedError in a second thread while the owner's is alive."""
         if self._guard.end():
             self._committer.close()

@@ -1,18 +1,18 @@
-"""The life of a writer, and who may use it: one thread of one process, as long as nothing is in doubt.
+"""`Guard`: keeps a writer to one thread of one process, and to one life: open, failed, closed.
 
     OPEN ──────► FAILED ──────► CLOSED
       └────────────────────────────▲
 
-A failed writer accepts nothing but close: something that it sent is lost or unknown, and only a new life,
-resumed from the ledger, can tell what counts.
+A failed writer accepts only close: something that it sent is lost or unknown, and only a new life, resumed from the
+ledger, can find out what counts.
 
 Never waits, and owns no client.
 
 Invariants:
-- No life comes back.
-- Whatever leaves a guarded block as an exception, Ctrl-C included, ends the writer: something may be half done.
-- After a fork the child's copy is nobody's: its clients live on in the parent.
-- One that is forgotten open says so by a ResourceWarning when it goes, as an open file does.
+- A life never goes back.
+- Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
+- In a forked child the copy is unusable: its clients belong to the parent.
+- A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
 """
 
 import os
@@ -33,14 +33,14 @@ _living: "WeakSet[Guard]" = WeakSet()
 
 
 class Life(Enum):
-    """Where a writer is."""
+    """The state of a writer."""
 
     OPEN = "open"
     FAILED = "failed"
     CLOSED = "closed"
 
     def may_become(self, other: "Life") -> bool:
-        """Whether the step is legal; staying is."""
+        """Whether this transition is legal; staying is."""
         return self is other or other in _STEPS[self]
 
 
@@ -48,10 +48,10 @@ _STEPS = {Life.OPEN: {Life.FAILED, Life.CLOSED}, Life.FAILED: {Life.CLOSED}, Lif
 
 
 class Guard:
-    """A writer's life, and the thread and process that it belongs to: those that made this.
+    """A writer's life, and its owner: the thread and process that made the guard.
 
-    As a context it ends the writer if the block does not end well. For errors: `what` it guards and of which `writer`,
-    what to do when it is over (`again`), and for a second thread or process (`apart`).
+    As a context manager it fails the writer if the block raises. Errors name `what` it guards and which `writer`, and
+    hint at what to do after the end (`again`) or in a second thread or process (`apart`).
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Guard:
     def __init__(self, what: str, writer: str, *, again: str, apart: str) -> None:
         self.life = Life.OPEN
         self.user = self._thread = get_ident()
-        """The thread that may go on without asking: the one compare that a hot put makes. All others `check`."""
+        """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`."""
         self._pid = os.getpid()
         self._what = what
         self._writer = writer
@@ -81,11 +81,11 @@ class Guard:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a fork's copy."""
+        """Whether this is a copy in a forked child."""
         return self._pid != os.getpid()
 
     def check(self) -> None:
-        """Raise ClosedError unless it is open and its owner asks; Fenced if another writer took over meanwhile."""
+        """Raise ClosedError unless it is open and the caller owns it; Fenced if another writer took over meanwhile."""
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
@@ -93,7 +93,7 @@ class Guard:
         self.check_owner()
 
     def check_owner(self) -> None:
-        """Raise ClosedError unless its owner asks, whatever its life is."""
+        """Raise ClosedError unless the caller owns it, whatever its state."""
         if get_ident() != self._thread or self.is_inherited:
             raise ClosedError(
                 f"a {self._what} belongs to the thread and process that opened it",
@@ -102,9 +102,9 @@ class Guard:
             )
 
     def end(self) -> bool:
-        """Close it. Whether its clients are to be released: not twice, and not in a fork, whose parent has them.
+        """Close it. Returns whether to release its clients: only once, and never in a forked child.
 
-        Raises ClosedError in a thread beside the living owner's.
+        Raises ClosedError in a second thread while the owner's is alive.
         """
         if self.life is Life.CLOSED:
             return False
@@ -113,34 +113,34 @@ class Guard:
         return not self.is_inherited
 
     def check_end(self) -> None:
-        """Raise ClosedError in a thread beside the living owner, who may be inside the clients that would go."""
+        """Raise ClosedError in a second thread while the owner's is alive: it may be inside the clients."""
         if self._thread in {thread.ident for thread in threading.enumerate()} and not self.is_inherited:
             self.check_owner()
 
     def become(self, life: Life) -> None:
-        """Go on to another life."""
+        """Change the state."""
         assert self.life.may_become(life)
         self.life = life
         if life is not Life.OPEN:
             self.user = _NOBODY
 
     def fail(self) -> None:
-        """Something is in doubt. One that was closed meanwhile, perhaps by a signal's handler, stays closed."""
+        """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed."""
         if self.life is Life.OPEN:
             self.become(Life.FAILED)
 
     def overtake(self) -> None:
-        """All that was told committed counts, and another writer owns what comes next."""
+        """Everything reported as committed counts; what comes next belongs to another writer."""
         self._is_overtaken = True
         self.fail()
 
     def fail_unless_refused(self, error: BaseException) -> None:
-        """What is not a clear refusal of one change, such as Ctrl-C half way, leaves the buffer in doubt."""
+        """Anything but a clear refusal, such as Ctrl-C half way through, leaves the buffer in doubt."""
         if not isinstance(error, Misuse):
             self.fail()
 
     def disown(self) -> None:
-        """Make it nobody's."""
+        """Leave it without an owner."""
         self.user = _NOBODY
 
     def __str__(self) -> str:

@@ -1,11 +1,13 @@
-"""`PendingHandle`: a checkpoint on its way to becoming durable, as a small future of the writer's own thread.
+"""`PendingHandle`: a future for a checkpoint's handle, in the writer's own thread.
 
-    pending = writer.persist()       # sent; nothing was waited for
+    pending = writer.persist()       # sends, and waits for nothing
     ...                              # more appends, even more checkpoints
     handle = pending.result()        # durable
 
-Nothing runs behind the caller's back: delivery reports are taken while the writer appends or persists, or while
-somebody asks here. Invariant: it ends once, with a handle or with an error, and stays so.
+There is no background thread: delivery reports are processed while the writer appends or persists, and when this is
+asked.
+
+Invariant: it completes once, with a handle or an error, and keeps it.
 """
 
 from collections.abc import Callable
@@ -17,9 +19,13 @@ __all__ = ["PendingHandle"]
 
 
 class PendingHandle:
-    """What `Writer.persist` returns. Belongs to the writer's thread.
+    """The handle of a pending checkpoint. Belongs to the writer's thread; made by `Writer.persist`.
 
-    `wait` waits at most so long for the change sets and says whether they are durable; `make` makes the handle then.
+    >>> pending = writer.persist()              # sends, and waits for nothing
+    >>> handle = pending.result()               # durable now
+    >>> offset = writer.confirm(handle).offset  # and part of history
+
+    `wait` waits up to a timeout and returns whether the change sets are durable; `make` then makes the handle.
     """
 
     __slots__ = ("_error", "_handle", "_make", "_wait", "checkpoint_id")
@@ -32,16 +38,16 @@ class PendingHandle:
         self._error: PersistFailed | None = None
 
     def done(self) -> bool:
-        """Whether `result` would return or fail at once. Takes the delivery reports that are due; never waits."""
+        """Whether `result` would return or raise at once. Processes the reports that are due; never waits."""
         if self._handle is None and self._error is None:
             self._look(0.0)
         return self._handle is not None or self._error is not None
 
     def result(self, timeout_s: float | None = None) -> Handle:
-        """The handle, once everything is durable.
+        """Wait until everything is durable, and return the handle.
 
-        Raises PersistFailed if it cannot be, also because the writer was closed before, and then every time;
-        Unavailable if `timeout_s` are over, and asking again is fine.
+        Raises PersistFailed if it cannot become durable, for example because the writer was closed, and then every
+        time; Unavailable after `timeout_s`, when asking again is fine.
         """
         if self._handle is None and self._error is None:
             self._look(timeout_s)
@@ -57,7 +63,7 @@ class PendingHandle:
         return self._handle
 
     def __repr__(self) -> str:
-        state = "failed" if self._error is not None else "durable" if self._handle is not None else "under way"
+        state = "failed" if self._error is not None else "durable" if self._handle is not None else "pending"
         return f"PendingHandle({self.checkpoint_id}, {state})"
 
     def _look(self, timeout_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""A writer's settings: small, frozen, checked once."""
+"""`WriterSettings`: how a writer batches its changes and bounds its memory."""
 
 import math
 from dataclasses import dataclass
@@ -16,16 +16,24 @@ _MOST_WAITING = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSettings:
-    """How a writer batches and bounds. The defaults are what measured best; see `bench`.
+    """How a writer batches and bounds. The defaults measured best; see `bench`. Raises ConfigError.
 
-    `roll_rows` and `list_bytes`: single changes wait in plain lists until either is reached, then become Arrow.
-    `roll_bytes`: the threshold of the persist ahead: Arrow changes wait until they reach this, then are split by
-    partition and sent, before any checkpoint asks for them, so that it finds little left to send.
-    `chunk_bytes`: the size that a chunk aims at. `in_flight_bytes_max`: above it, appending blocks.
-    `stall_timeout_s`: after so many seconds without any report on what is in flight, waiting for it fails. How long all
-    of it takes is no matter, so that a slow link makes progress.
-    `local_copies`: a local directory for a copy of every change set, which `recover` can read instead of Kafka. Not for
-    durability. `local_copies_bytes_max`: above it the oldest copies of this writer go; one counts 4 KiB at least.
+    >>> settings = WriterSettings(in_flight_bytes_max=16 << 20)
+    >>> with Writer(log, "web", settings=settings) as writer:
+    ...     writer.put(b"alice", b"1")
+    ...     writer.commit().checkpoint.id
+    1
+
+    roll_rows               single changes wait in plain lists until so many have come, then become Arrow
+    list_bytes              ... or until they take so many bytes
+    roll_bytes              Arrow changes of this size are split by partition and sent ahead of any checkpoint, which
+                            then finds little left to send
+    chunk_bytes             the size that a chunk aims at
+    in_flight_bytes_max     above it, appending blocks
+    stall_timeout_s         waiting fails after so long without any delivery report; a slow link still makes progress
+    local_copies            a directory for a copy of every change set, which `recover` can read instead of Kafka. Not
+                            for durability
+    local_copies_bytes_max  above it the oldest copies of this writer go; each counts as 4 KiB at least
     """
 
     roll_rows: int = 20_000
@@ -44,7 +52,7 @@ class WriterSettings:
         for name in ("list_bytes", "roll_bytes"):
             if getattr(self, name) > _MOST_WAITING:
                 raise ConfigError(
-                    f"{name} is above 1 GiB", hint="What waits becomes one Arrow array, which ends at 2 GiB"
+                    f"{name} is above 1 GiB", hint="Buffered changes become one Arrow array, which holds at most 2 GiB"
                 )
         if not 0 < self.stall_timeout_s < math.inf:
             raise ConfigError(f"stall_timeout_s is {self.stall_timeout_s} and must be positive and finite")
@@ -52,4 +60,4 @@ class WriterSettings:
         if self.chunk_bytes > 8 << 20:
             raise ConfigError("chunk_bytes is above 8 MiB", hint="A topic takes records of 16 MiB, framing included")
         if self.in_flight_bytes_max < self.chunk_bytes:
-            raise ConfigError("in_flight_bytes_max is below chunk_bytes, so that no chunk could ever be sent")
+            raise ConfigError("in_flight_bytes_max is below chunk_bytes, so no chunk could ever be sent")

@@ -1,6 +1,6 @@
-"""What a writer has done, as numbers: tallies that it keeps up, and the frozen value that it gives out.
+"""`WriterStatistics`: what a writer has done, in numbers, and the counters behind it.
 
-Nothing is counted per change: a tally moves once per chunk, per checkpoint or per commit.
+Nothing is counted per change: a counter moves once per chunk, checkpoint or commit.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ __all__ = ["Meter", "Summary", "Tally", "WriterStatistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How often something happened, and how large it was: sum, greatest and newest value."""
+    """How often something happened, and its total, largest and latest value."""
 
     count: int
     total: float
@@ -21,7 +21,7 @@ class Summary:
 
     @property
     def mean(self) -> float:
-        """The mean value; 0 if it never happened."""
+        """The mean; 0 if it never happened."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -35,20 +35,20 @@ class Tally:
         self._total = self._largest = self._last = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Count one more."""
         self._count += 1
         self._total += value
         self._largest = max(self._largest, value)
         self._last = value
 
     def summary(self) -> Summary:
-        """So far."""
+        """The summary so far."""
         return Summary(count=self._count, total=self._total, largest=self._largest, last=self._last)
 
 
 @dataclass(slots=True)
 class Meter:
-    """The counters of one writer. Its parts add to it; only the writer's thread does."""
+    """The counters of one writer. Only the writer's thread adds to them."""
 
     changes: int = 0
     change_sets: int = 0
@@ -75,7 +75,7 @@ class Meter:
     def statistics(
         self, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
     ) -> "WriterStatistics":
-        """What it shows now, with what only the buffer and the pipeline know."""
+        """The statistics now; the arguments are what only buffer and pipeline know."""
         return WriterStatistics(
             changes=self.changes + buffered_changes,
             buffered_changes=buffered_changes,

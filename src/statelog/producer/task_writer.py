@@ -1,12 +1,12 @@
-"""`TaskWriter`: writes the changes of one task for a coordinator elsewhere. Touches neither ledger nor DFS.
+"""`TaskWriter`: writes one task's changes for a coordinator elsewhere. Touches neither ledger nor DFS.
 
     with TaskWriter(producer, task, slot=0) as writer:
         writer.put(b"key", b"value")
         handle = writer.finish()    # durable; the coordinator commits it
 
 Invariants:
-- A task's change set has a number of its own within the epoch: the slot, which the caller keeps unique among all
-  attempts of all tasks, and random bits below it, so that a slot that was given twice all the same mixes nothing up.
+- A task's change set has its own number within the epoch: the slot, which the caller keeps unique among all attempts of
+  all tasks, and random bits below it, so that even a slot used twice mixes nothing up.
 - The producer is the caller's, and is not closed here.
 """
 
@@ -32,10 +32,14 @@ _APART = "Make one in each, with a slot of its own"
 
 
 class TaskWriter(ChangeWriter):
-    """Writes one change set for a coordinator. One thread, one process; touches neither ledger nor DFS.
+    """Writes one change set for a coordinator. One thread, one process.
+
+    >>> with TaskWriter(producer, coordinator.task(), slot=0) as task:
+    ...     task.put(b"alice", b"2")
+    ...     handle = task.finish()  # durable, not visible yet; the coordinator commits it
 
     `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
-    `producer` is the caller's: tasks of one process may use it one after another, and it is not closed here.
+    `producer` is the caller's: the tasks of a process may use it one after another. It is not closed here.
 
     Raises ConfigError for a slot below 0 or from 2^31 on.
     """
@@ -62,9 +66,9 @@ class TaskWriter(ChangeWriter):
         )
 
     def finish(self) -> Handle:
-        """Persist; the handle goes back to the coordinator. Raises PersistFailed.
+        """Make the changes durable, and return their handle for the coordinator. Raises PersistFailed.
 
-        After any error this task writer is over: write the task's changes again with a new one.
+        Any error ends this task writer: write the task's changes again with a new one.
         """
         self._guard.check()
         with self._guard:
@@ -77,7 +81,7 @@ class TaskWriter(ChangeWriter):
         return task.grant.handle(task.base, (Step(checkpoint_id=task.checkpoint_id, entries=entries),))
 
     def _send(self) -> None:
-        """Hand everything buffered to the producer. Going on after an error would lose a part of it silently."""
+        """Hand everything buffered to the producer. Going on after an error would silently lose part of it."""
         with self._guard:
             changes = self._buffer.take()
             if changes is not None:

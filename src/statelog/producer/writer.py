@@ -1,20 +1,20 @@
-"""`Writer`: append changes, persist them, commit them. One writer belongs to one thread of one process.
+"""`Writer`: append changes, persist them, commit them. Belongs to one thread of one process.
 
     with Writer(log, "job-1") as writer:
         resume_from = writer.last_commit
         writer.put(b"key", b"value")
         writer.commit(metadata={"offset": 42})
 
-- append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. Nothing is promised.
-- persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Nothing is visible.
+- append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. No promise yet.
+- persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Still invisible.
 - confirm writes the commit and returns once the ledger shows it valid. From then on every reader sees all of it.
 
 Invariants:
-- What was not confirmed is never seen, unless a later checkpoint or a later life of this writer commits it.
+- Unconfirmed changes are never seen, unless a later checkpoint or a later life of this writer commits them.
 - A handle holds everything since the last confirmed checkpoint, so skipping a confirm loses nothing.
-- An unknown outcome is settled by a new Open before anything else is sent, or, if chunks beyond the commit are out
-  already, left to the next life. Nothing is ever sent twice.
-- All state is touched in the writer's own thread only: reports of deliveries come in while it appends or waits.
+- An unknown outcome is settled by a new Open before anything else is sent or, if chunks beyond the commit are already
+  out, left to the next life. Nothing is ever sent twice.
+- Only the writer's own thread touches its state: delivery reports are processed while it appends or waits.
 """
 
 from collections.abc import Sequence
@@ -51,9 +51,14 @@ _APART = "Open one in each, on disjoint partitions and under its own name"
 class Writer(ChangeWriter):
     """Appends keyed changes to a log under its own name, exactly once.
 
-    `partitions` limits it to some partitions, so that several writers can share a log; `expect` is the checkpoint id
-    to resume from (0: none yet), and opening refuses if the log is elsewhere. Opening fences every earlier writer of
-    this name or on these partitions. `seams` are for tests.
+    >>> with Writer(log, "web") as writer:
+    ...     writer.put(b"alice", b"1")
+    ...     writer.commit(metadata={"offset": 42}).checkpoint.id
+    1
+
+    `partitions` limits it to some partitions, so that several writers can share a log. `expect` is the checkpoint id
+    to resume from (0: none yet); opening refuses if the log is at another. Opening fences every earlier writer of this
+    name or on these partitions. `seams` are for tests.
 
     Raises CheckpointMismatch, Fenced, Damaged, Unavailable.
     """
@@ -98,27 +103,27 @@ class Writer(ChangeWriter):
 
     @property
     def grant(self) -> Grant:
-        """The grant that this writer writes under."""
+        """The grant that this writer holds."""
         return self._committer.grant
 
     @property
     def last_commit(self) -> LastCommit | None:
-        """This writer's last valid commit (checkpoint, offset, metadata), where its source resumes; None: none."""
+        """The last valid commit (checkpoint, offset, metadata): where the source resumes. None before the first."""
         return self._committer.last
 
     @property
     def position(self) -> int:
-        """The ledger position that includes all that this writer was told: for `recover(at_least=)` elsewhere."""
+        """A ledger position that includes all that this writer knows: for `recover(at_least=)` elsewhere."""
         return self._committer.position
 
     @property
     def initial_sequence_number(self) -> int:
-        """The number of this life's first change set. Numbers of different lives cannot be compared."""
+        """The number of this life's first change set. Numbers of different lives are not comparable."""
         return INITIAL
 
     @property
     def available(self) -> bool:
-        """Whether appending would send a whole chunk without waiting for room in flight."""
+        """Whether a whole chunk could be sent now without waiting for room in flight."""
         outbox = self._pipeline.outbox
         if not outbox.available and get_ident() == self._guard.user:
             with self._guard:
@@ -126,7 +131,7 @@ class Writer(ChangeWriter):
         return self.life is Life.OPEN and outbox.available
 
     def statistics(self) -> WriterStatistics:
-        """Counts, sizes and times of this life so far. From any thread, also after close."""
+        """Counts, sizes and times of this life so far. Callable from any thread, even after close."""
         outbox = self._pipeline.outbox
         return self._meter.statistics(
             buffered_changes=self._buffer.changes + self._pipeline.unsent_changes,
@@ -138,12 +143,12 @@ class Writer(ChangeWriter):
     def __repr__(self) -> str:
         return f"Writer({self.name!r}, epoch={self.grant.epoch}, {self.life.value})"
 
-    # ---- append, beside what every ChangeWriter does
+    # ---- append, beyond what every ChangeWriter does
 
     def append_meta(self, key: str, value: bytes | None) -> None:
-        """A meta record of this writer, committed with the changes; the last one of a key wins, and None removes it.
+        """Set a meta record of this writer, committed with the changes; None removes it.
 
-        Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of them that no commit has confirmed.
+        The last value of a key wins. Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of unconfirmed ones.
         """
         self._guard.check()
         self._meta.put(key, value, self._pipeline.meta_bytes)
@@ -151,9 +156,9 @@ class Writer(ChangeWriter):
     # ---- persist, confirm, commit
 
     def next_sequence_number(self) -> int:
-        """The number that the next change will have: the end, exclusive, of everything appended so far.
+        """The number of the next change: the exclusive end of everything appended so far.
 
-        Ends the active change set if it has a change; asking again without a change in between gives the same number.
+        Ends the active change set if it holds a change; without one in between the next call returns the same number.
         Raises InvalidChange, PersistFailed, ClosedError.
         """
         self._guard.check()
@@ -162,14 +167,14 @@ class Writer(ChangeWriter):
         return self._pipeline.sequence.next
 
     def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> PendingHandle:
-        """Send what is not sent yet, and promise a handle of everything since the last confirmed checkpoint.
+        """Send what is still unsent, and return a pending handle of everything since the last confirmed checkpoint.
 
-        Without an id the checkpoint is the one after the last, confirmed or under way. What is durable or in flight is
-        not sent again. `from_sqn` names the change set from which on the caller needs
-        everything; what no commit confirmed below it is included all the same. Several checkpoints may be under way.
+        The id defaults to the last one plus 1, pending checkpoints included; several may be pending. Nothing that is
+        durable or in flight is sent again. `from_sqn` names the first change set that the caller needs; unconfirmed
+        ones below it are still included.
 
-        Raises CheckpointMismatch if the id does not grow, SequenceTruncated and SequenceAhead for a wrong `from_sqn`;
-        PersistFailed if a change set has failed: the writer is over, open it again.
+        Raises CheckpointMismatch unless the id grows, SequenceTruncated or SequenceAhead for a wrong `from_sqn`;
+        PersistFailed if a change set has failed, which ends the writer: open it again.
         """
         self._check_start(from_sqn)
         self._guard.check()
@@ -181,12 +186,10 @@ class Writer(ChangeWriter):
         return self._promise(step, started_s)
 
     def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> LastCommit:
-        """Commit a handle that this life persisted; returns the commit, with its ledger offset.
+        """Commit a handle that this life persisted. `final` also ends the writer and its row in the ledger.
 
-        `final` ends the writer's row in the ledger, and this writer with it.
-
-        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled either, Damaged, Unavailable: the writer
-        is over. Raises CheckpointMismatch and other misuse before anything is sent: it goes on.
+        Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled, Damaged, Unavailable: these end the
+        writer. Raises CheckpointMismatch and other misuse before anything is sent: the writer goes on.
         """
         self._guard.check()
         if handle.nonce != self.grant.nonce:
@@ -201,7 +204,7 @@ class Writer(ChangeWriter):
     def commit(
         self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
     ) -> LastCommit:
-        """Persist and confirm. Without an id it is the next checkpoint; without changes it is progress of the source.
+        """Persist and confirm. The id defaults to the last one plus 1. Without changes it commits the metadata alone.
 
         Raises as `persist` and `confirm`; InvalidMetadata before anything is sent.
         """
@@ -209,30 +212,30 @@ class Writer(ChangeWriter):
         return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
 
     def adopt(self, handle: Handle, metadata: Metadata | None = None) -> LastCommit:
-        """Commit a handle that an earlier life of this writer persisted, after checking that its chunks are there.
+        """Commit a handle that an earlier life of this writer persisted, once its chunks are verified.
 
-        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it is another log's, Misuse if
-        this life has appended already, Damaged.
+        Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it belongs to another log, Misuse
+        if this life has already appended, Damaged.
         """
         self._guard.check()
         if self._buffer.changes or not self._pipeline.is_untouched:
-            raise Misuse("a handle is adopted before anything is appended", writer=self.name)
+            raise Misuse("a handle must be adopted before anything is appended", writer=self.name)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
         return self._commit([handle], handle.checkpoint, metadata or {}, final=False)
 
     def reset(self, checkpoint_id: int) -> None:
-        """A checkpoint was aborted. The next one includes the same changes again, and nothing is sent twice.
+        """Abort a checkpoint. The next one includes the same changes, and nothing is sent twice.
 
-        Only local copies go, and only if it is the last checkpoint: a later one needs those of the earlier ones.
+        Drops local copies only, and only for the last checkpoint: a later one needs those of the earlier ones.
         """
         self._guard.check()
         self._pipeline.reset(checkpoint_id)
 
     def truncate(self, to_sqn: int) -> None:
-        """Let no later persist start below `to_sqn`, and drop the local copies of what is history below it.
+        """Let no later persist start below `to_sqn`, and drop local copies of committed change sets below it.
 
-        What a checkpoint has yet to confirm stays. Raises SequenceAhead; Misuse if no checkpoint holds what would go.
+        Unconfirmed checkpoints keep theirs. Raises SequenceAhead; Misuse if that would drop what no checkpoint holds.
         """
         self._guard.check()
         self._pipeline.truncate(to_sqn)
@@ -242,7 +245,7 @@ class Writer(ChangeWriter):
     def truncate_and_close(self, from_sqn: int) -> None:
         """Drop what was appended from `from_sqn` on, and end this life.
 
-        Checkpoints under way that end at or below it are waited for: their results stay good. Raises SequenceAhead.
+        Waits for pending checkpoints that end at or below it: their handles stay valid. Raises SequenceAhead.
         """
         self._guard.check()
         self._pipeline.sequence.check_end(from_sqn)
@@ -272,12 +275,12 @@ class Writer(ChangeWriter):
         )
 
     def _send(self) -> None:
-        """Hand everything buffered to the producer, before a checkpoint asks for it."""
+        """Hand everything buffered to the producer, ahead of any checkpoint."""
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
     def _promise(self, step: PendingStep, started_s: float) -> PendingHandle:
-        """The future of a handle that holds `step` and every unconfirmed one before it."""
+        """A future for the handle of `step` and every unconfirmed step before it."""
         grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
 
         def make() -> Handle:
@@ -289,7 +292,7 @@ class Writer(ChangeWriter):
         return PendingHandle(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
-        """Whether everything below `end_sqn` is durable, after waiting. A writer that is over may be asked, too."""
+        """Wait, and return whether everything below `end_sqn` is durable. Works after the writer has failed, too."""
         self._guard.check_owner()
         if self._pipeline.sequence.durable >= end_sqn:
             return True
@@ -300,7 +303,7 @@ class Writer(ChangeWriter):
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> LastCommit:
         epoch, started_s = self.grant.epoch, self._seams.clock()
-        # Chunks of a later change set, out under this epoch, could not be committed under a new one.
+        # Chunks of a later change set, already out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)
         try:
             last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
@@ -322,7 +325,7 @@ class Writer(ChangeWriter):
         return last
 
     def _check_start(self, from_sqn: int | None) -> None:
-        """Refuse a persist that cannot be. After a failure it says so every time, not only that the writer is over."""
+        """Refuse an impossible persist. After a failure it says so every time, not just that the writer has ended."""
         self._guard.check_owner()
         if self.life is not Life.CLOSED:
             self._pipeline.take_reports()
@@ -333,7 +336,7 @@ class Writer(ChangeWriter):
                 raise
 
     def _next_id(self, wanted: int | None) -> int:
-        """The id of the next checkpoint: the one that the caller wants, if it can be, or the next whole number."""
+        """The id of the next checkpoint: the caller's, if it is later than the last, or the last one plus 1."""
         steps = self._pipeline.steps
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
         checkpoint_id = last_id + 1 if wanted is None else wanted

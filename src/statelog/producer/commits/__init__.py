@@ -1,3 +1,3 @@
-"""From an Open to a commit whose outcome is known."""
+"""From an Open to a commit of known outcome."""
 
 __all__: list[str] = []

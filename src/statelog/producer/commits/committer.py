@@ -1,4 +1,4 @@
-"""The committer: writes commits under a grant and settles the ones whose outcome is unknown.
+"""`Committer`: writes commits under a grant, and settles those whose outcome is unknown.
 
 Used by a writer, by a coordinator whose tasks run elsewhere, and by Spark's commit process.
 
@@ -6,8 +6,8 @@ Invariants:
 - The ledger decides whether a commit is valid; a timeout decides nothing.
 - A commit is never sent twice. If its outcome is unknown, a new Open (through a new producer) settles it: the commit
   lies before that Open and is valid, or it never will be. Only then are the same handles committed again.
-- A re-open never takes the epoch back from somebody else.
-- After a commit that did not end well nothing more is committed: what became of it is for a new life to read.
+- A re-open never takes the epoch back from another writer.
+- After a commit that did not end well nothing more is committed: a new life reads what became of it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class _End(Enum):
 
 
 class Committer:
-    """Commits handles for one writer. Owns the clients in `opened`, which a settled outcome replaces."""
+    """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Committer:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
         self.attempts = 0
-        """How many Commits were sent for the newest checkpoint: 1, and 1 more for each that was found lost."""
+        """How many Commits the newest checkpoint took: 1, plus 1 for each that was lost."""
         self._end: _End | None = None
         self._log = log
         self._seams = seams
@@ -65,7 +65,7 @@ class Committer:
 
     @property
     def position(self) -> int:
-        """The ledger position that is folded: what was acknowledged lies below it."""
+        """The folded ledger position: everything acknowledged lies below it."""
         return self.opened.ledger.fold.position
 
     @property
@@ -92,11 +92,11 @@ class Committer:
         final: bool = False,
         settle: bool = True,
     ) -> LastCommit:
-        """Commit and return once the ledger shows it valid. With `settle` an unknown outcome is settled first.
+        """Commit, and return once the ledger shows it valid. With `settle` an unknown outcome is settled first.
 
-        Raises CheckpointMismatch and other misuse before anything is sent. After any other error the committer is over:
-        Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be and
-        that could not be settled (or must not be); Damaged.
+        Raises CheckpointMismatch and other misuse before anything is sent. Any other error ends the committer: Fenced,
+        CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be, and that
+        could not be settled (or must not be); Damaged.
         """
         if self._end is _End.OVERTAKEN:
             raise Fenced(self._end.value, writer=self.grant.writer, hint=_AGAIN)
@@ -130,7 +130,7 @@ class Committer:
         ledger.fold_end()
         live = ledger.fold.live_epoch(grant.epoch)
         if live is None or live.nonce != grant.nonce:
-            raise Fenced("the grant is over: another writer took over", writer=grant.writer)
+            raise Fenced("the grant has expired: another writer took over", writer=grant.writer)
         self.last = ledger.fold.last_commit(grant.writer)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Committer:
             void = self.opened.ledger.verdict(offset, commit)
         except Unavailable as error:
             raise OutcomeUnknown(
-                "the commit is in the ledger, and whether it is valid could not be read",
+                "the commit is in the ledger, but its validity could not be read",
                 topic=self._log.ledger_topic,
                 offset=offset,
                 hint=_AGAIN,
@@ -200,7 +200,9 @@ class Committer:
         except Fenced as fenced:
             position = fenced.facts.get("position")
             if not isinstance(position, int):
-                raise OutcomeUnknown("others keep opening in between", writer=old.grant.writer, hint=_AGAIN) from fenced
+                raise OutcomeUnknown(
+                    "others keep opening at the same time", writer=old.grant.writer, hint=_AGAIN
+                ) from fenced
             return True, position
         # Changes that wait for the next change set have the shape of the old grant's value schema.
         opened.grant = replace(opened.grant, value_schema=old.grant.value_schema)

@@ -1,7 +1,7 @@
-"""A grant: what a valid Open gives its writer, as a value that travels to other processes.
+"""`Grant`: the right that a valid Open gives, as a value that other processes can use.
 
 Tasks write chunks under a grant's epoch without touching the ledger or the DFS; the process that opened
-commits what they return. A grant fences nothing by itself and expires when a newer Open lands.
+commits what they return. A grant itself fences nothing, and expires when a newer Open lands.
 """
 
 from dataclasses import dataclass, field
@@ -18,9 +18,8 @@ __all__ = ["Grant", "TaskGrant"]
 class Grant:
     """The right to persist and commit under an epoch.
 
-    `base` is the writer's last valid checkpoint when it opened, and `metadata` what that commit carried: final, since
-    nothing older can become valid any more. `value_schema` is the one that new changes are written with, `witness` the
-    ledger position that was folded when it was given.
+    `base` is the writer's last valid checkpoint when it opened, `metadata` what that commit carried; both are final.
+    `value_schema` is the one for new changes, `witness` the ledger position that was folded when the grant was made.
     """
 
     descriptor: Descriptor
@@ -34,7 +33,7 @@ class Grant:
     witness: int = 0
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
-        """The handle of checkpoints that were written under it, the first of which continues `base`."""
+        """The handle of checkpoints written under this grant; the first continues `base`."""
         return Handle(
             identity=self.descriptor.identity,
             writer=self.writer,
@@ -47,7 +46,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGrant:
-    """The right to write one checkpoint's changes: a grant, the checkpoint, and the one that it continues. Pickles."""
+    """The right to write the changes of one checkpoint, which continues `base`. Pickles."""
 
     grant: Grant
     base: Checkpoint

@@ -1,13 +1,13 @@
-"""Opening a writer: read the ledger, check what the caller expects, write an Open, learn whether it is valid.
+"""Opening a writer: read the ledger, check the caller's expectation, write an Open, see whether it is valid.
 
-A valid Open fences every earlier epoch that shares a partition or the name, and settles all their unknown
-outcomes: whatever they sent lies before it and is final, or will never be valid.
+A valid Open fences every earlier epoch that shares a partition or the name, and settles their unknown outcomes: what
+they sent lies before it and is final, or will never be valid.
 
 Invariants:
-- Every Open goes out through a new producer, so nothing an earlier one has in flight can follow it.
-- An Open whose outcome is unknown is not waited for: the next one settles it.
-- What a person gave up is filled with void records before the first chunk: chunks lie where commits may list them.
-- After success the fold stands right behind our Open; the state that it shows for our partitions only we can change.
+- Every Open goes out through a new producer, so nothing that an earlier one has in flight can follow it.
+- An Open of unknown outcome is not waited for: the next one settles it.
+- Ranges that a person gave up are filled with void records before the first chunk, so that commits may list the chunks.
+- On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,14 +34,14 @@ _ATTEMPTS = 8
 
 @dataclass(slots=True)
 class OpenedEpoch:
-    """A grant with the clients that it was opened through. The owner closes them."""
+    """A grant, and the clients that it was opened through. The owner closes them."""
 
     grant: Grant
     ledger: LedgerClient
     producer: Producer
 
     def close(self) -> None:
-        """Release both clients, the second one whatever becomes of the first. Idempotent."""
+        """Release both clients, the second even if the first fails. Idempotent."""
         try:
             self.producer.close()
         finally:
@@ -57,17 +57,18 @@ def open_epoch(
     ours: Collection[bytes] | None = None,
     seams: Seams = REAL,
 ) -> OpenedEpoch:
-    """Open `writer` on `partitions` (None: all). `expect` is the checkpoint to resume from: its id (0: none yet), or id
-    and nonce; None takes whatever the log shows. `ours` are nonces of this very process: if given, the partitions and
-    the name must still belong to one of them, so that a re-open never takes them back from somebody else: Fenced names
-    the ledger position below which that was found.
+    """Open `writer` on `partitions` (None: all).
+
+    `expect` is the checkpoint to resume from, as an id (0: none yet) or as id and nonce; None accepts any. `ours` are
+    nonces of this process: if given, partitions and name must still belong to one of them, so that a re-open never
+    takes them back from another writer. Fenced then names the ledger position below which that was found.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     check_name("writer", writer)
     taken = _partitions(log, partitions)
     issued = None if ours is None else set(ours)
-    failure: StatelogError = Fenced("other writers keep opening in between", writer=writer, log=log.name)
+    failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
@@ -97,7 +98,7 @@ def open_epoch(
 
 
 def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
-    """Clients for a grant that another process of the same job opened. Writes nothing to the ledger.
+    """New clients for a grant that another process of the same job opened. Writes nothing to the ledger.
 
     Raises Fenced if the grant is over, Damaged, Unavailable.
     """
@@ -106,7 +107,7 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
         ledger.fold_end()
         live = ledger.fold.live_epoch(grant.epoch)
         if live is None or live.nonce != grant.nonce:
-            raise Fenced("the grant is over: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
+            raise Fenced("the grant has expired: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
         return OpenedEpoch(grant, ledger, log.kafka.producer())
     except BaseException:
         ledger.close()
@@ -166,8 +167,8 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
     if not taken or taken[0] < 0 or taken[-1] >= count:
         raise ConfigError(
-            "a writer needs partitions of its log",
-            hint="A log has at most as many writers at once as partitions; one whose share is empty has nothing to do",
+            "a writer needs at least one partition of its log",
+            hint="A partition takes one writer at a time; a worker with an empty share has nothing to write",
             partitions=str(partitions),
             log_partitions=count,
         )
@@ -175,8 +176,8 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-    """Log start and log end of the partitions. Raises BeyondEnd if one ends below its committed position, and nobody
-    has given up what is missing.
+    """Log start and log end of the partitions. Raises BeyondEnd if one ends below its committed position, unless
+    the missing range was given up.
 
     What is written then would lie below the committed position, so no commit could be valid.
     """
@@ -197,7 +198,7 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[i
 
 
 def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: Sequence[int]) -> None:
-    """Fill a partition that ends below its committed position, which somebody gave up, with void records up to it.
+    """Fill partitions whose end was given up with void records, up to their committed positions.
 
     All others reach theirs, or there would be no Open. A chunk below that position could never be committed. Others
     that do the same at the same time only use up offsets. Raises OutcomeUnknown: the next Open fills what is missing.
@@ -241,5 +242,5 @@ def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | No
             writer=writer,
             expected=wanted,
             found=last.id,
-            hint="Resume from last_commit; history is never rewound, going back is a commit of the difference",
+            hint="Resume from last_commit; history is never rewound; to go back, commit the difference",
         )

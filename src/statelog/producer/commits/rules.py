@@ -1,4 +1,4 @@
-"""What a commit must be: the handles that it takes, the record that they make, and what a refusal means. Pure."""
+"""The rules for commits: which handles go together, the record that they make, the error for a void one. Pure."""
 
 from collections.abc import Sequence
 
@@ -51,7 +51,7 @@ def make_commit(
             f"checkpoint {checkpoint_id} is not later than the last one",
             writer=grant.writer,
             last_checkpoint=last.id,
-            hint="Checkpoint ids of a writer grow",
+            hint="Each checkpoint id of a writer is greater than the last",
         )
     for handle in handles:
         check_handle(grant, handle, checkpoint_id)
@@ -72,8 +72,8 @@ def make_commit(
     if len(commit.body) > _MAX_BYTES:
         raise ValueTooLarge(
             "a commit is larger than a ledger record may be",
-            hint="Confirm more often, and keep metadata and meta records small; what is too large already is written"
-            " again after the writer was opened again",
+            hint="Confirm more often, and keep metadata and meta records small; if this one is already too large,"
+            " open the writer again and resume",
             size_bytes=len(commit.body),
             max_bytes=_MAX_BYTES,
         )
@@ -105,7 +105,7 @@ def _refuse_repeats(handles: Sequence[Handle]) -> None:
             if (entry.partition, entry.sqn) in seen:
                 raise OverlappingTasks(
                     "two change sets of one commit have the same number",
-                    hint="Pass every handle once, and give every attempt of every task a slot of its own",
+                    hint="Pass each handle once, and give each attempt of each task its own slot",
                     partition=entry.partition,
                     sqn=entry.sqn,
                 )

@@ -1,3 +1,3 @@
-"""From a change that is appended to records that Kafka has reported."""
+"""From an appended change to a record that Kafka has acknowledged."""
 
 __all__: list[str] = []

@@ -1,12 +1,12 @@
-"""The append buffer: changes that no chunk holds yet, in the order in which they were appended.
+"""`ChangeBuffer`: appended changes that are in no chunk yet, in their order.
 
-Single changes go into two plain lists, which cost a fifth of any work done per change, and become Arrow
-when enough have come. Batches are Arrow from the start. No I/O, no durability.
+Single changes go into two plain lists, which costs a fifth of any work done per change, and become Arrow in bulk.
+Batches are Arrow from the start. No I/O, no durability.
 
 Invariants:
-- Order of appends is kept, whichever way a change came in.
-- What was refused was not buffered; what was buffered is a valid change.
-- What is taken at once is about the threshold, however much came in at once.
+- Changes keep their order, whichever way they came in.
+- A refused change was not buffered; a buffered change is valid.
+- One `take` returns about the threshold, however much came in at once.
 """
 
 from collections import deque
@@ -53,12 +53,12 @@ class ChangeBuffer:
 
     @property
     def changes(self) -> int:
-        """How many changes wait."""
+        """How many changes are buffered."""
         return len(self._keys) + sum(batch.num_rows for batch in self._batches)
 
     @property
     def full(self) -> bool:
-        """Whether enough has come to be split and sent."""
+        """Whether there is enough to split and send."""
         return self._batch_bytes >= self._settings.roll_bytes
 
     def put(self, key: Key, value: Value) -> bool:
@@ -82,7 +82,7 @@ class ChangeBuffer:
         """
         if not 0 <= key_group < self._descriptor.key_groups:
             raise KeyGroupMismatch(
-                "the log lacks this key group", key_group=key_group, key_groups=self._descriptor.key_groups
+                "the log has no such key group", key_group=key_group, key_groups=self._descriptor.key_groups
             )
         if self._by_caller:
             self._maker.check_owned(key_group)
@@ -111,7 +111,7 @@ class ChangeBuffer:
         Raises InvalidChange, KeyGroupMismatch, ValueTooLarge at once, before any of it is buffered.
         """
         if not isinstance(table, pa.Table | pa.RecordBatch):
-            raise InvalidChange(f"changes in bulk are an Arrow table or batch, not {type(table).__name__}")
+            raise InvalidChange(f"append_batch takes an Arrow table or record batch, not {type(table).__name__}")
         self._roll_lists()
         ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
         return self._keep_all(ready)
@@ -122,7 +122,7 @@ class ChangeBuffer:
             yield self.full
 
     def take(self) -> pa.RecordBatch | None:
-        """All that waits, in order, and the buffer is empty; None if nothing waits."""
+        """Empty the buffer: all changes in order, or None if there are none."""
         self._roll_lists()
         batches, self._batches, self._batch_bytes = self._batches, [], 0
         if not batches:
@@ -167,7 +167,9 @@ class ChangeBuffer:
 
     def _check_named(self) -> None:
         if len(self._groups) != len(self._keys) + 1:
-            raise KeyGroupMismatch("this log's caller names the key groups", hint="Use append(key_group, key, value)")
+            raise KeyGroupMismatch(
+                "in this log the caller chooses each key's key group", hint="Use append(key_group, key, value)"
+            )
 
     def _push_large(self, key: Key, value: Value | None) -> bool:
         """Buffer a change that may be larger than a chunk: it is measured first."""

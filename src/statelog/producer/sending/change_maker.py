@@ -1,12 +1,12 @@
-"""The changes of a writer as Arrow batches: from columns that somebody made, or from lists of single changes.
+"""`ChangeMaker`: makes valid changes, as Arrow batches, out of the caller's columns or lists of single changes.
 
-The one place that says what a change of this log may be: names and types of columns, key groups, partitions, sizes.
+The one place that decides what a change of this log may be: names and types of columns, key groups, partitions, sizes.
 Pure; holds nothing.
 
 Invariants:
-- What comes out is valid: every key has its own key group, in a partition of the writer; a put has a value and a delete
+- Its output is valid: every key has its own key group, in a partition of the writer; a put has a value and a delete
   none; each change fits in a chunk.
-- What cannot be made so is refused as a whole, and says why.
+- Input that cannot be made so is refused as a whole, with the reason.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
     KeyType.STRING: _TEXT_OR_BYTES,
     KeyType.LONG: ("int", "uint", "null"),
 }
-"""How the names of the Arrow types begin that a column of keys may have; a null key is refused by itself."""
+"""How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
 _OURS = ("key", "op", "key_group")
 _OP_NAMES = pa.array(["put", "delete"])
 _MOST_PIECE_BYTES = 64 << 20
@@ -117,11 +117,11 @@ class ChangeMaker:
     def _check_names(self, names: Sequence[str]) -> None:
         """Refuse columns that would be ignored: a misspelt `op` would turn every delete into a put."""
         if len(set(names)) != len(names):
-            raise InvalidChange("a batch has two columns of one name", columns=", ".join(names))
+            raise InvalidChange("a batch has two columns of the same name", columns=", ".join(names))
         if "key" not in names:
-            raise InvalidChange("a batch needs a column `key`", columns=", ".join(names))
+            raise InvalidChange("a batch needs a `key` column", columns=", ".join(names))
         if self._opaque and "value" not in names:
-            raise InvalidChange("a batch for this log needs a column `value`", columns=", ".join(names))
+            raise InvalidChange("a batch for this log needs a `value` column", columns=", ".join(names))
         unknown = [name for name in names if name not in (*_OURS, "value")]
         if self._opaque and unknown:
             raise InvalidChange(
@@ -136,9 +136,10 @@ class ChangeMaker:
             return column
         kind = str(column.type).removeprefix("dictionary<values=")
         if not kind.startswith(_KEY_KINDS[self._descriptor.key_type]):
-            # Arrow would make a key of a number, a time or a truth, which `put` refuses, and nobody finds it again.
+            # Arrow would make a key of a number, a time or a boolean, which `put` refuses and no lookup finds.
             raise InvalidChange(
-                f"column `key` is {column.type}, the log's keys are {wanted}", hint="Cast it as your readers expect it"
+                f"column `key` is {column.type}, the log's keys are {wanted}",
+                hint="Cast it to what your readers expect",
             )
         try:
             return column.cast(wanted)
@@ -170,7 +171,9 @@ class ChangeMaker:
         named = batch.column("key_group") if "key_group" in batch.schema.names else None
         if self._by_caller:
             if named is None:
-                raise KeyGroupMismatch("this log's caller names the key groups", hint="Add a column key_group")
+                raise KeyGroupMismatch(
+                    "in this log the caller chooses each key's key group", hint="Add a column key_group"
+                )
             return _small_ints(named, self._descriptor.key_groups)
         own = self._own_groups(keys)
         if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
@@ -222,9 +225,9 @@ def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:
     try:
         numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
-        raise InvalidChange(f"a column of small integers is {column.type}: {error}") from error
+        raise InvalidChange(f"a column of small integers has type {column.type}: {error}") from error
     if len(numbers) and not (numbers.min() >= PUT and numbers.max() < end):
-        raise InvalidChange(f"a number is not from 0 to {end - 1}", least=int(numbers.min()), most=int(numbers.max()))
+        raise InvalidChange(f"a number is outside 0 to {end - 1}", least=int(numbers.min()), most=int(numbers.max()))
     return numbers.astype(np.uint16)
 
 

@@ -1,9 +1,9 @@
-"""One change set on its way to the log: held, cut into chunks, sent, and durable when every chunk is reported.
+"""`ChangeSet`: one change set on its way to the log: held, cut into chunks, sent, durable.
 
 Invariants:
 - Chunks of a partition carry index 0, 1, 2 ... in the order in which they were sent.
-- It is durable if and only if every delivery report is OK. A failed or unknown report fails the whole set:
-  its number is never used again, and nothing of it will ever be listed.
+- It is durable if and only if every delivery report is OK. A failed or unknown report fails the whole set: its number
+  is never used again, and nothing of it will ever be listed.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,14 @@
-"""The local copies that a writer keeps: which are made, and when they go.
+"""`LocalCopies`: a writer's local copies of its change sets: when they are made, and when they go.
 
-A committed change set stays in the tail that a recovery replays until a snapshot covers it, so its copy stays, too:
+A committed change set stays in the tail that a recovery replays until a snapshot covers it, and so does its copy:
 
 - persist registers it; from then on it is whole, or there is none.
 - confirm drops nothing.
-- reset drops what the aborted checkpoint and those before it hold and no commit does.
-- truncate drops what is history below its number.
-- Above `local_copies_bytes_max` the oldest go first, those of earlier lives included: snapshots cover them first. One
-  counts a block of the disk at least, so that small ones are bounded in number, too.
-- close drops what no checkpoint holds. A persisted handle may be adopted, so the copy of its change sets stays.
+- reset drops what the aborted checkpoint and those before it hold, unless it is committed.
+- truncate drops what is committed below its number.
+- Above `local_copies_bytes_max` the oldest go first, those of earlier lives included: snapshots cover them first. Each
+  counts as at least one disk block, which bounds the number of small ones, too.
+- close drops what no checkpoint holds. A persisted handle may be adopted, so the copies of its change sets stay.
 
 Invariant: whatever the local disk does, nothing here raises OSError.
 """

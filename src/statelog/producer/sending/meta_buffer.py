@@ -1,6 +1,6 @@
-"""Meta records that no checkpoint holds yet: small facts beside the changes, committed with them.
+"""`MetaBuffer`: meta records that no checkpoint holds yet.
 
-Invariant: all that no commit has confirmed, here and in checkpoints under way, fits in one commit.
+Invariant: all unconfirmed ones, those of pending checkpoints included, fit in one commit.
 """
 
 from statelog.errors import InvalidChange, ValueTooLarge
@@ -23,7 +23,7 @@ class MetaBuffer:
 
     def put(self, key: str, value: bytes | None, held_bytes: int) -> None:
         """Set a record. Raises InvalidChange unless it is text, and bytes or None; ValueTooLarge if no commit could
-        hold it beside the others and the `held_bytes` of checkpoints under way.
+        hold it beside the others and the `held_bytes` of pending checkpoints.
         """
         _check_types(key, value)
         replaced = meta_size(key, self._records[key]) if key in self._records else 0
@@ -41,7 +41,7 @@ class MetaBuffer:
         self._records[key] = value
 
     def take(self) -> dict[str, bytes | None]:
-        """All of them, and the buffer is empty."""
+        """Empty the buffer, and return what was in it."""
         records, self._records, self._size_bytes = self._records, {}, 0
         return records
 
@@ -53,4 +53,6 @@ def meta_size(key: str, value: bytes | None) -> int:
 
 def _check_types(key: object, value: object) -> None:
     if type(key) is not str or not (value is None or type(value) is bytes) or not has_utf8(key):
-        raise InvalidChange(f"a meta record is text and bytes, not {type(key).__name__} and {type(value).__name__}")
+        raise InvalidChange(
+            f"a meta record is a text key with bytes or None, not {type(key).__name__} and {type(value).__name__}"
+        )

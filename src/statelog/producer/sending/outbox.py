@@ -1,10 +1,10 @@
-"""What is on its way to Kafka under one grant: records, their bytes, the limit on them, and the first failure.
+"""`Outbox`: the records in flight under one grant, the limit on their bytes, and the first failure.
 
 Invariants:
-- Bytes in flight count from a record's send to its report, good or bad, and never pass the limit, unless one record
-  alone is larger than it. Who would pass it waits here, and goes on polling meanwhile.
-- Records that flow are not failed by a timer: the limit is the time without any report, not the time of all of them.
-- A callback records and never raises. Callbacks run inside `poll`, in the thread of the owner.
+- Bytes in flight count from a record's send to its report, good or bad, and never exceed the limit, unless a
+  single record is larger. A send that would exceed it waits, and polls meanwhile.
+- No timer fails records that make progress: the limit is on the time without any report, not on the total time.
+- Callbacks only take notes, and never raise. They run inside `poll`, in the owner's thread.
 - Nothing is sent twice, and after a failure nothing more is sent.
 """
 
@@ -20,7 +20,7 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_reme
 
 __all__ = ["Failure", "Outbox"]
 
-_GRACE_S = 5.0  # Where the client gives up before we do, its own reason is waited for.
+_GRACE_S = 5.0  # If the client gives up before we do, wait for its own reason.
 _POLL_S = 0.1
 _AGAIN = "Open the writer again and resume the source from last_commit"
 
@@ -85,13 +85,13 @@ class Outbox:
         self.meter.chunk_bytes.add(size)
 
     def poll(self) -> None:
-        """Take the delivery reports that are due, without waiting."""
+        """Process the delivery reports that are due, without waiting."""
         self._producer.poll(0)
 
     def wait(self, sqn: int, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll until `done` or until `timeout_s` are over; says whether it is done.
+        """Poll until `done`, for at most `timeout_s`; returns whether it is done.
 
-        Longer than `stall_timeout_s` without any report nobody waits: then the change set `sqn` has failed.
+        After `stall_timeout_s` without any report the change set `sqn` has failed.
         """
         if done():
             return True
@@ -112,7 +112,7 @@ class Outbox:
                 return False
 
     def fail(self, sqn: int, reason: str, hint: str = _AGAIN) -> None:
-        """Note that the change set `sqn` is not surely in the log. The earliest one stays."""
+        """Note that the change set `sqn` may not be in the log. Keeps the earliest such note."""
         if self.failure is None or sqn < self.failure.sqn:
             self.failure = Failure(sqn, reason, hint)
 
@@ -120,7 +120,7 @@ class Outbox:
         """Raise PersistFailed once anything has failed."""
         if self.failure is not None:
             raise PersistFailed(
-                "a chunk did not become durable, so its change set and every later one never count",
+                "a chunk did not become durable, so its change set and all later ones do not count",
                 topic=self._topic,
                 writer=self.grant.writer,
                 sqn=self.failure.sqn,
@@ -132,7 +132,7 @@ class Outbox:
         return self.in_flight_bytes + size <= self._limit or self.in_flight_chunks == 0
 
     def _block(self, sqn: int, done: Callable[[], bool]) -> None:
-        """Wait for room. A failure ends it: what has failed makes no room that anybody could use."""
+        """Wait for room, or for a failure, after which nothing more is sent."""
         started_s = self._clock()
         self.wait(sqn, lambda: self.failure is not None or done())
         self.meter.blocked_s.add(self._clock() - started_s)

@@ -1,12 +1,12 @@
-"""The change sets of one life of a writer, from what was appended to what is durable. Checkpoints wait on it.
+"""`Pipeline`: the change sets of one writer's life, from append to durable. Checkpoints wait on it.
 
-Owns: the active change set, those that were rolled over, the checkpoints that no commit has confirmed, and the sequence
-that says where each is. Never opens, never commits.
+Owns the active change set, those rolled over, the unconfirmed checkpoints, and the sequence that tracks where each is.
+Never opens, never commits.
 
 Invariants:
-- Changes are sent in the order in which they were appended, whatever asked for it: a checkpoint, or a full buffer.
+- Changes are sent in the order of their appends, whether a checkpoint or a full buffer triggers it.
 - A change set is sent once. A later checkpoint that needs it waits for the same delivery reports.
-- What is in no commit yet stays here, so the next checkpoint includes it.
+- Uncommitted change sets stay here, so the next checkpoint includes them.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
-"""The sequence numbers of one life of a writer: which change sets are sent, durable, in a checkpoint, history.
+"""`Sequence`: which change sets of a writer's life are sent, durable, in a checkpoint, committed. Pure.
 
-Pure bookkeeping over one frozen value. A change set's number is its SQN. Change sets are sent, persisted and confirmed
-in the order of their numbers, so a few boundaries say everything; each is the first number that is not there yet:
+Bookkeeping over one frozen value. A change set's number is its SQN. Change sets are sent, persisted and confirmed in
+the order of their numbers, so a few boundaries say everything; each is the first number that is not there yet:
 
     1 ..... confirmed <= held <= sent <= next        confirmed <= durable <= sent
             history      in a    sent as the active
@@ -9,8 +9,8 @@ in the order of their numbers, so a few boundaries say everything; each is the f
 
 Invariants:
 - A number is never used twice, and no boundary ever moves back.
-- What fails takes every later change set of the writer with it: none of them can become durable any more.
-- Truncation forgets nothing that a checkpoint has yet to confirm.
+- A failure takes every later change set of the writer with it: none of them can become durable any more.
+- Truncation forgets nothing that an unconfirmed checkpoint holds.
 """
 
 from enum import Enum
@@ -130,6 +130,6 @@ class Sequence(NamedTuple):
 
     def _check_known(self, sqn: int, first: int) -> None:
         if sqn < first:
-            raise SequenceTruncated("nothing is kept below a truncation", sqn=sqn, truncated_sqn=first)
+            raise SequenceTruncated("this sequence number is truncated", sqn=sqn, truncated_sqn=first)
         if sqn > self.next:
             raise SequenceAhead("no change set has this number yet", sqn=sqn, next_sqn=self.next)
