@@ -32,16 +32,18 @@ class Where(Mapping[str, Any]):
                 return MemoryKafka(cluster=self._cluster)
             case "root":
                 return MemoryStore(self._disk, self._log)
+            case "replication_factor":
+                return 1
             case "allow_unsafe":
                 return UNSAFE
             case _:
                 raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("kafka", "root", "allow_unsafe"))
+        return iter(("kafka", "root", "replication_factor", "allow_unsafe"))
 
     def __len__(self) -> int:
-        return 3
+        return 4
 
 
 def check_page(page: Path, directory: Path, printed: Callable[[], str], **given: Any) -> None:
@@ -49,7 +51,7 @@ def check_page(page: Path, directory: Path, printed: Callable[[], str], **given:
 
     `given` are names that the page takes for granted, beside `where`.
     """
-    found = [program.replace(_PLACE, str(directory)) for program in programs(page)]
+    found = [program.replace(_PLACE, str(directory / "statelog")) for program in programs(page)]
     log = _OPENED.search("".join(found))
     names: dict[str, Any] = {"where": Where(log[1] if log else "visits"), **given}
     for program in found:
