@@ -30,7 +30,8 @@ def test_describe_names_topics_and_whoever_holds_the_log(shell: Shell) -> None:
     """Topics by name, and the leases that hold truncation back."""
     with shell.open_log() as log:
         assert shell.json("describe", shell.name)["leases"] == []
-        with recover(log, settings=RecoverySettings(holder="somebody")):
+        with recover(log, settings=RecoverySettings(holder="somebody")) as recovery:
+            recovery.reserve()
             found = shell.json("describe", shell.name)
     assert (found["data_topic"], found["ledger_topic"]) == (shell.name, f"{shell.name}.ledger")
     (lease,) = found["leases"]

@@ -185,7 +185,7 @@ def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path) -> None:
     other = query_options(rig, tmp_path / "b", "qb", writerId="other")
     load = write_options({**rig.options, "writerId": "load"}, streaming=False)
     for options in (other, load):
-        with pytest.raises(LogInUse, match="another job of Spark's writes to this log") as caught:
+        with pytest.raises(LogInUse, match="another Spark job writes to this log") as caught:
             plan_batch(options)
         assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("job", "qa")
     assert commit_batch(first, [run_task(plan_batch(first), first, 1, {2: 2}, "qa")], 1)
@@ -273,7 +273,7 @@ def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
     with pytest.raises(CheckpointMismatch, match="older"):
         commit_batch(options, [run_task(task, options, 4, {1: 5})], 3)
     assert commit_batch(options, [], 5), "no task, no change, no commit"
-    with pytest.raises(Misuse, match="returned nothing"):
+    with pytest.raises(Misuse, match="did not return a handle"):
         commit_batch(options, [run_task(task, options, 6, {1: 7}), None], 6)
     assert rig.ledger_end() == end
     assert commit_batch(options, [run_task(task, options, 5, {1: 6})], 6)

@@ -1,4 +1,4 @@
-"""The loop of `statelog append`: takes batches from an input, appends them, and commits with the input's mark.
+"""The loop of `statelog append`: takes batches from an input, appends them, and commits the input's mark with them.
 
 Invariants:
 - A commit's metadata is the mark of exactly the rows that it and earlier commits made part of history.
@@ -57,7 +57,7 @@ def commit_points(rows: int, pending: int, every: int | None, changed: NDArray[n
 
 
 class Appender:
-    """Appends one input through one writer. `on_rows` is told after every piece."""
+    """Appends one input through one writer. `on_rows` is called after every piece."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Exit codes of the `statelog` command. A script may rely on them; `docs/cli.md` has the same table.
+"""Exit codes of the `statelog` command. Scripts may rely on them; `docs/cli.md` has the same table.
 
 0    done
 1    anything else

@@ -1,4 +1,4 @@
-"""`statelog`: the program itself. Knows the commands by name, loads one when it is asked for, turns errors into exits.
+"""The `statelog` program: knows the commands by name, loads the one in use, turns errors into exit codes.
 
 Invariants:
 - Every error leaves through one place, as text for people or as JSON, with the exit code of `exit_codes`.
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "Program", "program"]
 
 COMMANDS: Mapping[str, str] = {
-    "init": "Make a log: its topics and its directory.",
+    "init": "Create a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",
     "evolve": "Give a log its next value schema.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
-    "describe": "Show what a log is and how it stands.",
-    "accept-loss": "Give up what a log has lost, by name, so that it can go on.",
+    "describe": "Show what a log is, and its current status.",
+    "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
-    "dev": "Start, stop or look at the development broker.",
-    "version": "Print the versions of statelog and of what it rests on.",
+    "dev": "Start, stop or show the development broker.",
+    "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
 
 
 class Program(click.Group):
-    """The group of commands, each in a module of its own name."""
+    """The group of commands, each in the module of its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The commands in the order in which a newcomer meets them."""
@@ -145,7 +145,7 @@ program = Program(
             is_eager=True,
             expose_value=False,
             callback=_print_version,
-            help="Print statelog's version; `statelog version` has all others, too.",
+            help="Print statelog's version; `statelog version` adds its dependencies.",
         )
     ],
     help="A durable, event-sourced state log on Kafka. Exit codes: 0 done, 2 misuse, 3 not found or taken, "

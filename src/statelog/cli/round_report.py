@@ -1,4 +1,4 @@
-"""What `statelog materialize` makes of the configuration and of events: settings, and lines for people and programs.
+"""Rounds on screen: events and outcomes as lines for people and for programs; and the materializer's settings.
 
 Pure: the command itself runs the daemon.
 """
@@ -32,7 +32,7 @@ _INTERVALS_BEFORE_ALARM = 6
 
 
 def materializer_settings(config: CliConfig) -> MaterializerSettings:
-    """The settings of the configuration. An alarm age that nobody set follows a long interval. Raises ConfigError."""
+    """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
     given = dict(config.materializer)
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
     if "alarm_age_s" not in given and "interval_s" in given:
@@ -133,18 +133,18 @@ def _words(event: Event) -> str:
         case RoundSkipped():
             return f"nothing new since position {event.outcome.position}"
         case RoundLost():
-            return f"another materializer put manifest {event.outcome.number} first; are two running?"
+            return f"another materializer put manifest {event.outcome.number} first; is a second one running?"
         case RoundFailed():
             goes_on = "going on" if event.tolerated else "giving up"
             return f"round FAILED, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
         case CleanupHeldBack():
             return f"CLEANUP HELD BACK, the log grows: {event.reason}"
         case OffsetUnpublished():
-            return f"the position for Kafka's lag tools was not published, nothing else depends on it: {event.reason}"
+            return f"the position for Kafka's lag tools was not published; nothing else depends on it: {event.reason}"
         case LogAgeAlarm():
             return f"ALARM: no snapshot holds what was committed {show_duration(event.age_s)} ago"
         case RoundEndedLate():
-            return "a round that was given up ended " + ("well after all" if event.outcome else "before its put")
+            return "a round that was given up has ended " + ("well, and counts" if event.outcome else "before its put")
         case RestoreBudgetOutOfReach():
             return (
                 f"RESTORE BUDGET OUT OF REACH: the snapshot alone takes about {show_duration(event.snapshot_s)} of"

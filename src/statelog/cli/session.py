@@ -1,4 +1,4 @@
-"""What every command that reaches a log shares: options, the configuration files, the output, and opening a log."""
+"""What every command on a log shares: options, configuration files, output, and opening the log."""
 
 import functools
 import os
@@ -64,15 +64,15 @@ class Session:
 def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, None]:
     """Give a command the options of the configuration, and a session as its first argument."""
 
-    @click.option("--config", "config_file", metavar="FILE", help="Configuration file; default ./statelog.toml.")
+    @click.option("--config", "config_file", metavar="FILE", help="Configuration file; default: ./statelog.toml.")
     @click.option("--bootstrap", metavar="HOST:PORT", help="Kafka brokers.")
-    @click.option("--root", metavar="URL", help="Where the directories of logs lie.")
-    @click.option("--kafka", "kafka", metavar="NAME=VALUE", multiple=True, help="A setting of Kafka's client.")
+    @click.option("--root", metavar="URL", help="URL below which logs have their directories.")
+    @click.option("--kafka", "kafka", metavar="NAME=VALUE", multiple=True, help="A setting of the Kafka client.")
     @click.option("--storage", "storage", metavar="NAME=VALUE", multiple=True, help="An option of the file system.")
     @click.option(
         "--allow-unsafe", metavar="NAMES", multiple=True, help="Checks to waive: replication, min-insync, ..."
     )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_session(*args: Any, **options: Any) -> None:
         session = _session(options)
@@ -125,7 +125,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise NotFound("the configuration file is not there", file=str(path)) from None
+        raise NotFound("the configuration file does not exist", file=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError("the configuration file cannot be read", file=str(path), problem=problem) from None

@@ -1,5 +1,6 @@
-"""What `statelog recover` makes of its options and of the state: which part of it, and rows as JSON. Pure, but for
-the one function that writes a file.
+"""State as rows: which part of a state to read, and its rows as JSON or for people.
+
+Pure, but for `whole_file`, which writes.
 """
 
 import base64
@@ -38,7 +39,7 @@ def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
     for part in (one.strip() for one in text.split(",")):
         first, mark, last = part.partition("-") if "-" in part else part.partition(":")
         if not first.isdecimal() or (mark and not last.isdecimal()):
-            raise ConfigError(f"{text!r} names no key groups", hint="Write numbers and ranges, such as 0-63,70")
+            raise ConfigError(f"{text!r} does not name key groups", hint="Write numbers and ranges, such as 0-63,70")
         end = int(last) + (mark == "-") if mark else int(first) + 1
         if end <= int(first):
             raise ConfigError(f"the range {part!r} is empty", hint="Write the smaller number first")
@@ -93,7 +94,7 @@ def whole_file(path: Path) -> Generator[TextIO]:
         partial.replace(path)
     except OSError as error:
         kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
-        hint = "Name a file in a directory that is there, with room for it"
+        hint = "Name a file in an existing directory with enough room"
         raise kind("the file cannot be written", hint=hint, file=str(path), problem=str(error.strerror)) from error
     finally:
         partial.unlink(missing_ok=True)

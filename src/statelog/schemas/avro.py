@@ -1,8 +1,8 @@
-"""Avro, the two ways statelog uses it: one record inside a Kafka record, and one record as a file.
+"""The two uses of Avro: one record inside a Kafka record, and one record as a file.
 
 - In Kafka: Avro's single-object encoding, `C3 01`, the schema's CRC-64-AVRO fingerprint, the datum.
 - As a file: an ordinary Avro object container with exactly one record, which any Avro tool opens. Its
-  sync marker is the xxh3-128 of the record's bytes, so that a damaged file is told from a whole one.
+  sync marker is the xxh3-128 of the record's bytes, so that damage is noticed.
 
 Invariants:
 - Bytes are decoded only after a checksum over them was verified, and only with our own schema of the
@@ -133,7 +133,7 @@ class FileCodec:
             raise Corrupt("it is not an Avro file")
         meta = cast("dict[str, bytes]", header["meta"])
         if meta.keys() != _META_KEYS:
-            raise Corrupt("its header has other keys than ours")
+            raise Corrupt("its header has unexpected keys")
         version = int(meta[_FORMAT_KEY])
         if version > self._version:
             raise UnknownFormat("a file has a newer format version", found=version, known=self._version)

@@ -1,4 +1,4 @@
-"""The descriptor: what a log is, written once into its directory when the log is made.
+"""The descriptor: what a log is, written once into its directory when the log is created.
 
 Invariants:
 - Nothing in the file ever changes. A log whose topics or cluster differ from it is refused, and both values are named;
@@ -103,7 +103,7 @@ class Descriptor:
         try:
             return _from_datum(datum)
         except (Misuse, ValueError) as error:
-            raise CorruptDescriptor(f"{path} says what no descriptor says: {error}", path=path) from error
+            raise CorruptDescriptor(f"{path} holds impossible values: {error}", path=path) from error
 
 
 def _from_datum(datum: Datum) -> Descriptor:
@@ -135,7 +135,7 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
             log=descriptor.name,
             expected=descriptor.partitions,
             found=found_partitions,
-            hint="The topic was made anew: restore it, or delete the log",
+            hint="The topic was recreated: restore it, or delete the log",
         )
     if found_partitions == descriptor.partitions:
         return None
@@ -148,10 +148,10 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
 def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> None:
     if expected != found:
         raise IdentityChanged(
-            f"the log was made on {what} {expected}, and this is {what} {found}",
+            f"the log was created on {what} {expected}, but this is {what} {found}",
             log=descriptor.name,
             expected=expected,
             found=found,
-            hint="Check bootstrap.servers and the root URL; a topic that was deleted and made anew is another topic."
+            hint="Check bootstrap.servers and the root URL; a topic that was deleted and recreated is another topic."
             " If a person accepted that (`statelog accept-loss --ledger`), open the log again",
         )

@@ -1,7 +1,7 @@
-"""Names: what a log, a writer and a file may be called, and the names that follow from a log's name.
+"""Names: the valid names of logs, writers and files, and the names that follow from a log's name.
 
 Names become topics and paths, and they are read back from files that others may have written, so
-every name passes `check_name` on the way in, whoever it comes from.
+every name passes `check_name` on the way in, whatever its source.
 """
 
 import re

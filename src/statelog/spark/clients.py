@@ -1,4 +1,4 @@
-"""Clients that live as long as the worker process: opened logs, producers, epochs, committers.
+"""Clients that live as long as a worker process: opened logs, producers, coordinators.
 
 Spark reuses a worker for many tasks and batches; a new Kafka client for each of them costs half a second. Spark
 runs one task at a time in a worker, so nothing here is locked, and nothing here is ever pickled.
@@ -6,7 +6,7 @@ runs one task at a time in a worker, so nothing here is locked, and nothing here
 Invariants:
 - What is cached belongs to the process that made it. In a fork the cache looks empty, and nothing of the parent's is
   closed there.
-- Whoever met an error drops what it used: the next user gets a client without a past.
+- After an error the client in use is dropped: the next user gets a fresh one.
 """
 
 import atexit
@@ -102,7 +102,7 @@ def cached_log(where: LogOptions) -> Log:
 @contextmanager
 def task_producer(where: LogOptions) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
-    what this one still has in flight must not be mistaken for anybody else's.
+    what this one still has in flight must not be mistaken for another's.
     """
     producer = _producers.get_or_make(where.kafka, lambda: ConfluentKafka(client_config(dict(where.kafka))).producer())
     try:

@@ -1,4 +1,4 @@
-"""Columns: how the rows of a DataFrame and the changes or the state of a log correspond. Pure.
+"""Columns: maps rows of a DataFrame to changes of a log, and state to rows. Pure.
 
 A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
 A read has `key`, the value, and `key_group` if asked for. An opaque value is one binary column `value`; a typed one is
@@ -67,7 +67,7 @@ def check_written(names: Collection[str], descriptor: Descriptor, value: ValueSc
     missing = sorted(needed - set(names))
     if unknown or missing:
         raise InvalidChange(
-            "the columns do not fit the log",
+            "the columns do not match the log",
             unknown=", ".join(unknown),
             missing=", ".join(missing),
             expected=", ".join(["key", "op (optional)", *sorted(allowed)]),

@@ -1,4 +1,4 @@
-"""Key groups in Spark: the column, and a DataFrame arranged so that every key group is in one task.
+"""Key groups in Spark: the column, and a DataFrame arranged so that each key group is in one task.
 
 Two tasks of a batch must not write the same key group, for nothing orders them. Arranged like this they cannot, and
 each task writes to few partitions, which is also the fastest: persisting costs a request for each.
@@ -29,7 +29,9 @@ def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | 
     descriptor = log.descriptor if isinstance(log, Log) else log
     count = descriptor.partitions if tasks is None else tasks
     if not 1 <= count <= descriptor.key_groups:
-        raise ConfigError(f"{count} tasks for {descriptor.key_groups} key groups", hint="Use at most one for each")
+        raise ConfigError(
+            f"{count} tasks for {descriptor.key_groups} key groups", hint="Use at most one task per key group"
+        )
     if descriptor.hash_rule is HashRule.CALLER:
         group = F.col("key_group").cast(IntegerType())
     else:

@@ -1,4 +1,4 @@
-"""Options of `format("statelog")`: what a user may say, checked once, as frozen values. Pure.
+"""Options of `format("statelog")`: checked once, as frozen values. Pure.
 
 Spark hands options over with lower-cased names. An unknown one is refused by name, with the known ones beside it,
 because an option that is silently ignored is a guarantee that silently is not there.
@@ -120,7 +120,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     _refuse_unknown(given, (*_COMMON, *_READ), "read")
     columns = _list(given.get("columns", ""))
     if "columns" in given and not columns:
-        raise ConfigError("the option columns names none", hint="Leave it out for all columns")
+        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
     minimum = _number(given, "minPartitions")
     if minimum == 0:
         raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
@@ -143,7 +143,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     if not writer:
         raise ConfigError(
             "the option writerId is missing",
-            hint="Name this job's writer; a job keeps its name for life, and no two jobs share one",
+            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one",
         )
     checkpoint, batch = _number(given, "checkpointId"), _number(given, "batchId")
     if streaming and (checkpoint is not None or batch is not None):
@@ -215,7 +215,7 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal():
-        raise ConfigError(f"the option {name} is {text!r}", hint="Give a whole number from 0 up")
+        raise ConfigError(f"the option {name} is {text!r}", hint="Give a whole number, 0 or more")
     return int(text)
 
 
@@ -229,11 +229,11 @@ def _key_groups(text: str) -> tuple[int, ...]:
         groups = range(int(start), int(end)) if colon else [int(start)]
         if not groups:
             raise ConfigError(
-                f"the option keyGroups has an empty range: {part}", hint="The end of a range is not in it"
+                f"the option keyGroups has an empty range: {part}", hint="The end of a range is exclusive"
             )
         found.update(groups)
     if not found:
-        raise ConfigError("the option keyGroups names none", hint="Leave it out for all key groups")
+        raise ConfigError("the option keyGroups is empty", hint="Leave it out for all key groups")
     return tuple(sorted(found))
 
 
@@ -242,7 +242,7 @@ def _at(given: Mapping[str, str]) -> At | None:
     writer = given.get("atwriter")
     if (writer is None) != (checkpoint is None) or (position is not None and writer is not None):
         raise ConfigError(
-            "the options for the state to read do not fit together",
+            "the options that choose the state contradict each other",
             hint="Give atPosition, or atWriter together with atCheckpoint, or none of them",
         )
     if writer is not None and checkpoint is not None:

@@ -112,7 +112,7 @@ class Node:
             process.end(self._process, timeout_s)
 
     def pause(self) -> None:
-        """SIGSTOP: it answers nobody, and its connections stay open."""
+        """SIGSTOP: it stops answering, and its connections stay open."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -127,7 +127,7 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
 
 def test_no_java_is_a_configuration_error(tmp_path: Path) -> None:
     """Without any Java the error says what to install."""
-    with pytest.raises(ConfigError, match=r"no java was found.*Install a Java"):
+    with pytest.raises(ConfigError, match=r"no Java was found.*Install a Java"):
         java.find_java({"PATH": str(tmp_path)})
 
 

@@ -48,7 +48,7 @@ def test_ids_may_skip_and_never_go_back() -> None:
     last = after(batch(None, "q", 3))
     assert last.checkpoint.id == 4
     assert batch(last, "q", 7).checkpoint_id == 8
-    with pytest.raises(CheckpointMismatch, match="set back"):
+    with pytest.raises(CheckpointMismatch, match="older than the log"):
         batch(last, "q", 2)
 
 
@@ -74,5 +74,5 @@ def test_a_plain_write_names_its_checkpoint_or_takes_the_next() -> None:
     assert write(last, 4).is_replay
     assert write(last, None).checkpoint_id == 5
     assert write(last, 10).checkpoint_id == 10
-    with pytest.raises(CheckpointMismatch, match="Checkpoint ids of a writer grow"):
+    with pytest.raises(CheckpointMismatch, match="Checkpoint ids of a writer must grow"):
         write(last, 3)

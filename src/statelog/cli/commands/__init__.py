@@ -1,3 +1,3 @@
-"""The commands, one file each; the program imports the one that is asked for."""
+"""The commands, one file each; the program imports only the one in use."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""`statelog accept-loss`: a person gives up what a log has lost, by name, so that it can go on."""
+"""`statelog accept-loss`: accepts a loss by name, so that the log can go on."""
 
 import re
 from collections.abc import Callable
@@ -19,19 +19,19 @@ __all__ = ["command"]
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
 
 
-@click.command("accept-loss", help="Give up what the log NAME has lost, so that it can go on. What is gone stays gone.")
+@click.command("accept-loss", help="Accept what the log NAME has lost, so that it can go on. What is gone stays gone.")
 @click.argument("name")
 @click.option("--range", "ranges", metavar="PARTITION:START-END", multiple=True, help="Offsets of the data topic.")
 @click.option(
     "--ledger", "is_ledger", is_flag=True,
-    help="The ledger lost its tail, or is gone (with the data topic or without): go on from the newest snapshot.",
+    help="The ledger lost its tail, or is gone (with or without the data topic): go on from the newest snapshot.",
 )  # fmt: skip
-@click.option("--reason", required=True, help="Why it is gone. Stays in the ledger.")
-@click.option("--operator", required=True, help="Who says so. Stays in the ledger.")
+@click.option("--reason", required=True, help="Why it is gone. Recorded in the ledger.")
+@click.option("--operator", required=True, help="Who accepts it. Recorded in the ledger.")
 @click.option(
-    "--replication-factor", "key_of_replication_factor", type=int, help="Copies of a topic made anew. Default 3."
+    "--replication-factor", "key_of_replication_factor", type=int, help="Replicas of a recreated topic. Default 3."
 )
-@click.option("--yes", is_flag=True, help="Do not ask for the name again.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 def command(
     session: Session, name: str, ranges: tuple[str, ...], is_ledger: bool, reason: str, operator: str, yes: bool
@@ -39,7 +39,7 @@ def command(
     """Accept a loss."""
     lost = [_range(text) for text in ranges]
     if bool(lost) == is_ledger:
-        raise ConfigError("what is lost is either --range, once or more, or --ledger")
+        raise ConfigError("give either --range, once or more, or --ledger")
 
     def ask(what: str) -> None:
         if not yes:
@@ -80,5 +80,7 @@ def _accept_topics(session: Session, name: str, reason: str, operator: str, ask:
 def _range(text: str) -> LossRange:
     found = _RANGE.match(text)
     if found is None:
-        raise ConfigError(f"{text!r} is no range of offsets", hint="Write 3:100-120: partition 3, from 100, below 120")
+        raise ConfigError(
+            f"{text!r} is not a range of offsets", hint="Write 3:100-120: partition 3, from 100, below 120"
+        )
     return LossRange(*(int(number) for number in found.groups()))

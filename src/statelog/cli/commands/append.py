@@ -28,22 +28,22 @@ _EVERY = 100_000
 BYTES_TEXT = click.Choice([one.value for one in BytesText])
 _HELP = """Append the changes of INPUT to the log NAME, exactly once.
 
-INPUT is a file of JSON lines or Parquet, or - for JSON lines from standard input. Run again after a crash, it goes on
-right behind its last commit; on another input it refuses."""
+INPUT is a file of JSON lines or Parquet, or - for JSON lines from standard input. After a crash, run it again: it
+resumes right after its last commit, and refuses any other input."""
 
 
 @click.command("append", help=_HELP)
 @click.argument("name")
 @click.argument("source", metavar="INPUT")
-@click.option("--writer", help="The writer's name; default the input's.")
+@click.option("--writer", help="The writer's name; default: the input's.")
 @click.option("--key-field", default="key", show_default=True, help="The field that is the key.")
 @click.option("--value-field", default="value", show_default=True, help="The value, in a log of bytes.")
-@click.option("--op-field", help="The field that says put or delete.")
-@click.option("--delete-value", help="What --op-field says in a delete; all else is a put.")
-@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="Bytes in JSON.")
-@click.option("--ignore-unknown", is_flag=True, help="Drop fields that the log has no place for.")
+@click.option("--op-field", help="The field that holds put or delete.")
+@click.option("--delete-value", help="The value of --op-field in a delete; all else is a put.")
+@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="How JSON holds bytes.")
+@click.option("--ignore-unknown", is_flag=True, help="Drop fields that the log does not have.")
 @click.option("--checkpoint-every", type=int, metavar="N", help=f"Commit every N rows. Default {_EVERY}.")
-@click.option("--checkpoint-field", metavar="FIELD", help="Commit whenever this field changes its value.")
+@click.option("--checkpoint-field", metavar="FIELD", help="Commit whenever this field changes.")
 @connected
 def command(
     session: Session,
@@ -101,7 +101,7 @@ class _Run:
         self._session.output.report(self._report("complete"))
 
     def _append(self, log: Log, source: InputSource, shape: LogShape) -> None:
-        """Nobody is fenced before there is something to append."""
+        """Nothing is fenced before there is something to append."""
         self._resume(log, source)
         batches = source.batches()
         first = next(batches, None)
@@ -145,7 +145,7 @@ class _Run:
         now = self._mapping.fingerprint()
         if before != now:
             raise CheckpointMismatch(
-                "this input was begun with other options, so that its rows would mean something else",
+                "this input was started with other options, under which its rows mean something else",
                 writer=self._writer,
                 before=before,
                 now=now,

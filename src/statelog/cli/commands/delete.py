@@ -1,4 +1,4 @@
-"""`statelog delete`: delete a log for good, after its name was typed again."""
+"""`statelog delete`: deletes a log for good, after its name is typed again."""
 
 import click
 
@@ -12,7 +12,7 @@ __all__ = ["command"]
 
 @click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for the name again.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 def command(session: Session, name: str, yes: bool) -> None:
     """Delete a log."""

@@ -1,4 +1,4 @@
-"""`statelog describe`: what a log is, and how it stands at this moment."""
+"""`statelog describe`: what a log is, and its current status."""
 
 import datetime
 import time
@@ -16,7 +16,7 @@ from statelog.storage.log.log import LogDescription
 __all__ = ["command", "describe"]
 
 
-@click.command("describe", help="Show what the log NAME is and how it stands.")
+@click.command("describe", help="Show what the log NAME is, and its current status.")
 @click.argument("name")
 @connected
 def command(session: Session, name: str) -> None:

@@ -1,4 +1,4 @@
-"""`statelog dev`: the development broker, for people. What it does is `statelog.cli.devbroker`."""
+"""`statelog dev`: the development broker for people; `statelog.cli.devbroker` does the work."""
 
 import functools
 from collections.abc import Callable
@@ -25,8 +25,8 @@ def command() -> None:
 def _shared(function: Callable[P, None]) -> Callable[P, None]:
     """The options of every one of them."""
 
-    @click.option("--directory", type=click.Path(path_type=Path), help="Where it lives; default the user's cache.")
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @click.option("--directory", type=click.Path(path_type=Path), help="Its directory; default: the user's cache.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(function)
     def with_options(*args: P.args, **options: P.kwargs) -> None:
         function(*args, **options)
@@ -34,9 +34,9 @@ def _shared(function: Callable[P, None]) -> Callable[P, None]:
     return with_options
 
 
-@command.command("start", help="Start the broker, or find it running, and print how to reach it.")
+@command.command("start", help="Start the broker unless it runs, and print how to reach it.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Its port; 0 for any free one. Default 9092.")
-@click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java's heap, in MiB.")
+@click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
 @_shared
 def start_command(port: int | None, heap_mb: int, directory: Path | None, as_json: bool) -> None:
     """Start the broker."""
@@ -65,7 +65,7 @@ def stop_command(directory: Path | None, as_json: bool) -> None:
     Output(as_json=as_json).report(Report("development broker", (Fact("stopped", stopped),)))
 
 
-@command.command("status", help="Look at the broker. Exit code 3: not started; 4: not ready.")
+@command.command("status", help="Show the broker's status. Exit code 3: not started; 4: not ready.")
 @_shared
 def status_command(directory: Path | None, as_json: bool) -> None:
     """Show the broker."""

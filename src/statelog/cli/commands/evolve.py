@@ -1,4 +1,4 @@
-"""`statelog evolve`: give a log its next value schema."""
+"""`statelog evolve`: gives a log its next value schema."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from statelog.storage.log.log import Log
 __all__ = ["command"]
 
 _HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote; docs/values.md says which
-changes do. One that the log has already changes nothing.
+changes do. A schema that the log already has changes nothing.
 
-Writers that start from now on write with the newest schema; those that run go on with theirs."""
+Writers that start from now on use the newest schema; running ones keep theirs."""
 
 
 @click.command("evolve", help=_HELP)
@@ -35,7 +35,7 @@ def command(session: Session, name: str, value_schema: Path) -> None:
 
 def _report(log: Log, before: int, found: ValueSchema) -> Report:
     schemas = log.value_schemas.all()
-    done = f"made value schema {found.id} of" if found.id > before else f"value schema {found.id} was there already in"
+    done = f"created value schema {found.id} of" if found.id > before else f"value schema {found.id} already exists in"
     rows = tuple((one.id, one.avsc) for one in schemas)
     return Report(
         f"{done} {log.name}",

@@ -1,4 +1,4 @@
-"""`statelog init`: make a log."""
+"""`statelog init`: creates a log."""
 
 from pathlib import Path
 
@@ -14,17 +14,19 @@ from statelog.storage.log.log import Log
 __all__ = ["command"]
 
 
-@click.command("init", help="Make the log NAME: its two topics and its directory.")
+@click.command("init", help="Create the log NAME: its two topics and its directory.")
 @click.argument("name")
 @click.option("--partitions", type=int, default=8, show_default=True, help="Partitions of the data topic.")
 @click.option("--key-groups", type=int, default=128, show_default=True, help="Fixed for the life of the log.")
 @click.option("--key-type", type=click.Choice([one.value for one in KeyType]), default="bytes", show_default=True)
-@click.option("--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", help="Avro record; else bytes.")
+@click.option(
+    "--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", help="An Avro record; default: bytes."
+)
 @click.option(
     "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
-    help="How a key's group is known: from the key, or the caller names it.",
+    help="How a key's group is found: hashed from the key, or named by the caller.",
 )  # fmt: skip
-@click.option("--replication-factor", "key_of_replication_factor", type=int, help="Copies of each topic. Default 3.")
+@click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
 def command(
     session: Session,
@@ -57,7 +59,7 @@ def command(
 def _report(log: Log, replication_factor: int) -> Report:
     descriptor = log.descriptor
     return Report(
-        f"made {log.name}",
+        f"created {log.name}",
         (
             Fact("log", log.name),
             Fact("url", log.store.url),

@@ -1,4 +1,4 @@
-"""`statelog materialize`: roll a log up, as a daemon or once."""
+"""`statelog materialize`: rolls a log up, as a daemon or once."""
 
 import datetime
 
@@ -15,40 +15,46 @@ _LOOK_AGAIN_S = 2.0
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
 SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0; a second one gives the round up.
-SIGUSR1 lets it run a round now."""
+SIGUSR1 starts a round now."""
 
 
 @click.command("materialize", help=_HELP)
 @click.argument("name")
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
-@click.option("--now", is_flag=True, help="Begin with a round, without the spread of the first one.")
-@click.option("--wait", is_flag=True, help="Wait for the log if it is not there yet.")
+@click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
+@click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
 @click.option("--interval", "key_of_materializer__interval_s", metavar="TIME", help="Between rounds, such as 30s.")
-@click.option("--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round.")
+@click.option("--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round, 0 to 1.")
 @click.option("--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Of one round, such as 512MiB.")
 @click.option(
-    "--failures", "key_of_materializer__failures_tolerated", metavar="N", help="In a row, that are tolerated."
+    "--failures", "key_of_materializer__failures_tolerated", metavar="N", help="Failures in a row to tolerate."
 )
 @click.option(
-    "--failures-for", "key_of_materializer__failures_tolerated_s", metavar="TIME", help="Tolerate any number so long."
+    "--failures-for",
+    "key_of_materializer__failures_tolerated_s",
+    metavar="TIME",
+    help="Tolerate any number of failures for this long.",
 )
 @click.option(
-    "--stop-grace", "key_of_materializer__stop_grace_s", metavar="TIME", help="For the round in flight at a stop."
+    "--stop-grace", "key_of_materializer__stop_grace_s", metavar="TIME", help="How long a round may go on after a stop."
 )
 @click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2.")
 @click.option(
-    "--min-age", "key_of_materializer__min_age_s", metavar="TIME", help="Keep those superseded more recently."
+    "--min-age", "key_of_materializer__min_age_s", metavar="TIME", help="Keep manifests superseded more recently."
 )
-@click.option("--fanout", "key_of_materializer__fanout", metavar="N", help="Runs of one size that are merged.")
+@click.option("--fanout", "key_of_materializer__fanout", metavar="N", help="Merge this many runs of one size.")
 @click.option("--scratch", "key_of_materializer__scratch", metavar="DIR", help="Where runs are written first.")
 @click.option(
-    "--alarm-age", "key_of_materializer__alarm_age_s", metavar="TIME", help="Alarm on older changes in no snapshot."
+    "--alarm-age",
+    "key_of_materializer__alarm_age_s",
+    metavar="TIME",
+    help="Alarm on older changes that no snapshot holds.",
 )
 @click.option(
-    "--restore-within", "key_of_materializer__restore_budget_s", metavar="TIME", help="Keep a restore this short."
+    "--restore-within", "key_of_materializer__restore_budget_s", metavar="TIME", help="Keep a restore within this time."
 )
 @click.option(
-    "--round-timeout", "key_of_materializer__round_timeout_s", metavar="TIME", help="Give up a round after this."
+    "--round-timeout", "key_of_materializer__round_timeout_s", metavar="TIME", help="Give up a round after this time."
 )
 @connected
 def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> None:
@@ -75,7 +81,7 @@ def _wait_for_log(session: Session, name: str, control: Control) -> bool:
     """Return once the log is there; False if the stop came first. Any trouble but its absence is raised."""
     if _is_there(session, name):
         return True
-    session.output.notice(f"waiting for the log {name}; to make it: statelog init {name}")
+    session.output.notice(f"waiting for the log {name}; create it with: statelog init {name}")
     while not control.wait(_LOOK_AGAIN_S):
         if _is_there(session, name):
             return True

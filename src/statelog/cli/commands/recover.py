@@ -1,4 +1,4 @@
-"""`statelog recover`: the state of a log, shown or written to a file."""
+"""`statelog recover`: shows the state of a log, or writes it to a file."""
 
 import sys
 from contextlib import ExitStack
@@ -32,15 +32,15 @@ standard error."""
 @click.command("recover", help=_HELP)
 @click.argument("name")
 @click.option("--to-parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write a Parquet file.")
-@click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Make a RocksDB database.")
+@click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Write a RocksDB database.")
 @click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
-@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="Bytes in JSON.")
-@click.option("--key-groups", metavar="LIST", help="Only these, such as 0-63,70.")
+@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="How JSON holds bytes.")
+@click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
 @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
 @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
 @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
-@click.option("--snapshot", is_flag=True, help="From the newest snapshot alone: Kafka is not needed, and not asked.")
-@click.option("--lease/--no-lease", default=True, help="Whether truncation waits for this command.")
+@click.option("--snapshot", is_flag=True, help="Read the newest snapshot alone, without Kafka.")
+@click.option("--lease/--no-lease", default=True, help="Make truncation wait for this command.")
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
 @connected
 def command(
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Recover a log."""
     if snapshot and at_writer is not None:
-        raise ConfigError("a snapshot is named by its position", hint="Give --at-position, or neither for the newest")
+        raise ConfigError("a snapshot is chosen by its position", hint="Give --at-position, or neither for the newest")
     if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
@@ -82,7 +82,7 @@ def command(
                 session.output.warning(text)
             report = _report(name, recovery, listing)
     if snapshot:
-        session.output.warning(f"Kafka was not asked: what was committed behind {recovery.position} is not in it")
+        session.output.warning(f"read without Kafka: commits after position {recovery.position} are not included")
     # Rows and summary must not mix.
     output = Output(as_json=as_json, to_stderr=True) if to_json == STDOUT else session.output
     output.report(report)

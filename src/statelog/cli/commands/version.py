@@ -1,4 +1,4 @@
-"""`statelog version`: the versions of statelog and of what it rests on. Loads no room."""
+"""`statelog version`: the versions of statelog and of its dependencies. Loads no room."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -10,8 +10,8 @@ from statelog.cli.screen.output import Fact, Output, Report
 __all__ = ["command"]
 
 
-@click.command("version", help="Print the versions of statelog and of what it rests on.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.command("version", help="Print the versions of statelog and its dependencies.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
     """Print versions."""
     facts = (

@@ -1,3 +1,3 @@
-"""The configuration: where it comes from, what it may say, and how people write sizes and durations."""
+"""The configuration: its sources, its keys, and how people write sizes and durations."""
 
 __all__: list[str] = []

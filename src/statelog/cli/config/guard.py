@@ -1,9 +1,9 @@
-"""What a `statelog.toml` that lies in the working directory, and that nobody named, may say. Pure.
+"""Limits of a `statelog.toml` that was found in the working directory and not named by the user. Pure.
 
-A directory may be anybody's: a clone, a download, a shared disk. A file in it that names the brokers would receive the
-password that the user's environment holds.
+A directory may be someone else's: a clone, a download, a shared disk. A file in it that names the brokers would receive
+the password that the user's environment holds.
 
-Invariant: no secret of one place goes where a file of another place, which nobody named, says.
+Invariant: no secret from one source goes to an address from a file that the user did not name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,12 +52,14 @@ def _names_brokers(layer: Layer) -> bool:
 
 
 def _received(places: Sequence[str], secret: str, path: str) -> ConfigError:
-    return _refused(f"{secret} comes from elsewhere, and would go where the file says by {', '.join(places)}", path)
+    return _refused(
+        f"{secret} comes from elsewhere, and would be sent to the address in the file's {', '.join(places)}", path
+    )
 
 
 def _refused(why: str, path: str) -> ConfigError:
     return ConfigError(
         f"the configuration file of this directory is not used: {why}",
         file=path,
-        hint=f"If you trust it, name it: --config {path} or STATELOG_CONFIG={path}; else go to another directory",
+        hint=f"If you trust it, name it: --config {path} or STATELOG_CONFIG={path}; else change directory",
     )

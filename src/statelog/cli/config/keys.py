@@ -1,4 +1,4 @@
-"""The keys of the configuration: name, table, how a value is read. One list for file and environment."""
+"""The keys of the configuration: name, table, parser. One list for file and environment."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,14 +46,14 @@ def setting_text(value: object) -> str:
 def read_names(value: object) -> tuple[str, ...]:
     """Names: a list, or text with commas between them."""
     if not isinstance(value, str | list | tuple):
-        raise ConfigError("it is no list of names")
+        raise ConfigError("it is not a list of names")
     parts = value.split(",") if isinstance(value, str) else cast("Sequence[object]", value)
     return tuple(_text(part) for part in parts if part != "")
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError("it is no text, or empty")
+        raise ConfigError("it is empty or not text")
     return value.strip()
 
 
@@ -62,14 +62,14 @@ def _whole(value: object) -> int:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise ConfigError("it is no whole number from 0 up")
+    raise ConfigError("it is not a whole number of 0 or more")
 
 
 def _share(value: object) -> float:
     try:
         number = float(setting_text(value))
     except ValueError:
-        raise ConfigError("it is no number") from None
+        raise ConfigError("it is not a number") from None
     return number
 
 

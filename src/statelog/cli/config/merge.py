@@ -43,7 +43,7 @@ class Layer:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CliConfig:
     """The configuration of one run. `kafka` holds librdkafka settings but for the address, `storage` fsspec options;
-    `materializer` those of its settings that somebody set.
+    `materializer` those of its settings that were set.
     """
 
     bootstrap: str | None = None
@@ -56,7 +56,7 @@ class CliConfig:
     origins: tuple[str, ...] = ()
 
     def kafka_settings(self) -> dict[str, str]:
-        """All that Kafka's client is told. Raises ConfigError without a broker, and for a setting that is refused."""
+        """All settings of the Kafka client. Raises ConfigError without a broker, and for a setting that is refused."""
         address = _required(self.bootstrap, "bootstrap", "the Kafka brokers as host:port", self.origins)
         settings = {**self.kafka, _SERVERS: address}
         client_config(settings)
@@ -189,7 +189,7 @@ def _read(key: Key, value: object, origin: str) -> object:
     except ConfigError as error:
         shown = mask_url(value) if isinstance(value, str) else str(value)
         raise ConfigError(
-            f"{key.path} cannot be used: {error.message}", origin=origin, key=key.path, value=shown, hint=error.hint
+            f"{key.path} is invalid: {error.message}", origin=origin, key=key.path, value=shown, hint=error.hint
         ) from None
 
 

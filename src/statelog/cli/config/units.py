@@ -19,7 +19,7 @@ def duration_s(value: object) -> float:
     """Seconds of a number (seconds already) or a text such as "30s". Raises ConfigError."""
     number, unit = _quantity(value)
     if unit not in {"", *_SECONDS}:
-        raise ConfigError(f"{value!r} is no duration", hint="Write a number and ms, s, min, h or d, such as 30s")
+        raise ConfigError(f"{value!r} is not a duration", hint="Write a number and ms, s, min, h or d, such as 30s")
     return number * _SECONDS.get(unit, 1.0)
 
 
@@ -28,7 +28,7 @@ def size_bytes(value: object) -> int:
     number, unit = _quantity(value)
     size = number * _BYTES.get(unit.lower(), 1)
     if unit.lower() not in {"", *_BYTES} or size != int(size):
-        raise ConfigError(f"{value!r} is no size", hint="Write a number and B, KiB, MiB, GiB or TiB, such as 512MiB")
+        raise ConfigError(f"{value!r} is not a size", hint="Write a number and B, KiB, MiB, GiB or TiB, such as 512MiB")
     return int(size)
 
 
@@ -37,5 +37,5 @@ def _quantity(value: object) -> tuple[float, str]:
         return float(value), ""
     match = _QUANTITY.match(value) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{value!r} is no number with a unit", hint="Write it such as 30s or 512MiB")
+        raise ConfigError(f"{value!r} is not a number with a unit", hint="Write it such as 30s or 512MiB")
     return float(match.group(1)), match.group(2)

@@ -1,4 +1,4 @@
-"""Variables that begin with STATELOG_ and are no key of the configuration: foreign ones, or refused. Pure.
+"""Environment variables that begin with STATELOG_ but are no configuration key: foreign ones, or refused. Pure.
 
 Invariant: what is not known is refused, because a setting that is silently ignored may be a password or a waiver.
 """
@@ -22,17 +22,17 @@ _FOREIGN = re.compile(
 
 
 def refuse_unknown(variable: str, known: Iterable[str]) -> None:
-    """Raise ConfigError, with the likely name, unless the variable is somebody else's. No value is looked at."""
+    """Raise ConfigError, with the likely name, unless the variable is another program's. Values are not looked at."""
     name = variable.removeprefix(PREFIX)
     if not _FOREIGN.fullmatch(name):
-        raise ConfigError(f"there is no variable {variable}", key=variable, hint=_likely(name, known))
+        raise ConfigError(f"unknown variable {variable}", key=variable, hint=_likely(name, known))
 
 
 def _likely(name: str, known: Iterable[str]) -> str:
     for table in FREE_TABLES:
         if name.startswith(f"{table.upper()}_"):
             rest = name.removeprefix(f"{table.upper()}_")
-            return f"Between {table.upper()} and the setting stand two underscores: {PREFIX}{table.upper()}__{rest}"
+            return f"Write two underscores between {table.upper()} and the setting: {PREFIX}{table.upper()}__{rest}"
     names = [one.removeprefix(PREFIX) for one in known]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"The nearest known one is {PREFIX}{near[0]}" if near else "docs/cli.md lists the variables; unset this one"

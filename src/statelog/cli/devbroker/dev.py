@@ -1,7 +1,7 @@
 """`statelog dev start | stop | status`: one development broker per user, kept in the user's cache directory.
 
 Everything that changes something happens under a lock file, so that two starts give one broker. Prints nothing;
-`on_step` is told what is being done. Never touches a broker that it did not start.
+`on_step` is called with the step under way. Never touches a broker that it did not start.
 """
 
 import errno
@@ -23,7 +23,7 @@ DEFAULT_PORT = 9092
 
 
 def _nothing(_step: str) -> None:
-    """What to do with a step when nobody asked."""
+    """Drop the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

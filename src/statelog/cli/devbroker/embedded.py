@@ -1,4 +1,4 @@
-"""A real Kafka broker on this machine's Java: one KRaft node on loopback, that may be killed and started again.
+"""A real Kafka broker on this machine's Java: one KRaft node on loopback, which may be killed and restarted.
 
 `EmbeddedBroker` is what the development command and the tests run. Owns its directory (settings, log, data) and its
 process; shares the jars, in the user's cache, with every other one. Invariants: listens on 127.0.0.1 only; address and
@@ -24,17 +24,17 @@ from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 
 __all__ = ["EmbeddedBroker", "cache_directory", "free_port", "locked"]
 
-# Fixed, because the data directory belongs to nobody else: an id made anew would not fit the data of the last start.
+# Fixed, because the data directory is the broker's own: a new id would not match the data of the last start.
 _CLUSTER_ID = "c3RhdGVsb2ctZGV2LTAwMQ"
 _FORMAT_TIMEOUT_S = 60.0
 
 
 def _nothing(_event: object) -> None:
-    """What to do with an event when nobody asked."""
+    """Drop the event."""
 
 
 def _as_they_are(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """The settings of a broker that nobody asked to be otherwise."""
+    """The settings unchanged."""
     return settings
 
 
@@ -42,8 +42,8 @@ class EmbeddedBroker:
     """One Kafka node with its data in `directory`.
 
     `port` 0 takes a free one; it stays the same for the life of this object. `jars_directory` is where the released
-    jars are kept, by default the user's cache. `on_step` is told what is being done, for a person who waits;
-    `on_spawn` is told every process as soon as there is one.
+    jars are kept, by default the user's cache. `on_step` is called with the step under way, for people who wait;
+    `on_spawn` with every process as soon as it exists.
     """
 
     kind = "embedded"
@@ -129,7 +129,7 @@ class EmbeddedBroker:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: it answers nobody, and its connections stay open."""
+        """SIGSTOP: it stops answering, and its connections stay open."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -145,7 +145,7 @@ class EmbeddedBroker:
             return ensure_jars(self._jars_directory, java, on_fetched=self._tell_fetched)
 
     def _write_settings(self) -> Path:
-        """Every start gets a new controller port: nobody but the node itself uses it."""
+        """Every start gets a new controller port: only the node itself uses it."""
         listeners = Listeners(
             bind_host="127.0.0.1", port=self._port, controller_port=free_port(), advertised=self.bootstrap
         )
@@ -211,7 +211,7 @@ def cache_directory() -> Path:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses at this moment."""
+    """A port of the loopback interface that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -219,7 +219,7 @@ def free_port() -> int:
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold the lock file `path`, waiting for whoever holds it. The system lets go of a dead process's lock."""
+    """Hold the lock file `path`, waiting for its holder. The system releases the lock of a dead process."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -2,7 +2,7 @@
 
 Apache Ivy, which comes with pyspark, resolves them; which server they come from is Ivy's business and never named
 here. `jars.sha256` pins the name and the SHA-256 of every jar. Invariant: a directory that `ensure_jars` returns holds
-exactly the pinned jars, byte for byte; it appears by one rename, so nobody ever sees half of it.
+exactly the pinned jars, byte for byte; it appears by one rename, so no process ever sees half of it.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def ensure_jars(
 ) -> Path:
     """The directory below `directory` that holds the jars, fetched if it is not there yet.
 
-    `on_fetched` is told every few seconds how many bytes of them there are. The caller holds a lock on `directory`.
+    `on_fetched` is called every few seconds with the bytes so far. The caller holds a lock on `directory`.
     Raises ConfigError without pyspark, Unavailable if the jars cannot be had, Corrupt if they are not the pinned ones.
     """
     jars = directory / f"kafka-{KAFKA_VERSION}"
@@ -65,7 +65,7 @@ def check_jars(jars: Path, pins: Mapping[str, str]) -> None:
     if missing or extra or changed:
         raise Corrupt(
             "the broker's jars are not the released ones",
-            hint=f"Remove {jars} and start again; if it stays so, what the download gives is not what was released",
+            hint=f"Remove {jars} and start again; if this repeats, the mirror does not serve the released jars",
             directory=str(jars),
             missing=" ".join(missing),
             extra=" ".join(extra),
@@ -160,7 +160,7 @@ def _find_ivy() -> Path:
         if found:
             return found[-1]
     raise ConfigError(
-        "pyspark is not installed, and with it comes the program that fetches the broker",
+        "pyspark, which brings the program that fetches the broker, is not installed",
         hint="Install the extra: pip install 'statelog[spark]'. Or use a broker of your own",
     )
 

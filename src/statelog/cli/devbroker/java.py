@@ -1,4 +1,4 @@
-"""The Java that runs the broker: found, and new enough.
+"""Finds the Java that runs the broker, and checks its version.
 
 Takes the one that `JAVA_HOME` names, else the one on the search path, as Kafka's and Spark's own scripts do. Starts
 `java -version` and nothing else. Invariant: what `find_java` returns is Java 17 or newer.
@@ -46,7 +46,7 @@ def _candidate(environment: Mapping[str, str]) -> Path:
     wanted = str(Path(home, "bin", "java")) if home else "java"
     found = shutil.which(wanted, path=environment.get("PATH"))
     if found is None:
-        raise ConfigError("no java was found", hint=_HINT, java_home=home or None)
+        raise ConfigError("no Java was found", hint=_HINT, java_home=home or None)
     return Path(found)
 
 
@@ -56,5 +56,5 @@ def _version_text(java: Path) -> str:
             [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"java does not run: {error}", hint=_HINT, java=str(java)) from error
+        raise ConfigError(f"Java does not run: {error}", hint=_HINT, java=str(java)) from error
     return said.stderr + said.stdout

@@ -1,4 +1,4 @@
-"""The broker's process: started apart from its starter, recognised later, ended for certain.
+"""The broker's process: detached from its starter, recognised later, ended reliably.
 
 A process is known by its id and its start time, because ids are used again. Owns no file but the log that the
 process writes. Works on processes of other parents: `statelog dev stop` is not the one that started the broker.
@@ -74,7 +74,7 @@ def kill(process: ProcessId) -> None:
     """SIGKILL; returns when it is gone."""
     _signal(process, signal.SIGKILL)
     if not wait_for(lambda: not is_alive(process), _KILL_TIMEOUT_S):
-        raise StatelogError("the broker's process does not die", hint="Look at what it waits for", pid=process.pid)
+        raise StatelogError("the broker's process does not die", hint="Find out what it waits for", pid=process.pid)
 
 
 def tail(log: Path, lines: int = 5) -> str:
@@ -95,7 +95,7 @@ def _signal(process: ProcessId, number: int) -> None:
 
 
 def _collect(pid: int) -> None:
-    """Take the exit code if it is a dead child of ours; a child not collected would look alive for ever."""
+    """Take the exit code if it is a dead child of ours; a child not collected would look alive forever."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

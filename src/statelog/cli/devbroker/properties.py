@@ -2,7 +2,7 @@
 
 Pure functions over values: no file is read or written here. The same settings serve the development broker, the
 embedded broker of the tests and the tests' container, so that all three behave alike. Invariant: one node that is
-broker and controller, nothing is replicated, and topics exist only because somebody created them.
+broker and controller, nothing is replicated, and topics exist only if they were created.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ COMMON_PROPERTIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """Where a node listens: `bind_host` is an address of its machine, `advertised` what clients are told, host:port."""
+    """Where a node listens: `bind_host` is an address of its machine, `advertised` what clients use, host:port."""
 
     bind_host: str
     port: int

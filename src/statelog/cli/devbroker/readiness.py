@@ -1,4 +1,4 @@
-"""Whether a broker is ready, asked the only way that counts: by producing a record.
+"""Whether a broker is ready, checked in the only way that counts: by producing a record.
 
 An open port says little: a node that is starting accepts connections long before it takes a record. Owns the probe
 topic and nothing else. Invariant: returns only after a broker acknowledged a record, or raises BrokerUnavailable.

@@ -1,7 +1,7 @@
-"""The note that says which broker runs in a directory: process, address, version.
+"""The note of the broker that runs in a directory: process, address, version.
 
 Written by one rename, so that a reader never sees half of it. Never trusted alone: a note may outlive its process, and
-whoever reads it compares the process's start time.
+readers compare the process's start time.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Waiting for a condition that nobody announces: a port, a process, a lock of another process."""
+"""Waits for a condition that sends no signal: a port, a process, a lock of another process."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reading the file of a value schema that a user named."""
+"""Reads a value schema from the file that the user named."""
 
 from pathlib import Path
 

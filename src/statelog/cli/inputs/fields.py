@@ -1,6 +1,6 @@
-"""Fields: which columns of an input are key, op and value of a change, and the step from one to the other. Pure.
+"""Fields: maps columns of an input to key, op and value of changes. Pure.
 
-Works on Arrow batches, by column. Every row of the result is a put or a delete that says so in its op column: no row
+Works on Arrow batches, by column. Every row of the result has its op, put or delete: no row
 becomes a delete because a value is missing.
 """
 
@@ -49,7 +49,7 @@ class FieldMapping:
 
     def __post_init__(self) -> None:
         if self.delete_value is not None and self.op_field is None:
-            raise ConfigError("--delete-value is given without --op-field", hint="Name the field that it stands in")
+            raise ConfigError("--delete-value is given without --op-field", hint="Name the field that holds it")
 
     def fingerprint(self) -> str:
         """What must be the same when an input is resumed."""
@@ -112,7 +112,7 @@ def decode_text(column: pa.Array) -> pa.Array:
             pa.binary(),
         )
     except (binascii.Error, ValueError) as error:
-        raise InvalidChange(f"a text is no base64: {error}", hint="Check --bytes") from None
+        raise InvalidChange(f"a text is not base64: {error}", hint="Check --bytes") from None
 
 
 def _column(batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
@@ -148,7 +148,7 @@ def _text(column: pa.Array, name: str) -> pa.Array:
     try:
         return column.cast(pa.string())
     except (pa.ArrowException, UnicodeDecodeError):
-        raise InvalidChange(f"the field {name!r} is {column.type}, which is no op") from None
+        raise InvalidChange(f"the field {name!r} is {column.type}, which is not an op") from None
 
 
 def _values(batch: pa.RecordBatch, mapping: FieldMapping, shape: LogShape, ops: pa.Array) -> pa.Array:
@@ -158,10 +158,12 @@ def _values(batch: pa.RecordBatch, mapping: FieldMapping, shape: LogShape, ops: 
     if mapping.value_field not in shape.value_fields and _is_struct(batch, mapping.value_field):
         return _emptied(_column(batch, mapping.value_field, "value"), deletes)
     if mapping.value_field not in ("value", *batch.schema.names):
-        _column(batch, mapping.value_field, "value")  # Somebody named it, so it is not the fields that were meant.
+        _column(batch, mapping.value_field, "value")  # It was named, so it was meant rather than the fields.
     names = [name for name in shape.value_fields if name in batch.schema.names]
     if not names:
-        raise InvalidChange("the input has no field of the log's values", fields=", ".join(batch.schema.names))
+        raise InvalidChange(
+            "the input has none of the fields of the log's values", fields=", ".join(batch.schema.names)
+        )
     children = [_column(batch, name, "value") for name in names]
     return pa.StructArray.from_arrays(children, names=names, mask=deletes)
 
@@ -184,7 +186,7 @@ def _refuse_unknown(batch: pa.RecordBatch, mapping: FieldMapping, shape: LogShap
     unknown = [name for name in batch.schema.names if name not in known]
     if unknown and not mapping.ignore_unknown:
         raise InvalidChange(
-            "the input has fields that the log has no place for",
+            "the input has fields that the log does not have",
             fields=", ".join(unknown),
             hint="--ignore-unknown drops them",
         )

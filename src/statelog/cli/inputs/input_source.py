@@ -1,4 +1,4 @@
-"""The port of an input: batches of rows, and a mark that follows what was taken of them."""
+"""The port of an input: batches of rows, and a mark that follows what was taken."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -20,7 +20,7 @@ class InputSource(Protocol):
 
     @property
     def fraction(self) -> float | None:
-        """How much of the input was taken, from 0 to 1; None if nobody knows its size."""
+        """How much of the input was taken, from 0 to 1; None if its size is unknown."""
         ...
 
     def resume(self, mark: InputMark) -> None:
@@ -36,5 +36,5 @@ class InputSource(Protocol):
         ...
 
     def place(self, row: int) -> dict[str, int]:
-        """Where a row stands, as a fact for people: `row` counts from the first one not taken of the last batch."""
+        """The place of a row, as a fact for people: `row` counts from the first one not taken of the last batch."""
         ...

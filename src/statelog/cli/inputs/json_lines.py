@@ -144,5 +144,5 @@ class JsonLines:
             f"line {line} is broken: {broken.problem}",
             input=self._name,
             line=line,
-            hint="Mend the line and run the same command again; it goes on behind the last commit",
+            hint="Fix the line and run the same command again; it resumes after the last commit",
         )

@@ -1,4 +1,4 @@
-"""Rows of JSON lines as an Arrow batch, and the first row that is broken, with the reason. Pure.
+"""Parses JSON lines into an Arrow batch, or finds the first broken row and the reason. Pure.
 
 Whole blocks are parsed at once. Only when that fails is the broken row searched, by halving.
 """
@@ -39,7 +39,7 @@ class LineParser:
         self._by_rows = needs_rows(shape, mapping)
         self._schema: pa.Schema | None = None
         if self._decodes_keys and mapping.key_field in shape.value_fields:
-            raise ConfigError("a base64 key cannot be a field of the value, too", field=mapping.key_field)
+            raise ConfigError("a base64 key cannot also be a field of the value", field=mapping.key_field)
 
     def parse(self, data: bytes, index: LineIndex) -> tuple[pa.RecordBatch | None, BrokenRow | None]:
         """The rows before the first broken one (None if there are none), and the broken one."""
@@ -147,11 +147,11 @@ class LineParser:
             return
         unknown = [name for name in given if name not in self._schema.names]
         if unknown:
-            raise InvalidChange(f"it has fields that the log has no place for: {', '.join(unknown)} {_SEE}")
+            raise InvalidChange(f"it has fields that the log does not have: {', '.join(unknown)} {_SEE}")
 
 
 def _cast(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     try:
         return column.cast(kind)
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidChange(f"the field {name!r} is no {kind}: {error}") from None
+        raise InvalidChange(f"the field {name!r} is not a {kind}: {error}") from None

@@ -1,4 +1,4 @@
-"""JSON lines row by row, in Python: for logs whose values Arrow's parser cannot read. Pure, strict, slower.
+"""Parses JSON lines row by row in Python, for values that Arrow's parser cannot read. Pure, strict, slower.
 
 Strict: no duplicate names, no bare NaN, nothing but an object. Times are ISO 8601 texts, decimals texts or numbers,
 bytes texts (UTF-8 or base64), maps objects.
@@ -41,7 +41,7 @@ def strict_object(line: bytes) -> Row:
     except json.JSONDecodeError as error:
         raise InvalidChange(f"it is not JSON: {error.msg} at column {error.colno}") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InvalidChange(f"it is not JSON that can be read: {error}") from None
+        raise InvalidChange(f"it is unreadable JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidChange("it is not one JSON object")
     return cast("Row", found)
@@ -95,7 +95,7 @@ def _array(name: str, values: Sequence[object], wanted: pa.DataType) -> pa.Array
     try:
         return pa.array(values, wanted)
     except (pa.ArrowException, UnicodeError, OverflowError) as error:
-        raise InvalidChange(f"the field {name!r} is no {wanted}: {error}") from None
+        raise InvalidChange(f"the field {name!r} is not a {wanted}: {error}") from None
 
 
 def _value(row: Row, root: ValueType, mapping: FieldMapping, shape: LogShape) -> Row | None:
@@ -116,7 +116,7 @@ def _value(row: Row, root: ValueType, mapping: FieldMapping, shape: LogShape) ->
                 continue  # As on the fast path: null and missing are the same, and take the default.
             made[name] = _from_json(value, known[name], mapping.bytes_text, name)
         elif name not in around and not mapping.ignore_unknown:
-            raise InvalidChange(f"it has fields that the log has no place for: {name}")
+            raise InvalidChange(f"it has fields that the log does not have: {name}")
     return made
 
 
@@ -147,7 +147,7 @@ def _from_json(value: object, kind: ValueType, bytes_text: BytesText, path: str)
     try:
         return _scalar(value, kind, bytes_text)
     except (ValueError, ArithmeticError) as error:
-        raise InvalidChange(f"the field {path!r} is no {kind}: {error}") from None
+        raise InvalidChange(f"the field {path!r} is not a {kind}: {error}") from None
 
 
 def _scalar(value: object, kind: ValueType, bytes_text: BytesText) -> object:

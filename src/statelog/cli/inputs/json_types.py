@@ -1,4 +1,4 @@
-"""Types of JSON lines: which Arrow types a line's fields are parsed as, and which need Python, row by row. Pure.
+"""Types of JSON lines: the Arrow type of each field, and which fields need Python, row by row. Pure.
 
 Arrow's parser is fast and strict, but lacks maps, times, base64 and defaults of single rows. Where a log has one of
 these, rows are parsed in Python.
@@ -71,7 +71,7 @@ def scalar_type(name: str, value: object) -> pa.DataType:
             return arrow
     if value is None:
         return pa.string()
-    raise InvalidChange(f"the field {name!r} is no text, number or boolean", value=json.dumps(value))
+    raise InvalidChange(f"the field {name!r} is not text, a number or a boolean", value=json.dumps(value))
 
 
 def with_defaults(batch: pa.RecordBatch, shape: LogShape) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Where the lines of a block of JSON lines begin and end. Pure, without a loop over lines unless some are unusual.
+"""Finds the lines in a block of JSON lines. Pure, and without a loop over lines unless some are unusual.
 
 Rows are lines that are not blank. A row starts with `{` and ends with `}`, so that a block with as many objects as
 rows has one on each.

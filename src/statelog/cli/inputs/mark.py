@@ -1,4 +1,4 @@
-"""A mark: how far an input was read, and a digest of what was read. It travels in the metadata of every commit. Pure.
+"""A mark: how far an input was read, with a digest of what was read. Every commit carries it as metadata. Pure.
 
 So a run that was killed resumes right behind its last commit, and only on the input that it had begun with.
 """
@@ -58,8 +58,8 @@ def mark_of(metadata: Metadata, writer: str) -> InputMark:
 def other_input(reason: str, mark: InputMark, **facts: str | int) -> CheckpointMismatch:
     """The error of an input that is not the one that was begun."""
     return CheckpointMismatch(
-        f"this is not the input that this writer has begun: {reason}",
-        hint="Give it the same input again, or choose another name with --writer for another input",
+        f"this is not the input that this writer started with: {reason}",
+        hint="Give it the same input again, or choose another name with --writer",
         committed_rows=mark.rows,
         **facts,
     )

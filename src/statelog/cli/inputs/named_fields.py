@@ -1,4 +1,4 @@
-"""Fields that only an option names, op and checkpoint field: a misspelt name must not pass as one that no row has.
+"""Fields named by an option alone (op, checkpoint field): a misspelt name must not pass as one that no row has.
 
 No schema knows them, and a row may lack them: without the op field it is a put, without the checkpoint field no commit
 follows. So a wrong name would quietly make puts of deletes, and one commit of many.
@@ -16,7 +16,7 @@ __all__ = ["MOST_ROWS", "NamedFields"]
 MOST_ROWS = 100_000
 _HINTS = {
     "--op-field": "Check --op-field; leave it out for an input without deletes, or raise --checkpoint-every",
-    "--checkpoint-field": "Check --checkpoint-field; without it every 100,000 rows are a commit",
+    "--checkpoint-field": "Check --checkpoint-field; without it, every 100,000 rows are a commit",
 }
 
 

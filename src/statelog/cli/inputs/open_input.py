@@ -1,4 +1,4 @@
-"""Opening an input by what the user named: a file, or `-` for standard input; and the writer's name that follows."""
+"""Opens the input that the user named, a file or `-` for standard input, and derives the writer's name."""
 
 import re
 from collections.abc import Callable, Generator
@@ -25,8 +25,8 @@ _OTHERS = {
     b"BZh": "bzip2: unpack it, as in bzcat FILE | statelog append LOG - --writer NAME",
     b"\xfd7zXZ": "xz: unpack it, as in xzcat FILE | statelog append LOG - --writer NAME",
     b"PK\x03\x04": "a zip archive: unpack it",
-    b"\xff\xfe": "UTF-16: make it UTF-8, as in iconv -f UTF-16 -t UTF-8 FILE",
-    b"\xfe\xff": "UTF-16: make it UTF-8, as in iconv -f UTF-16 -t UTF-8 FILE",
+    b"\xff\xfe": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
+    b"\xfe\xff": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
 }
 """What people try to append, by its first bytes, and what helps."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
@@ -43,7 +43,9 @@ def writer_name(given: str | None, source: str) -> str:
         raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
     made = _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128]
     if not made:
-        raise ConfigError("the input's name makes no name of a writer", input=source, hint="Name it: --writer NAME")
+        raise ConfigError(
+            "no writer's name can be made of the input's name", input=source, hint="Name it: --writer NAME"
+        )
     return check_name("writer", made)
 
 
@@ -67,7 +69,7 @@ def open_input(source: str, mapping: FieldMapping, shape: LogShape, stdin: Binar
                 file.seek(0)
             yield JsonLines(_checked(file.read, source), mapping, shape, name=source, size_bytes=size)
     except FileNotFoundError:
-        raise NotFound("the input is not there", input=source) from None
+        raise NotFound("the input does not exist", input=source) from None
     except (PermissionError, IsADirectoryError) as error:
         raise StoreUnavailable("the input cannot be read", input=source, problem=str(error.strerror)) from None
 
@@ -82,7 +84,7 @@ def _checked(read: Callable[[int], bytes], name: str) -> Callable[[int], bytes]:
         found = next((help_ for magic, help_ in _OTHERS.items() if is_first and data.startswith(magic)), None)
         is_first = False
         if found is not None:
-            raise InvalidChange(f"the input is no JSON lines but {found}", input=name)
+            raise InvalidChange(f"the input is not JSON lines but {found}", input=name)
         return data
 
     return checked

@@ -1,3 +1,3 @@
-"""What a person sees: reports, progress, questions."""
+"""The screen: reports, progress, questions."""
 
 __all__: list[str] = []

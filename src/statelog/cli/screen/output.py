@@ -1,4 +1,4 @@
-"""What commands print: one report value, shown as tables on a terminal, as plain lines elsewhere, as JSON for programs.
+"""What commands print: one report, shown as tables on a terminal, as plain lines elsewhere, or as JSON.
 
 Results go to standard output, errors, warnings and progress to standard error. Text that comes from logs and inputs
 is shown with its control characters escaped, so that no log can play with a terminal.

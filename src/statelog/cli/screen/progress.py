@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, a plain line now and then elsewhere, nothing for programs.
+"""Progress of a long command: a bar on a terminal, a plain line now and then elsewhere, nothing for programs.
 
 Everything goes to standard error, so that results can be piped.
 """
@@ -19,10 +19,10 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class ProgressBar(Protocol):
-    """Shows how far something has come. A context manager; `fraction` is from 0 to 1, or None if nobody knows."""
+    """Shows progress. A context manager; `fraction` is from 0 to 1, or None if unknown."""
 
     def update(self, fraction: float | None, text: str) -> None:
-        """Show where it stands now."""
+        """Show the current state."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -1,4 +1,4 @@
-"""Counts, sizes and durations as people read them. Pure, and quick to load: every output needs it."""
+"""Counts, sizes and durations as people read them. Pure, and quick to load."""
 
 __all__ = ["show_bytes", "show_count", "show_duration"]
 

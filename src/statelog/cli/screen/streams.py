@@ -1,4 +1,4 @@
-"""The process's own streams and its Ctrl-C: made fit before a command runs, so that no output ends in a traceback.
+"""Standard streams and Ctrl-C: set up before a command runs, so that no output ends in a traceback.
 
 Invariants:
 - JSON is UTF-8, whatever the locale; text that a terminal cannot show is escaped, never an error.
@@ -16,7 +16,7 @@ __all__ = ["Interrupt", "fit_streams", "give_up_stdout"]
 
 
 class Interrupt:
-    """Notes that Ctrl-C was pressed; otherwise Python's own handler. Only where that one stands already."""
+    """Notes that Ctrl-C was pressed; otherwise Python's own handler. Installed only in its place."""
 
     def __init__(self) -> None:
         self.seen = False

@@ -1,7 +1,7 @@
-"""Arrow bytes that somebody else wrote: what may go wrong, and what is refused before it is decoded.
+"""Arrow bytes from an untrusted source: the errors that decoding may raise, and what is refused before it.
 
-Arrow decompresses the buffers of a message on reading, to the size that each buffer claims: 33 KB become 1 GiB. So who
-does not want that asks first. Never decodes itself.
+Arrow decompresses the buffers of a message on reading, to the size that each buffer claims: 33 KB become 1 GiB. A
+caller that does not want that asks here first. Never decodes itself.
 """
 
 import struct

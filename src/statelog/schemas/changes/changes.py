@@ -72,7 +72,7 @@ def changes_batch(
     nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else np.zeros(len(ops), np.bool_)
     if not np.array_equal(nulls, ops == DELETE):
         raise InvalidChange(
-            "a put without a value, or a delete with one", hint="To remove a key, delete it; an empty value is b''"
+            "a put has no value, or a delete has one", hint="To remove a key, delete it; an empty value is b''"
         )
     return pa.RecordBatch.from_arrays([pa.array(key_groups), pa.array(ops), keys, values], schema=schema)
 

@@ -11,9 +11,9 @@
 Avro carries the contract, Arrow the bulk. Compression is the producer's.
 
 Invariants:
-- A record without the magic is a stranger's. One with it that somebody lists must decode or stops the reader.
-- Nothing is decoded before the checksum over it is verified. So every changed byte is noticed: it makes the record a
-  stranger's (magic), an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
+- A record without the magic is foreign. One with it that a commit lists must decode, or it stops the reader.
+- Nothing is decoded before the checksum over it is verified. So every changed byte is noticed: it makes the record
+  foreign (magic), an UnknownFormat (version) or a CorruptChunk (all others), never a different value.
 - The changes are not copied on the way in: a decoded batch points into the record, and what does not lie in the record
   (compressed buffers, offsets past the end) is refused before anything is allocated or followed.
 """
@@ -73,7 +73,7 @@ class ChunkHead:
     checksum: int
 
     def is_sealed(self, key: bytes) -> bool:
-        """Whether somebody who knew the log's descriptor wrote this witness. `key` is the descriptor's."""
+        """Whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
         return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.witness)
 
 
@@ -121,7 +121,7 @@ def encode_chunk(
 
 
 def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
-    """The head of a verified chunk and where its changes begin; None for a stranger's record.
+    """The head of a verified chunk and where its changes begin; None for a foreign record.
 
     Raises UnknownFormat for a newer version, and CorruptChunk if the record is not what was written.
     """
@@ -160,13 +160,13 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
     try:
         message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
         if is_compressed(message):
-            raise _corrupt("a chunk's record batch is compressed, which is the producer's business", head)
+            raise _corrupt("a chunk's record batch is compressed, but only the producer may compress", head)
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)  # Without `full` an offset past the end is followed, and the process dies.
     except DECODING_ERRORS as error:
         raise _corrupt(f"a chunk's record batch does not decode: {error}", head) from error
     if batch.num_rows != head.changes or batch.num_rows == 0:
-        raise _corrupt("a chunk has another number of changes than its head says", head)
+        raise _corrupt("a chunk's number of changes differs from its head", head)
     groups, ops, keys, values = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", head)
@@ -174,7 +174,7 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
         raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
     numbers = groups.to_numpy()
     if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
-        raise _corrupt("a chunk has other key groups than its head says", head)
+        raise _corrupt("a chunk's key groups differ from its head", head)
     return batch
 
 

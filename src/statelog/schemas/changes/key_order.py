@@ -1,4 +1,4 @@
-"""Key order: row numbers of the last change per key, and of the changes sorted by (key group, key).
+"""Key order: the row numbers of the last change per key, and of changes sorted by (key group, key).
 
 These are the two dearest steps of a round and of a recovery, so keys of up to 64 bytes are compared as a few uint64
 words instead of one by one: a key, left-aligned and zero-padded, read as big-endian numbers, orders like its bytes.

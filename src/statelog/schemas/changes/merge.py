@@ -1,4 +1,4 @@
-"""Merging sorted tables: the last change of every key, in run order. Pure; the one merge of the whole system.
+"""Merges sorted tables to the last change of every key, in run order. Pure; the only merge in the system.
 
 Inputs are tables of changes, oldest table first, each in a run's order with one row per key. So is the output.
 """

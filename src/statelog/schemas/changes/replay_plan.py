@@ -1,10 +1,10 @@
-"""Replay as decisions: which offsets to read, which chunks count, and whether all that was listed came.
+"""Replay as decisions: which offsets to read, which chunks count, and whether everything listed has arrived.
 
 The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
 lists is there or it is data loss. `storage.replay` executes this for materializer, recovery and Spark.
 
 Invariants:
-- A record at an offset that no commit lists is void, whatever its bytes: nobody even looks at them.
+- A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.
 - At a listed offset lies the chunk that is listed: of this change set, with this index.
 - At the end every listed change set has exactly the chunks, changes and checksum that its commit names. Of one whose
   offsets a person gave up in part, all the others are there.
@@ -180,7 +180,7 @@ class PartitionCheck:
     def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry
         return IncompleteChangeSet(
-            f"a committed change set is not whole: {what}",
+            f"a committed change set is incomplete: {what}",
             topic=self._topic,
             partition=self._partition,
             offset=progress.next[1] if progress.next else entry.first_offset,

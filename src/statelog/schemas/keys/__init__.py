@@ -1,3 +1,3 @@
-"""Keys: their bytes, the key groups that they belong to, and the shares of many workers. Pure."""
+"""Keys: their bytes, their key groups, and the shares of many workers. Pure."""
 
 __all__: list[str] = []

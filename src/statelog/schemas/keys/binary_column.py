@@ -1,4 +1,4 @@
-"""The bytes inside an Arrow column of binary or string values, as numpy arrays and without a copy.
+"""The bytes of a binary or string Arrow column as numpy arrays, without a copy.
 
 Never looks at validity: the callers refuse nulls first.
 """

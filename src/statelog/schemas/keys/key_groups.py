@@ -1,4 +1,4 @@
-"""Key groups: which of a log's key groups a key belongs to, and which partition holds that key group.
+"""Key groups: the key group of a key, and the partition of a key group.
 
 The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
 bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement.
@@ -72,7 +72,7 @@ class KeyType(StrEnum):
         for key_type, known in _ARROW_TYPES.items():
             if known.equals(arrow_type):
                 return key_type
-        raise InvalidChange("a key column has a type that no log has", hint=_CAST_HINT, type=str(arrow_type))
+        raise InvalidChange("a key column has a type that is no key type", hint=_CAST_HINT, type=str(arrow_type))
 
 
 _ARROW_TYPES = {KeyType.BYTES: pa.binary(), KeyType.STRING: pa.string(), KeyType.LONG: pa.int64()}

@@ -1,7 +1,7 @@
 """Shares: which partitions each of N writers takes, and which key groups each of N readers restores. Pure.
 
-A share is a range of neighbours. It follows from three numbers, so every process works out its own, and whoever starts
-with another number of workers has re-assigned everything.
+A share is a range of neighbours. It follows from three numbers, so every process works out its own; starting with
+another number of workers re-assigns everything.
 
 Invariants, for any count and any number of workers:
 - The shares are disjoint, lie in the workers' order, and together are everything.

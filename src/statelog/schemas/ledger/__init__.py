@@ -1,3 +1,3 @@
-"""The ledger: its records, the fold that says which of them are valid, and what is folded. Pure."""
+"""The ledger: its records, the fold that decides which of them are valid, and the folded state. Pure."""
 
 __all__: list[str] = []

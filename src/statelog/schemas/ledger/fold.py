@@ -1,8 +1,8 @@
 """The ledger fold: which Opens and Commits are valid. A pure function of the ledger's records in order.
 
-Rules (DESIGN.md section 2; a property test removes each guard in turn and sees the violation that it prevents):
+Rules (a property test removes each guard in turn and sees the violation that it prevents):
 - An Open is valid if its `prior` and `last` are what the fold shows at its offset. It fences, as a whole, every
-  earlier epoch that shares a partition or the writer name. A late ghost of an Open is void, so it fences nobody.
+  earlier epoch that shares a partition or the writer name. A late ghost of an Open is void, so it fences no one.
 - A Commit is valid if its epoch is live and of the same nonce, it names only partitions of that Open, it continues the
   writer's last checkpoint with a greater id, its extents are ranges that a log can have, and nothing that it lists lies
   below a partition's committed position.
@@ -166,7 +166,7 @@ class LedgerFold:
     # ---- folding
 
     def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
-        """Fold the record at `offset` (None: a stranger's). Returns None if it is valid, else why it is void.
+        """Fold the record at `offset` (None: a foreign one). Returns None if it is valid, else why it is void.
 
         Offsets may have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
         """
@@ -267,11 +267,11 @@ class LedgerFold:
     def _restart(self, offset: int, record: Restart) -> None:
         if record.position > self._start:
             raise OffsetGone(
-                "the ledger lost records that only a snapshot holds",
+                "the ledger has lost records that only a snapshot holds",
                 offset=offset,
                 position=record.position,
                 folded_from=self._start,
-                hint="A person accepted that: start from a snapshot at that position or above",
+                hint="The loss was accepted: start from a snapshot at that position or above",
             )
         self._live.clear()
         self._restarted = offset

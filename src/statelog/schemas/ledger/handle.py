@@ -50,8 +50,8 @@ class Entry(NamedTuple):
 
     `key_groups` is a bitmap over the partition's key groups, `checksum` the xxh3-64 over its chunks' checksums in
     index order, `size_bytes` the sum of its record values. `gaps` says how many offsets of others lie between each
-    chunk and the next one; it is empty if none do. So an entry names the offset of every chunk: the brokers told them
-    to the writer alone, and nobody who writes to the topic can slip in another chunk.
+    chunk and the next one; it is empty if none do. So an entry names the offset of every chunk: the brokers gave them
+    to the writer alone, and no one else who writes to the topic can slip in a chunk.
     """
 
     partition: int
@@ -166,7 +166,7 @@ class Handle:
         """From Avro's single-object encoding, whose bytes the caller has verified."""
         datum, size = _HANDLES.decode(data)
         if size != len(data):
-            raise Corrupt("bytes follow a handle", size_bytes=len(data))
+            raise Corrupt("there are bytes after a handle", size_bytes=len(data))
         return _from_datum(datum)
 
     def to_bytes(self) -> bytes:
@@ -178,7 +178,7 @@ class Handle:
     def from_bytes(cls, data: bytes) -> "Handle":
         """From `to_bytes`. Raises Corrupt, UnknownFormat."""
         if len(data) < _PREFIX.size or data[:4] != _MAGIC:
-            raise Corrupt("these bytes are no statelog handle", size_bytes=len(data))
+            raise Corrupt("these bytes are not a statelog handle", size_bytes=len(data))
         _, version, checksum = _PREFIX.unpack_from(data)
         if version > _VERSION:
             raise UnknownFormat("a handle has a newer format version", found=version, known=_VERSION)

@@ -1,6 +1,6 @@
-"""Who a log is: the cluster and the two topics, by the ids that Kafka never gives twice.
+"""The identity of a log: the ids of its cluster and its two topics, which Kafka never reuses.
 
-A topic that is deleted and made anew keeps its name and starts again at offset 0, so every place that
+A topic that is deleted and recreated keeps its name and starts again at offset 0, so every place that
 stores an offset stores the identity beside it: descriptor, Open, handle, manifest.
 """
 

@@ -1,4 +1,4 @@
-"""`Metadata`: what a commit carries for its caller, above all the place where the source resumes.
+"""Commit metadata: what a commit carries for its caller, above all the place where the source resumes.
 
 A flat mapping from names to text, whole numbers, fractions and booleans. What was committed comes back with its type,
 from the ledger as from a snapshot.

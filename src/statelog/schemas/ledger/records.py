@@ -4,7 +4,7 @@ A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit
 The head holds all that validity needs, so that a fold over a million commits decodes no Avro.
 
 Invariants:
-- A record without our magic is a stranger's: `decode` answers None, and every reader treats it as void.
+- A record without our magic is foreign: `decode` returns None, and every reader treats it as void.
 - A record with our magic but an unknown version or kind stops every reader (UnknownFormat): it might be
   a commit. One whose checksum differs is CorruptLedger.
 - A commit's head and body say the same; `Commit.of` is the only place that makes one.
@@ -60,7 +60,7 @@ _MARKS = RecordCodec("mark")
 _RESTARTS = RecordCodec("restart")
 
 VOID_VALUE = b"SLVD"
-"""A record that says nothing: a stranger's to ledger and data topic alike. It takes an offset, and that is its use."""
+"""An empty record, foreign to ledger and data topic alike. It takes up an offset, which is its use."""
 
 
 class _Kind(IntEnum):
@@ -83,7 +83,7 @@ class Open:
     """A writer takes `partitions`. The record's offset is the epoch.
 
     `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
-    writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences nobody.
+    writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences no one.
     `witness` is the ledger position that the opener had folded: above the record's own offset it proves a lost tail.
     Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
     """
@@ -196,7 +196,7 @@ class Restart:
     """The only way past a ledger that lost records: a person says what counts now, and every earlier epoch ends.
 
     What counts is the snapshot at `position` and what the ledger holds from there on; 0: all that the ledger holds. It
-    is written again and again until its offset is at or above `position`, so that nobody folds over what was lost.
+    is written again and again until its offset is at or above `position`, so that no reader folds over what was lost.
     """
 
     digest: bytes
@@ -219,7 +219,7 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
         end = committed.get(lost.partition, 0)
         if not 0 <= lost.start_offset < lost.end_offset <= end:
             raise ConfigError(
-                "only committed offsets can be given up, as a range that is not empty",
+                "only a non-empty range of committed offsets can be given up",
                 hint="Take the range from the error that reported the loss",
                 **lost._asdict(),
                 committed_position=end,
@@ -227,7 +227,7 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
 
 
 def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
-    """Those of the committed positions, by partition, that end with a record that nobody gave up."""
+    """Those of the committed positions, by partition, whose last record was not given up."""
     return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
 
 
@@ -371,7 +371,7 @@ def _decode_restart(payload: bytes) -> Restart:
 def _decode_whole(codec: RecordCodec, payload: bytes) -> dict[str, object]:
     datum, size = codec.decode(payload)
     if size != len(payload):
-        raise Corrupt("bytes follow the record", size_bytes=len(payload))
+        raise Corrupt("there are bytes after the record", size_bytes=len(payload))
     return datum
 
 

@@ -1,4 +1,4 @@
-"""The folded ledger as a value: what a manifest carries, so that the ledger below it can be truncated.
+"""The folded ledger as a value. A manifest carries it, so that the ledger below can be truncated.
 
 Invariants:
 - Rows are sorted, so equal states have equal bytes.

@@ -6,7 +6,7 @@ the offsets that it needs by then. Leases serve readers, never safety: one that 
 Invariants:
 - Expiry is decided by the store's clock alone: its time of the last write, and its time now.
 - A lease ends `ttl_s` after its last renewal, and at the latest `cap_s` after it was made, so that neither a dead
-  nor a stuck reader holds Kafka for ever.
+  nor a stuck reader holds Kafka back forever.
 """
 
 import math
@@ -71,7 +71,7 @@ class Lease:
         try:
             return _from_datum(datum)
         except Misuse as error:
-            raise Corrupt(f"{path} says what no lease says: {error}", path=path) from error
+            raise Corrupt(f"{path} holds impossible values: {error}", path=path) from error
 
 
 def _from_datum(datum: Datum) -> Lease:

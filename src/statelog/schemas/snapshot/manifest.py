@@ -1,4 +1,4 @@
-"""Manifests: the description of one snapshot, and the only truth about how far the log was rolled up.
+"""Manifests: the description of one snapshot, and the only source of truth for how far the log is rolled up.
 
 A manifest names the runs that hold all changes below its position, carries the folded ledger at that position, and
 the hash of the manifest before it. Its file is put if absent under its number and never overwritten.
@@ -232,10 +232,10 @@ def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest)
     _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
     is_same = following.identity == previous.identity or begins_anew(previous, following)
     _require(is_same, "a manifest changes the log's identity", **numbers)
-    _require(following.position >= previous.position, "a manifest's position goes back", **numbers)
+    _require(following.position >= previous.position, "a manifest's position moves back", **numbers)
     for partition, offset in previous.next_offsets.items():
         now = following.next_offsets.get(partition, 0)
-        _require(now >= offset, "a manifest's committed position goes back", partition=partition, **numbers)
+        _require(now >= offset, "a manifest's committed position moves back", partition=partition, **numbers)
 
 
 # ---- checks
@@ -250,9 +250,9 @@ def _check_header(manifest: Manifest) -> None:
     number = manifest.number
     _require(number >= 1, "a manifest's number is below 1", number=number)
     expected = _SHA256_BYTES if number > 1 else 0
-    _require(len(manifest.previous_sha256) == expected, "a manifest's link has a wrong length", number=number)
-    _require(len(manifest.nonce) == _NONCE_BYTES, "a manifest's nonce has a wrong length", number=number)
-    _require(math.isfinite(manifest.created_s), "a manifest's time is no number", number=number)
+    _require(len(manifest.previous_sha256) == expected, "a manifest's link has the wrong length", number=number)
+    _require(len(manifest.nonce) == _NONCE_BYTES, "a manifest's nonce has the wrong length", number=number)
+    _require(math.isfinite(manifest.created_s), "a manifest's time is not a number", number=number)
 
 
 def _check_state(state: LedgerState) -> None:
@@ -291,20 +291,20 @@ def _check_runs(manifest: Manifest) -> None:
 
 def _check_run(run: RunRef) -> None:
     named = _RUN_PATH.match(run.path)
-    _require(named is not None, "a manifest names a file that is no run", path=run.path)
+    _require(named is not None, "a manifest names a file that is not a run", path=run.path)
     _checked_name("run", named.group(1) if named else "")
     _require(run.start_position < run.end_position, "a run covers nothing", path=run.path)
     counts = (run.start_position, run.level, run.rows, run.value_schema_id)
     _require(min(counts) >= 0 and run.size_bytes > 0, "a run has an impossible count", path=run.path)
-    _require(len(run.sha256) == _SHA256_BYTES, "a run's hash has a wrong length", path=run.path)
-    _require(run.rows == run.index.rows, "a run's index counts other rows", path=run.path)
+    _require(len(run.sha256) == _SHA256_BYTES, "a run's hash has the wrong length", path=run.path)
+    _require(run.rows == run.index.rows, "a run's index has a different row count", path=run.path)
 
 
 def _checked_name(what: str, name: str) -> None:
     try:
         check_name(what, name)
     except Misuse as error:
-        raise CorruptManifest(f"a manifest names what cannot be: {error.message}") from error
+        raise CorruptManifest(f"a manifest holds impossible values: {error.message}") from error
 
 
 # ---- data

@@ -1,8 +1,8 @@
-"""Retention: what is kept, how far the log may be truncated, which files may go, which runs to merge. Pure decisions.
+"""Retention: which manifests to keep, how far to truncate, which files to delete, which runs to merge. Pure decisions.
 
 A round takes them in this order: before its put it lists all files and computes what will be kept once its manifest
-stands (`kept_numbers`), and what nobody can name after that (`condemned`). After the put, if it won, it reads the kept
-manifests again, verifies the oldest one's runs, and truncates to `truncation_floor`.
+exists (`kept_numbers`), and what no manifest can name after that (`condemned`). After the put, if it won, it reads the
+kept manifests again, verifies the oldest one's runs, and truncates to `truncation_floor`.
 
 Invariants:
 - The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
@@ -140,9 +140,9 @@ def _lowest(needs: Iterable[_Need], partition: int) -> tuple[int, str]:
 def condemned(
     listing: Iterable[str], own: Manifest, kept: Iterable[Manifest], expired_leases: Iterable[Lease] = ()
 ) -> tuple[str, ...]:
-    """The files of a listing taken before `own` was put that nobody can name once it stands. Sorted.
+    """The files of a listing taken before `own` was put that no manifest can name once it exists. Sorted.
 
-    `kept` are the manifests that will be kept beside `own`. Anything unrecognised stays for ever.
+    `kept` are the manifests that will be kept beside `own`. Anything unrecognised is kept forever.
     """
     named = {run.path for manifest in (own, *kept) for run in manifest.runs}
     ended = {lease_path(lease.id) for lease in expired_leases}

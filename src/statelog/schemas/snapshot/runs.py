@@ -1,7 +1,7 @@
-"""Runs: how changes lie in one immutable Parquet file. Pure values and decisions; the file itself is storage's.
+"""Runs: the layout of changes in one immutable Parquet file. Pure values and decisions; `storage` does the I/O.
 
 A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`, sorted by
-(key group, key), one row per key. It is ordinary Parquet: anybody may read it without statelog.
+(key group, key), one row per key. It is ordinary Parquet, readable without statelog.
 
 Invariants:
 - A row group holds whole key groups, several small ones together. Only a key group larger than a row group is cut.
@@ -81,7 +81,7 @@ class RunMetadata:
     def from_parquet(cls, metadata: Mapping[bytes, bytes]) -> "RunMetadata":
         """Read the label back. Raises UnknownFormat for another version, CorruptRun if it is no run's footer."""
         prefix = _METADATA_PREFIX.encode()
-        # A byte that is no text makes no label of ours: the check below says so.
+        # Undecodable bytes cannot be a label of ours: the check below rejects them.
         ours = {
             k[len(prefix) :].decode(errors="replace"): v.decode(errors="replace")
             for k, v in metadata.items()
@@ -89,7 +89,7 @@ class RunMetadata:
         }
         if ours.get("format") != str(FORMAT_VERSION):
             if "format" not in ours:
-                raise CorruptRun("a Parquet file that no statelog wrote", hint="Restore the file that was there")
+                raise CorruptRun("a Parquet file that statelog did not write", hint="Restore the original file")
             raise UnknownFormat("a run of an unknown format version", version=ours["format"], known=FORMAT_VERSION)
         try:
             return cls(
@@ -99,7 +99,7 @@ class RunMetadata:
                 value_schema_id=int(ours["value_schema_id"]),
             )
         except (KeyError, ValueError) as error:
-            raise CorruptRun(f"a run's label does not read: {error!r}") from error
+            raise CorruptRun(f"a run's label cannot be read: {error!r}") from error
 
 
 class RowGroupSpan(NamedTuple):

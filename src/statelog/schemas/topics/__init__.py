@@ -1,3 +1,3 @@
-"""The two topics: the settings that are asked of them, and the rights that each role needs. Pure."""
+"""The two topics: the settings they must have, and the rights that each role needs. Pure."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What statelog asks of its two topics, and which settings of an existing topic it refuses.
+"""Topic policy: the settings of new topics, and the settings of existing ones that are refused.
 
 Two kinds of findings. A *wrong* setting deletes or rewrites what was committed (retention, compaction, a second
 ledger partition): never usable. An *unsafe* one can lose acknowledged records when a broker dies: usable only if

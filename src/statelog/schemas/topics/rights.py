@@ -1,4 +1,4 @@
-"""Rights: which operations on its two topics each role of a log needs, and which of them somebody lacks. Pure.
+"""Rights: the operations on both topics that each role needs, and the check for missing ones. Pure.
 
 `docs/security.md` has the same sets, and the rights that Kafka asks for besides: DESCRIBE_CONFIGS on both topics, and
 DESCRIBE on the readers' group. Names are Kafka's own.
@@ -22,7 +22,7 @@ class Rights(NamedTuple):
 NO_RIGHTS = Rights(frozenset(), frozenset())
 READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
 LEDGER_WRITING = Rights(READING.data, frozenset({"READ", "WRITE"}))
-"""Of who reads, and appends to the ledger alone: a barrier, the acceptance of a loss."""
+"""For a reader that appends to the ledger alone: a barrier, the acceptance of a loss."""
 WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
 ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}))
 

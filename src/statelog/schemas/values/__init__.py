@@ -1,3 +1,3 @@
-"""Values: schemas, how they change, and values as Arrow and as Avro. Pure."""
+"""Values: their schemas, schema evolution, and values as Arrow and as Avro. Pure."""
 
 __all__: list[str] = []

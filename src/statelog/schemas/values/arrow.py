@@ -2,7 +2,7 @@
 
 Every array that leaves here has exactly the Arrow type of its schema, no null where the schema has none, and only
 symbols that an enum knows. What does not fit is InvalidChange with the path of the field: nothing is truncated,
-parsed or encoded silently (a Python float does become a 32-bit float where the schema says so).
+parsed or encoded silently (a Python float does become a 32-bit float where the schema has one).
 """
 
 import datetime
@@ -244,7 +244,7 @@ def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     else:
         return column
     if pc.any(pc.invert(known)).as_py():
-        raise _refused(f"a text that is no {kind}", path)
+        raise _refused(f"a text that is not a {kind}", path)
     return column
 
 
@@ -296,7 +296,7 @@ def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path:
 
 
 def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path: str) -> object:
-    """What stands for the field in rows that lack it, if any does."""
+    """The field's default for rows that lack it, if it has one."""
     if all(one.name in row for row in present):
         return None
     if not one.has_default:
@@ -308,7 +308,7 @@ def _from_json(default: object, kind: ValueType, path: str) -> object:
     """A JSON default as the Python value that `from_rows` takes. Raises ValueError and kin for misfits."""
     if default is None:
         if not kind.nullable:
-            raise ValueError(f"null is no {kind}")
+            raise ValueError(f"null is not a {kind}")
         return None
     if kind.kind in ("bytes", "fixed"):
         data = str(default).encode("latin-1") if isinstance(default, str) else b"" + cast("bytes", default)

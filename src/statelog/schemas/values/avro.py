@@ -1,4 +1,4 @@
-"""Values in Avro's binary form: a value column as one datum per row, for places that know bytes and no Arrow. Pure.
+"""Values in Avro's binary form: a value column as one datum per row, for consumers of bytes without Arrow. Pure.
 
 Works by column: every type becomes an array of its encoded bytes, and a record, a list or a union joins those of its
 parts with Arrow's kernels. What comes out is what `fastavro.schemaless_reader` reads with the schema's text.

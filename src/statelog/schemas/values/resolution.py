@@ -120,9 +120,11 @@ def _resolve_field(one: ValueField, written: Mapping[str, ValueField], path: str
 
 
 def _ambiguous(path: str, new: str, earlier: str) -> IncompatibleSchema:
-    """Avro's libraries differ in what they read then, so nobody shall have to know."""
-    hint = "Let one new field stand for one earlier field: drop an alias, or a field"
-    return IncompatibleSchema("a name or alias that fits twice", hint=hint, field=path, new=new, earlier=earlier)
+    """Avro libraries differ in what they read in this case, so it is refused."""
+    hint = "Map each new field to one earlier field: drop an alias, or a field"
+    return IncompatibleSchema(
+        "a field that matches twice by name or alias", hint=hint, field=path, new=new, earlier=earlier
+    )
 
 
 def _resolve_enum(reader: ValueType, writer: ValueType, path: str) -> SymbolMap:
@@ -134,7 +136,7 @@ def _resolve_enum(reader: ValueType, writer: ValueType, path: str) -> SymbolMap:
 
 
 def _incompatible(reader: ValueType, writer: ValueType, path: str, hint: str) -> IncompatibleSchema:
-    message = "a type that earlier values cannot be read with"
+    message = "a type that cannot read earlier values"
     return IncompatibleSchema(message, hint=hint, field=path, new=str(reader), earlier=str(writer))
 
 

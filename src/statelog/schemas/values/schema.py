@@ -1,4 +1,4 @@
-"""Value schemas: what the values of a log are, how they change over time, and values as Arrow columns. Pure.
+"""Value schemas: the type of a log's values, its evolution, and values as Arrow columns. Pure.
 
 Schema id 0 means opaque bytes. Every other id names an Avro record schema; its values are one Arrow struct column,
 in chunks, runs and results alike. A null in that column is a delete's.
@@ -139,13 +139,13 @@ def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> No
         through = compose(make_resolution(last, earlier.root, _ROOT), make_resolution(new.root, last, _ROOT), new.root)
         path = first_difference(direct, through, _ROOT)
         if path is not None:
-            message = "a field that a merge would change, by way of the schema before"
+            message = "a field that a merge through the previous schema would change"
             hint = "Give it a new name; do not bring removed names back, and do not change defaults"
             raise IncompatibleSchema(message, hint=hint, field=path, new=new.id, earlier=earlier.id)
 
 
 def _mixed(new: ValueSchema, earlier: ValueSchema) -> IncompatibleSchema:
-    hint = "Opaque and typed values do not mix in one log; make a new log"
+    hint = "Opaque and typed values do not mix in one log; create a new log"
     return IncompatibleSchema("opaque and typed values", hint=hint, new=new.id, earlier=earlier.id)
 
 

@@ -155,7 +155,7 @@ class _Parser:
         if full in self.open_names:
             raise _refused(f"{name} contains itself", path, "Recursive types cannot be columns; use bytes")
         if full not in self.named:
-            raise _refused(f"{name!r} is no type", path, "Name an Avro type, or define it before this field")
+            raise _refused(f"{name!r} is not a type", path, "Name an Avro type, or define it before this field")
         known = self.named[full]
         self._count(path, depth + _depth(known), _nodes(known))
         return known
@@ -163,7 +163,7 @@ class _Parser:
     def _union(self, branches: list[object], path: str, namespace: str, depth: int) -> ValueType:
         others = [branch for branch in branches if branch != "null" and branch != {"type": "null"}]
         if len(others) != 1 or len(branches) != 2:
-            raise _refused("a union of other than null and one type", path, 'Use ["null", X]')
+            raise _refused("a union of anything but null and one type", path, 'Use ["null", X]')
         inner = self.parse(others[0], path, namespace, depth)
         if inner.nullable:
             raise _refused("a union inside a union", path, 'Use ["null", X]')
@@ -191,7 +191,7 @@ class _Parser:
         full, short, inside = self._define(raw, path, namespace)
         given = raw.get("fields")
         if not isinstance(given, list) or not given:
-            raise _refused("a record without fields", path, "Give it a field: nothing cannot be stored in a column")
+            raise _refused("a record without fields", path, "Add a field: an empty record cannot be a column")
         self.open_names.add(full)
         fields = tuple(self._field(item, path, inside, depth) for item in cast("list[object]", given))
         self.open_names.remove(full)
@@ -205,7 +205,7 @@ class _Parser:
 
     def _field(self, raw: object, path: str, namespace: str, depth: int) -> ValueField:
         if not isinstance(raw, dict):
-            raise _refused("a field that is no object", path, 'Use {"name": ..., "type": ...}')
+            raise _refused("a field that is not an object", path, 'Use {"name": ..., "type": ...}')
         given = cast("dict[str, object]", raw)
         name = _check_name(given.get("name"), path)
         inner = self.parse(given.get("type"), f"{path}.{name}", namespace, depth + 1)
@@ -226,7 +226,11 @@ class _Parser:
         default = raw.get("default")
         known = default is None or (isinstance(default, str) and default in symbols)
         if not symbols or len(set(symbols)) != len(symbols) or not known:
-            raise _refused("an enum needs different symbols, its default among them", path, "Mend its symbols")
+            raise _refused(
+                "an enum needs different symbols, its default among them",
+                path,
+                "Make its symbols distinct, and its default one of them",
+            )
         return self._named(
             full,
             ValueType(
@@ -279,7 +283,7 @@ def _check_name(name: object, path: str) -> str:
 def _aliases(raw: dict[str, object], path: str) -> tuple[str, ...]:
     given = raw.get("aliases", [])
     if not isinstance(given, list):
-        raise _refused("aliases that are no list", path, "Use a list of names")
+        raise _refused("aliases that are not a list", path, "Use a list of names")
     return tuple(_check_name(str(one).rpartition(".")[2], path) for one in cast("list[object]", given))
 
 

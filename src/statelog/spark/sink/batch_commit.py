@@ -1,10 +1,10 @@
-"""The commit process: makes the handles of a batch one commit, or sees that the ledger has the batch already.
+"""The commit process: commits the handles of a batch, unless the ledger has the batch already.
 
 Runs in a Python worker beside the driver, which serves many batches. It acts under the grant that comes with the
 tasks' messages and opens nothing, except to settle a commit whose outcome is unknown.
 
 Invariants:
-- A commit continues the base that its tasks were planned with. If the cached committer stands elsewhere, another
+- A commit continues the base that its tasks were planned with. If the cached committer is elsewhere, another
   process committed in between, and the ledger is read on before anything is decided.
 - After an error the committer is dropped: the next commit starts from the ledger.
 """
@@ -119,10 +119,10 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
     results = [message for message in messages if isinstance(message, TaskResult)]
     if len(results) != len(messages):
         raise Misuse(
-            "a task of this batch returned nothing that can be committed",
+            "a task of this batch did not return a handle",
             tasks=len(messages),
             results=len(results),
-            hint="Nothing was committed; run the batch again, and report this",
+            hint="Nothing was committed: run the batch again, and report this",
         )
     return results
 

@@ -1,4 +1,4 @@
-"""What a batch is to the log: new, a replay of the last one, or something that must not be committed. Pure.
+"""What a batch is to the log: new, a replay of the last one, or not to be committed. Pure.
 
 A writer's history belongs to one query (its id is in the metadata of every commit). Spark replays a batch, with the
 same id, when it died between the ledger's commit and its own commit log; that is the only replay there is.
@@ -51,7 +51,7 @@ def decide_batch(
             writer=writer,
             query_id=query_id,
             last_batch=last.checkpoint.id - 1 - shift,
-            hint="The checkpoint location was set back: restore it, or start a new query with a writerId of its own",
+            hint="The checkpoint location is older than the log: restore it, or start a query with another writerId",
         )
     if decision.checkpoint_id == last.checkpoint.id:
         return BatchDecision(checkpoint_id=last.checkpoint.id, is_replay=True)
@@ -75,7 +75,7 @@ def decide_write(
             f"checkpoint {checkpoint_id} is not later than the writer's last one",
             writer=writer,
             last_checkpoint=last_id,
-            hint="Checkpoint ids of a writer grow; only the last one may be written again, and is skipped then",
+            hint="Checkpoint ids of a writer must grow; only the last one may be written again, and is skipped",
         )
     return BatchDecision(checkpoint_id=last_id + 1 if checkpoint_id is None else checkpoint_id)
 
@@ -97,10 +97,10 @@ def check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from
     owner = owner_of(last)
     if take_over_from != owner:
         raise CheckpointMismatch(
-            "the writer's last commit is another query's",
+            "the writer's last commit belongs to another query",
             writer=writer,
             query_id=query_id,
             last_query_id=owner,
             last_checkpoint=last.checkpoint.id,
-            hint=f"Give this query a writerId of its own, or let it take over with the option takeOverFrom={owner}",
+            hint=f"Give this query its own writerId, or take over with the option takeOverFrom={owner}",
         )

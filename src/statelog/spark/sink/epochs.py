@@ -1,4 +1,4 @@
-"""The planning process: gives every batch a task grant, out of an epoch that is opened once for a query's run.
+"""The planning process: gives each batch a task grant, from an epoch that is opened once per query run.
 
 Spark plans all batches of a session in Python workers beside the driver. They are the only processes that pickle a
 sink's writer, and that is when this module is called. Which worker plans is Spark's choice, and it may be another one
@@ -8,8 +8,8 @@ there. A batch is planned only after the one before was committed, so what is re
 Invariants:
 - One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
   commit whose outcome had to be settled.
-- An epoch that a stranger fenced is never taken back. The query fails with Fenced; started again, it opens anew.
-- Nobody is fenced before `check_ownership` has agreed.
+- An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; started again, it opens anew.
+- Nothing is fenced before `check_ownership` has agreed.
 - Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
 """
 
@@ -59,7 +59,7 @@ _epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
 def plan_batch(options: WriteOptions, *, seams: Seams = REAL) -> TaskGrant:
     """The right to write the next batch.
 
-    Raises LogInUse and CheckpointMismatch before anybody is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
+    Raises LogInUse and CheckpointMismatch before anything is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
     ConfigError.
     """
     key = (options.where, options.writer, options.checkpoint_location or options.query_id)
@@ -118,7 +118,7 @@ def _next(
     seams: Seams,
 ) -> _Epoch:
     """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
-    and for a query that was started again after a sibling had told it that it was fenced.
+    and for a query that was started again after a sibling had found it fenced.
     """
     newest = _newest(log, epoch.ledger.fold, options)
     if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
@@ -151,7 +151,7 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
 
 
 def _open(log: Log, options: WriteOptions, run: QueryRun, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
-    """Open anew, unless somebody did so since the ownership was looked at."""
+    """Open an epoch, unless another one was opened since the ownership check."""
     ours = None if seen is None else [seen.nonce]
     opened = open_epoch(log, options.writer, ours=ours, seams=replace(seams, nonce=sibling_nonces(run.tag)))
     opened.producer.close()
@@ -170,7 +170,7 @@ def _taken_over(options: WriteOptions, run: QueryRun, newest: LiveEpoch | None) 
         "another writer took over",
         writer=options.writer,
         by_writer=newest.writer if newest else None,
-        hint="Stop this query if the other one should go on; started again, it takes over itself",
+        hint="Stop this query if the other one should go on; a restart takes over again",
     )
 
 

@@ -1,11 +1,11 @@
-"""Whose log it is: may a query or a plain write open, which fences whoever shares its name or a partition? Pure.
+"""Ownership of a log: whether a query or a plain write may open, which fences its rivals. Pure.
 
-An Open is the end of every rival, so it is asked before. A rival stands in the way for as long as it may be alive: it
+An Open ends every rival, so this is checked first. A rival blocks the way for as long as it may be alive: it
 opened or committed not long ago. What no job of Spark's opened is not judged here: who opens last owns the log.
 
 Invariants:
 - The same query, started again, takes over at once, from another session too.
-- Another query, and a plain write beside a query, fence nobody unless the option takeOver, or takeOverFrom, says so.
+- Another query, and a plain write beside a query, fence nothing unless the option takeOver, or takeOverFrom, says so.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def check_ownership(
     for rival in rivals:
         if _may_live(rival) and not _is_ours(rival, options, ours, tag):
             raise LogInUse(
-                "another job of Spark's writes to this log",
+                "another Spark job writes to this log",
                 writer=rival.writer,
                 query_id=owner_of(rival.last) if rival.last is not None else None,
                 last_seen_s=None if rival.age_s is None else round(rival.age_s),

@@ -1,4 +1,4 @@
-"""What the streaming and the batch writer share: options, columns, and the task grant that travels in the pickle.
+"""What the streaming and the batch writer share: options, columns, and the pickled task grant.
 
 Spark makes a writer in the planning process and pickles it, twice, for the tasks; for a stream it makes another one in
 the commit process, which is never pickled. So pickling is the one thing that only planning does, and the grant is
@@ -27,7 +27,7 @@ def require_spark(version: str = pyspark.__version__) -> None:
     if found < _FLOOR:
         raise ConfigError(
             f"statelog needs pyspark {_FLOOR[0]}.{_FLOOR[1]} or newer, not {version}",
-            hint="Arrow stream writers and admission control came with it",
+            hint="It is the first with Arrow stream writers and admission control",
         )
 
 
@@ -38,12 +38,14 @@ class PlannedWrite:
         require_spark()
         if overwrite:
             raise Misuse(
-                "statelog takes changes, so it has neither complete mode nor overwrite",
-                hint="Use append mode; for aggregations update mode with foreachBatch(statelog.spark.sink.upsert(...))",
+                "statelog takes changes: complete mode and overwrite are not supported",
+                hint="Use append mode; for aggregations, update mode with foreachBatch(statelog.spark.upsert(...))",
             )
         names = columns.fieldNames()
         if "key" not in names:
-            raise InvalidChange("the DataFrame has no column key", columns=", ".join(names), hint="Rename yours to key")
+            raise InvalidChange(
+                "the DataFrame has no column key", columns=", ".join(names), hint="Rename the key column to key"
+            )
         self.options = options
         self._names = tuple(names)
         self._task: TaskGrant | None = None

@@ -1,4 +1,4 @@
-"""A run: one query, or one writer of plain writes, in one Spark session; and what marks its epochs as its own.
+"""A query run: one query, or one writer of plain writes, in one Spark session; and the mark on its epochs.
 
 The planning workers of a session are children of one parent, so they know each other without talking: the first eight
 bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
@@ -64,7 +64,7 @@ class QueryRun(NamedTuple):
 
     @property
     def has_opened(self) -> bool:
-        """Whether a worker of this run opened an epoch, and nobody was told since that it is over."""
+        """Whether a worker of this run opened an epoch that was not found fenced since."""
         return self.mark.exists()
 
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class QueryRun(NamedTuple):
             raise _unusable(self.mark.parent, str(error)) from error
 
     def end(self) -> None:
-        """Note that the run lost its epoch: started again, it may open anew."""
+        """Note that the run lost its epoch: after a restart it may open again."""
         self.mark.unlink(missing_ok=True)
 
 
@@ -98,10 +98,10 @@ def run_of(options: WriteOptions) -> QueryRun:
 
 def _unusable(directory: Path, problem: str) -> ConfigError:
     return ConfigError(
-        "the directory where queries are noted cannot be used",
+        "the directory for notes on running queries cannot be used",
         directory=str(directory),
         problem=problem,
-        hint="Free it, or set TMPDIR for Spark's driver",
+        hint="Remove it, or set TMPDIR for Spark's driver",
     )
 
 

@@ -1,6 +1,6 @@
-"""The rivals of a query or plain write: the live epochs that its Open would fence, and when each was last heard of.
+"""The rivals of a query or plain write: the live epochs that its Open would fence, and when each was last active.
 
-Reads the ledger, and judges nobody: that is `ownership`'s.
+Reads the ledger and decides nothing: `ownership` does.
 """
 
 from statelog.errors import OffsetGone
@@ -37,7 +37,7 @@ def rivals_of(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -
 def _age_s(log: Log, offset: int, now_s: float) -> float | None:
     """How long ago the ledger's record at `offset` was written; None if it is truncated.
 
-    Where the brokers do not stamp records nobody can say, and it counts as written now.
+    Where the brokers do not stamp records the age is unknown, and it counts as written now.
     """
     reader = log.kafka.reader(log.ledger_topic)
     try:

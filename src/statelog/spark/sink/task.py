@@ -1,4 +1,4 @@
-"""A Spark task that writes: its rows become one change set, and what it returns names it. Runs on executors.
+"""A Spark task that writes: sends its rows as one change set and returns the handle. Runs on executors.
 
 Touches neither ledger nor DFS: it needs the brokers and the task grant that travels in the pickled writer. A task
 that fails, is retried, speculated or comes too late leaves chunks that no commit lists.
@@ -41,7 +41,7 @@ def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: Writ
     """Write this task's rows. Raises InvalidChange, KeyGroupMismatch, PersistFailed, BrokerUnavailable."""
     context = TaskContext.get()
     if context is None:
-        raise ConfigError("a statelog task runs outside of a Spark task", hint="Use df.write or df.writeStream")
+        raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
     query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
     slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
     with task_producer(options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
@@ -55,7 +55,7 @@ def _query_id(found: str | None, given: str | None) -> str:
     """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
     if found and given and found != given:
         raise ConfigError(
-            "the option queryId names another query than Spark does",
+            "the option queryId contradicts Spark's own query id",
             given=given,
             found=found,
             hint="Leave queryId out: Spark tells its tasks which query they belong to",

@@ -1,4 +1,4 @@
-"""`foreachBatch(upsert(...))`: what a streaming query changed, into the log, exactly once by (writer, query, batch).
+"""`foreachBatch(upsert(...))`: writes what a streaming query changed, exactly once per (writer, query, batch).
 
 For update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch write that
 carries the batch id; tasks know the query id themselves. So it shares planning, tasks and commit with the streaming
@@ -80,7 +80,7 @@ def upsert(
 
 
 def _flag(name: str, value: object) -> str:
-    """As an option. The text "false" is true in Python, and a promise that nobody made."""
+    """As an option. Text is refused, because "false" would be true in Python."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r}", hint="Give True or False")
     return "true" if value else "false"

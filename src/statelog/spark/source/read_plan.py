@@ -1,9 +1,9 @@
-"""A read's plan: the one ledger position that every scan of a DataFrame reads, and the lease that holds it.
+"""The plan of a read: the one ledger position that every scan of a DataFrame reads, and the lease that holds it.
 
 Spark plans each scan of a DataFrame by itself, at any later time and in any worker. The data source object is what
 they have in common: it is made once for each `load()`, and pickled. So the plan is made there and travels with it.
 
-Invariant: nobody but `plan_read` chooses a position; a scan may find it gone, and never reads another.
+Invariant: only `plan_read` chooses a position; a scan may find it gone, but never reads another.
 """
 
 from collections.abc import Generator
@@ -21,7 +21,7 @@ from statelog.spark.options import ReadOptions
 __all__ = ["PLAN_LEASE_S", "ReadPlan", "hold_plan", "plan_read", "reading"]
 
 PLAN_LEASE_S = 300.0
-"""How long a planned position is held for who has not started to read. Nobody tells us when the last one did."""
+"""How long a planned position is held for tasks that have not started. Spark does not say when the last one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ def hold_plan(options: ReadOptions, plan: ReadPlan) -> None:
 
 @contextmanager
 def reading(plan: ReadPlan) -> Generator[None]:
-    """Whoever finds the planned state gone is told since when it was planned, and the way out."""
+    """Turns a planned state that is gone into a NotFound that names the time of planning and the way out."""
     try:
         yield
     except (NotFound, OffsetGone) as error:
         raise NotFound(
-            f"this DataFrame was planned at {plan.planned_at:%Y-%m-%d %H:%M:%S} UTC, and its state is gone since",
+            f"this DataFrame was planned at {plan.planned_at:%Y-%m-%d %H:%M:%S} UTC, and its state is gone by now",
             hint=f"load() again: a DataFrame is the state at its load(), held {PLAN_LEASE_S:.0f} s from each action on",
             planned_position=plan.position,
             reason=error.message,

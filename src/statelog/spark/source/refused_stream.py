@@ -1,4 +1,4 @@
-"""`spark.readStream.format("statelog")` is refused: a log's state is read in batch. Says so where Spark shows it.
+"""`spark.readStream.format("statelog")` is refused, where Spark shows the message: state is read in batch.
 
 Spark runs a stream's reader in a worker that reports what its methods raise, and nothing that making it raises.
 """

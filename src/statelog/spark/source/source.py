@@ -52,15 +52,15 @@ class StateReader(DataSourceReader):
         self._options = read_options(options)
         if plan is None and self._options.at is None:
             raise ConfigError(
-                "with a schema of yours each scan of the DataFrame would read the state of another moment",
-                hint="Leave .schema() out, or say which state it is: atPosition, or atWriter and atCheckpoint",
+                "with a user schema each scan of the DataFrame would read a different state",
+                hint="Leave .schema() out, or choose the state: atPosition, or atWriter and atCheckpoint",
             )
         self._plan = plan or plan_read(self._options)
         self._schema = spark_arrow_schema(schema)
         self._value_schema_id = _value_schema_of(self._options, schema).id
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The slices, all at the position of the plan, which is held anew. Raises as `hold_plan`."""
+        """The slices, all at the position of the plan, which is held again. Raises as `hold_plan`."""
         options = self._options
         hold_plan(options, self._plan)
         log = cached_log(options.where)
@@ -100,10 +100,10 @@ def _value_schema_of(options: ReadOptions, schema: StructType) -> ValueSchema:
         if has_them and same_columns(chosen(columns, options.columns), schema):
             return one
     raise ConfigError(
-        "the schema given is not that of the state",
+        "the given schema differs from the state's",
         given=schema.simpleString(),
         expected=_columns(options).simpleString(),
-        hint="Leave .schema() out; select, rename and cast behind the read, or use the option columns",
+        hint="Leave .schema() out; select, rename and cast after the read, or use the option columns",
     )
 
 
