@@ -33,7 +33,7 @@ demo: venv java
 	$(BIN)/python -m demo $(ARGS)
 
 test: venv java
-	$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder \
+	$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder \
 	  -m 'not soak' tests $(ARGS)
 
 soak: venv java

@@ -26,7 +26,7 @@ from statelog.errors import (
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
 from tests.support.rigs.kafka import World, broker_world, memory_world
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module", params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])

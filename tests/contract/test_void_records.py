@@ -20,7 +20,7 @@ from tests.support.rigs.log import LogRig, settings_for
 from tests.support.samples.chunks import rows_batch
 
 SMALL = WriterSettings(roll_rows=4, roll_bytes=300, chunk_bytes=300)
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> None:

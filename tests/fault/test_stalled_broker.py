@@ -2,8 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -12,30 +14,36 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, LogRig, real_rig, settings_for
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 
 pytestmark = pytest.mark.broker
-_REQUEST_TIMEOUT_S = 0.5
-_BACK_S = 15.0
+_REQUEST_TIMEOUT_MS = "500"
+_BACK_S = 120.0
+T = TypeVar("T")
 
 
 @pytest.fixture
-def log(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> Iterator[Log]:
-    """A log with five commits, seen by a process that waits half a second for an answer."""
-    timeout_ms = str(int(_REQUEST_TIMEOUT_S * 1000))
-    kafka, root = {"bootstrap.servers": faulty_broker.direct}, str(tmp_path / "root")
-    with (
-        Log.create(log_name, kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE) as made,
-        Writer(made, "w") as writer,
-    ):
+def rig(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> LogRig:
+    """A log with five commits."""
+    rig = real_rig(log_name, faulty_broker.direct, tmp_path / "root")
+    with rig.create(partitions=2) as made, Writer(made, "w") as writer:
         for number in range(1, 6):
             writer.put(b"k%d" % number, b"v")
             writer.commit(number)
-    settings = {"bootstrap.servers": faulty_broker.bootstrap, "socket.timeout.ms": timeout_ms}
-    with Log.open(log_name, kafka=settings, root=root, allow_unsafe=UNSAFE) as opened:
-        yield opened
+    return rig
+
+
+@contextmanager
+def _seen(rig: LogRig, broker: FaultyBroker, tmp_path: Path, more: Mapping[str, str]) -> Generator[Log]:
+    """The log as a process behind the proxy sees it."""
+    kafka = {
+        "bootstrap.servers": broker.bootstrap,
+        **more,
+    }
+    with _soon(lambda: Log.open(rig.name, kafka=kafka, root=str(tmp_path / "root"), allow_unsafe=UNSAFE)) as log:
+        yield log
 
 
 def _keys(log: Log) -> int:
@@ -59,7 +67,7 @@ def _calls(log: Log, scratch: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def _soon(call: Callable[[], object]) -> object:
+def _soon(call: Callable[[], T]) -> T:
     """The answer of a caller who tries again, as BrokerUnavailable says: its connections have to come back first."""
     deadline_s = time.monotonic() + _BACK_S
     while True:
@@ -72,27 +80,29 @@ def _soon(call: Callable[[], object]) -> object:
 
 @pytest.mark.parametrize("stall_s", [0.6, 1.4])
 def test_a_stalled_broker_is_unavailable_or_right(
-    faulty_broker: FaultyBroker, log: Log, tmp_path: Path, stall_s: float
+    faulty_broker: FaultyBroker, rig: LogRig, tmp_path: Path, stall_s: float
 ) -> None:
     """Every call that meets a broker which stands still for longer than a request may take says so, or is right."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    for what, call in _calls(log, scratch).items():
-        faulty_broker.broker.pause()
-        timer = threading.Timer(stall_s, faulty_broker.broker.resume)
-        timer.start()
-        try:
-            assert call(), what
-        except Unavailable:
-            pass
-        finally:
-            timer.join()
-        assert _soon(call), what
+    with _seen(rig, faulty_broker, tmp_path, {"socket.timeout.ms": _REQUEST_TIMEOUT_MS}) as log:
+        for what, call in _calls(log, scratch).items():
+            faulty_broker.broker.pause()
+            timer = threading.Timer(stall_s, faulty_broker.broker.resume)
+            timer.start()
+            try:
+                assert call(), what
+            except Unavailable:
+                pass
+            finally:
+                timer.join()
+            assert _soon(call), what
 
 
-def test_a_reset_question_is_no_empty_log(faulty_broker: FaultyBroker, log: Log) -> None:
+def test_a_reset_question_is_no_empty_log(faulty_broker: FaultyBroker, rig: LogRig, tmp_path: Path) -> None:
     """One connection that is reset at any one question for offsets: the state is whole."""
-    for at in range(1, 5):
-        faulty_broker.proxy.on("list_offsets", Deed.RESET, at=at)
-        assert _keys(log) == 5
-        faulty_broker.proxy.reset()
+    with _seen(rig, faulty_broker, tmp_path, {}) as log:
+        for at in range(1, 5):
+            faulty_broker.proxy.on("list_offsets", Deed.RESET, at=at)
+            assert _keys(log) == 5
+            faulty_broker.proxy.reset()

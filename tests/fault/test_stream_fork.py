@@ -15,7 +15,7 @@ from tests.support.processes.forks import in_fork
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 
 
 def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:

@@ -244,7 +244,7 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
     with process:
         wait_for(lambda: shell.json("describe", shell.name)["newest_manifest"] == 1)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
 
     events = [json.loads(line) for line in out.splitlines()]
     assert (process.returncode, err) == (0, "")
@@ -267,7 +267,7 @@ def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: 
                 assert "started, first round in" in process.stdout.readline()
                 assert "round started" in process.stdout.readline()
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
         assert process.returncode == 0
     shell.run("delete", log_name, "--yes")
 
@@ -282,7 +282,7 @@ def test_the_daemon_runs_a_round_when_it_is_told_to(shell: Shell, tmp_path: Path
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: shell.json("describe", shell.name)["newest_manifest"] == 2)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
 
     events = [json.loads(line) for line in out.splitlines()]
     assert (process.returncode, err) == (0, "")
@@ -299,7 +299,7 @@ def test_a_fenced_append_has_its_own_code(shell: Shell) -> None:
     process.stdin.flush()
     wait_for(lambda: shell.state() == {"a": {"value": "1"}})
     with shell.open_log() as log, Writer(log, "new"):
-        _, err = process.communicate('{"key":"b","value":"2"}\n', timeout=60)
+        _, err = process.communicate('{"key":"b","value":"2"}\n', timeout=120)
 
     assert process.returncode == 5
     told = json.loads(err.splitlines()[-1])

@@ -4,14 +4,22 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
 
 from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
 
 pytestmark = pytest.mark.broker
+
+
+def _unread_bytes(pipe: int) -> int:
+    """What was written to a pipe and nobody has read."""
+    return int.from_bytes(ioctl(pipe, FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_ctrl_c_says_where_it_stands(shell: Shell) -> None:
@@ -25,7 +33,7 @@ def test_ctrl_c_says_where_it_stands(shell: Shell) -> None:
     process.stdin.flush()
     wait_for(lambda: (row := writer_row(shell, "pipe")) is not None and row["checkpoint"] == 2)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=120)
 
     assert process.returncode == 130
     told = json.loads(out.splitlines()[-1])
@@ -46,7 +54,7 @@ def test_ctrl_c_at_any_moment_of_a_load_is_told(shell: Shell, tmp_path: Path) ->
         wait_for(lambda: (row := writer_row(shell, "in")) is not None and row["checkpoint"] * 25 > before)  # noqa: B023 - called at once
         time.sleep(wait_s)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
         assert "Traceback" not in err
         told = json.loads(out.splitlines()[-1])
@@ -66,10 +74,11 @@ def test_ctrl_c_while_it_compares_tells_what_counts(shell: Shell, tmp_path: Path
     assert shell.run("append", shell.name, "-", "--writer", "pipe", stdin=data.encode()).exit_code == 0
     os.mkfifo(tmp_path / "fifo")
     process = shell.start("append", shell.name, tmp_path / "fifo", "--writer", "pipe", "--json")
-    with (tmp_path / "fifo").open("wb"):  # Opens once the command has: it now waits for the bytes to compare.
-        time.sleep(0.2)
+    with (tmp_path / "fifo").open("wb", buffering=0) as fifo:
+        fifo.write(data[:1].encode())
+        wait_for(lambda: _unread_bytes(fifo.fileno()) == 0)  # It has begun to compare, and waits for the other bytes.
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     told = json.loads(out.splitlines()[-1])
     assert (told["outcome"], told["rows"], told["rows_before"], told["checkpoint"]) == ("interrupted", 0, 4, 1)

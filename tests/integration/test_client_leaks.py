@@ -77,7 +77,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
         producer.send(topic_name, 0, b"x", reports.append)
         while not reports:
             producer.poll(0.1)
-        assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=20))
+        assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=60))
 
     def use_and_be_told() -> None:
         with pytest.warns(ResourceWarning, match="unclosed (producer|reader)") as told:

@@ -17,7 +17,7 @@ from statelog.storage.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.hdfs import Hdfs
 
-pytestmark = pytest.mark.xdist_group("test_store_contract.py")  # Its process has an HDFS already.
+pytestmark = pytest.mark.xdist_group("tests/contract/test_store_contract.py")  # Its process has an HDFS already.
 
 
 def test_a_log_lives_on_hdfs(hdfs: Hdfs, tmp_path: Path) -> None:

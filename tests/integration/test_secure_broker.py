@@ -21,9 +21,9 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
 def test_a_principal_sees_what_it_was_granted(secure: SecureBroker) -> None:
     """A right is there once it was granted, and gone once it was revoked."""
     secure.grant("alice", topic("__statelog_ready", "DESCRIBE"))
-    assert "__statelog_ready" in AdminClient({**secure.client("alice")}).list_topics(timeout=10).topics
+    assert "__statelog_ready" in AdminClient({**secure.client("alice")}).list_topics(timeout=60).topics
     secure.grant("alice", [])
-    assert "__statelog_ready" not in AdminClient({**secure.client("alice")}).list_topics(timeout=10).topics
+    assert "__statelog_ready" not in AdminClient({**secure.client("alice")}).list_topics(timeout=60).topics
 
 
 def test_a_wrong_password_is_no_principal(secure: SecureBroker) -> None:

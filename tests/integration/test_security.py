@@ -247,11 +247,12 @@ def test_a_log_is_made_and_deleted_with_exactly_the_rights(place: Place) -> None
 )
 def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, str], told: str) -> None:
     """Nobody waits for a time-out to learn that the password is wrong, and no supervisor repeats it."""
-    kafka = {name: value for name, value in place.broker.client("reader", **settings).items() if value}
+    patient = {"socket_timeout_ms": "280000", **settings}
+    kafka = {name: value for name, value in place.broker.client("reader", **patient).items() if value}
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=told) as caught:
         Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=UNSAFE)
-    assert time.monotonic() - began_s < 8.0, "the request time-out of 10 s was waited for"
+    assert time.monotonic() - began_s < 150.0, "the request time-out was waited for"
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 

@@ -87,7 +87,7 @@ def committing(rig: SparkLog, most: int = 20_000) -> Generator[None]:
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(commit)
-        assert begun.wait(30)
+        assert begun.wait(120)
         try:
             yield
         finally:

@@ -2,22 +2,30 @@
 
 The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
 session, the broker that is killed or the cluster, of which there is to be one. A test that is long and alone says so by
-an `xdist_group` of its own. Without xdist none of this does anything.
+an `xdist_group` of its own. The groups that take longest come first. Without xdist none of this does anything.
+
+Invariant: the processes tell the first one the group of every test through a file. Nothing rests on names of tests,
+which only some versions of pytest let xdist change.
 """
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support.services import broker as brokers
 
 __all__: list[str] = []
 
 _BROKERS = "statelog_brokers"
+_GROUPS = "statelog_groups"
 _TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster"}
+_LONGEST = ("secure broker", "killed driver", "spark", "two drivers", "cluster", "own broker", "power loss")
+"""Groups that a run begins with, so that none of them is alone at its end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,11 +34,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_First())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the process mates of every test."""
-    for item in items:
-        if not any(item.iter_markers("xdist_group")):
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tell the first process the mates of every test, and put the longest groups first."""
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    if _GROUPS not in given:
+        return
+    groups = {item.nodeid: _group(item) for item in items}
+    ranks = {group: rank for rank, group in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(groups[item.nodeid], len(ranks)))
+    Path(given[_GROUPS]).write_text(json.dumps(groups), "utf-8")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -40,10 +52,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _group(item: pytest.Item) -> str:
+    for mark in item.iter_markers("xdist_group"):
+        return str(mark.args[0])
     for fixture, group in _TOGETHER.items():
         if fixture in getattr(item, "fixturenames", ()):
             return group
-    return str(item.path)
+    return item.nodeid.partition("::")[0]
+
+
+class _InGroups(LoadScopeScheduling):
+    """Gives a whole group to a process at a time."""
+
+    def __init__(self, config: pytest.Config, log: Any, directory: Path) -> None:
+        super().__init__(config, log)
+        self._directory = directory
+        self._groups: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        if not self._groups:  # All processes have collected by now, and all collected the same.
+            self._groups = json.loads(next(self._directory.glob("*.json")).read_text("utf-8"))
+        return self._groups[nodeid]
 
 
 class _First:
@@ -54,11 +82,18 @@ class _First:
 
     def pytest_sessionstart(self) -> None:
         directory = Path(self._stack.enter_context(TemporaryDirectory(prefix="statelog-broker-")))
+        self._groups = directory / "groups"
+        self._groups.mkdir()
         self._broker = brokers.open_shared_broker(self._stack, directory)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[brokers.SHARED_BROKER] = (self._broker.bootstrap, self._broker.kind)
+        node.workerinput[_GROUPS] = str(self._groups / f"{node.gateway.id}.json")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> _InGroups:
+        return _InGroups(config, log, self._groups)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

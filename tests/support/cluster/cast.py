@@ -31,7 +31,7 @@ NAMES = {
 }
 """Who plays: name and role."""
 _CONTEXT = quick_start()
-_END_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 240.0
 
 
 class _Actor:
@@ -102,8 +102,10 @@ class Cast:
         """What is known of its end."""
         path = self._stage.directory / f"{actor.name}.{actor.life}.jsonl"
         noted = entries(self._stage.directory, path.stem)[-3:]
-        said = [path.with_suffix(suffix).read_text(encoding="utf-8")[-2000:] for suffix in (".out", ".err")]
+        out, err = (path.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".out", ".err"))
         facts = [{name: value for name, value in entry.items() if name != "trace"} for entry in noted]
+        # A death in native code says at the beginning where it was.
+        said = (out[-2000:], err) if len(err) < 12_000 else (out[-2000:], err[:8_000], "...", err[-4_000:])
         return "\n".join((f"{path.stem} ended with {actor.process.exitcode}", *map(str, facts), *said))
 
     # ---- harm

@@ -17,7 +17,7 @@ from tests.support.cluster.story import JOB, PARTITIONS, PARTITIONS_OF
 __all__ = ["Nemesis"]
 
 Track = Iterator[float]
-_IN_SYNC_TIMEOUT_S = 150.0
+_IN_SYNC_TIMEOUT_S = 240.0
 _TAKEOVER_TIMEOUT_S = 30.0
 _WRITERS = tuple(name for name in PARTITIONS_OF if name != JOB)
 

@@ -32,7 +32,7 @@ SESSION_S = 3.0
 _NODES = 3
 _HEAP_MB = 256
 _CLUSTER_ID = "c3RhdGVsb2ctdHJpby0wMQ"
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 240.0
 _ASK_TIMEOUT_S = 2.0
 _THRICE = {
     "default.replication.factor": "3",

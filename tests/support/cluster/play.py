@@ -24,7 +24,7 @@ from tests.support.cluster.story import KEY_GROUPS, PARTITIONS, PARTITIONS_OF, S
 
 __all__ = ["Figures", "perform"]
 
-_QUIET_TIMEOUT_S = 90.0
+_QUIET_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

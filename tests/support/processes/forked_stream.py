@@ -17,7 +17,7 @@ from tests.support.rigs.history import history_rig
 
 __all__: list[str] = []
 
-_CHILD_S = 5.0
+_CHILD_S = 60.0
 
 
 def _wait(pid: int) -> str:

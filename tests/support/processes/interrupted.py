@@ -40,7 +40,7 @@ def _work(kafka: ConfluentKafka, producer: Producer, reader: Reader, topic: str)
         producer.poll(0.02)
         if turn % 4 == 3:
             end = kafka.offsets(topic, [0])[0].end
-            for _ in reader.read({0: OffsetRange(max(0, end - 3), end)}, stall_timeout_s=20):
+            for _ in reader.read({0: OffsetRange(max(0, end - 3), end)}, stall_timeout_s=60):
                 pass
 
 

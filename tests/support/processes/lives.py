@@ -46,7 +46,7 @@ class Lives:
 
     def close(self) -> None:
         """End the process that forks."""
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=120)
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,7 @@ class HistoryRig:
         plan = plan_replay(bodies, range(self.log.descriptor.partitions), state.accepted)
         reader = self.log.kafka.reader(self.log.data_topic)
         rows: dict[Any, Change] = {}
-        for chunk in replay(reader, self.log.data_topic, plan, self.log.change_schema, stall_timeout_s=20.0):
+        for chunk in replay(reader, self.log.data_topic, plan, self.log.change_schema, stall_timeout_s=60.0):
             rows.update(_rows(pa.Table.from_batches([chunk.changes])))
         reader.close()
         return rows, state
@@ -190,7 +190,7 @@ class HistoryRig:
         wanted = {partition: OffsetRange(offset, offset + 1) for partition, offset in at.items()}
         found = [
             Anchor(kind, record.partition, record.offset, xxhash.xxh3_64_intdigest(record.value))
-            for record in reader.read(wanted, stall_timeout_s=20.0)
+            for record in reader.read(wanted, stall_timeout_s=60.0)
         ]
         reader.close()
         return found

@@ -15,7 +15,7 @@ from tests.support.services.transactions import write_marker
 
 __all__ = ["World", "broker_world", "memory_world"]
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 _MAX_LOOKS = 2000
 
 

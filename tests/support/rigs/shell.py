@@ -97,7 +97,7 @@ def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Wait until a condition holds, asking again and again."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -41,7 +41,7 @@ SHARED_BROKER = "statelog_shared_broker"
 """Under this name the first process of a run tells the others its shared broker: bootstrap and kind."""
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 _HEAP_MB = 512
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 240.0
 
 choices: list[str] = []
 """One line for every broker that this run chose, in order, and what was played on a cluster."""
@@ -157,7 +157,7 @@ def open_shared_broker(stack: ExitStack, directory: Path) -> Broker:
     """The broker of this run; `stack` ends it. `directory` is where an embedded one keeps its data."""
     named = os.environ.get(BROKER_VARIABLE, "")
     if named:
-        wait_until_ready(named, 10.0)
+        wait_until_ready(named, 60.0)
         choices.append(f"shared broker: {named}, named by {BROKER_VARIABLE}")
         return Broker(bootstrap=named, kind="named")
     own = _open(stack, directory, "shared broker")

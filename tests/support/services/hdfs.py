@@ -32,7 +32,7 @@ _MODULE = """<ivy-module version="2.0">
 </ivy-module>
 """
 _SERVER = "org.apache.hadoop.hdfs.server."
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 240.0
 _LIVE = "/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
 
 
@@ -68,7 +68,7 @@ def open_hdfs(stack: ExitStack, directory: Path) -> Hdfs:
     command = [str(java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", _class_path(directory)]
     log = stack.enter_context((directory / "hdfs.log").open("wb"))
     name_node = [*command, f"{_SERVER}namenode.NameNode"]
-    subprocess.run([*name_node, "-format", "-nonInteractive"], stdout=log, stderr=log, check=True, timeout=60)
+    subprocess.run([*name_node, "-format", "-nonInteractive"], stdout=log, stderr=log, check=True, timeout=240)
     for server in (name_node, [*command, f"{_SERVER}datanode.DataNode"]):
         process = stack.enter_context(subprocess.Popen(server, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
         stack.callback(process.kill)

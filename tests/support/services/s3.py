@@ -18,7 +18,7 @@ _PORT = 7070
 _BUCKET = "statelog-test"
 _ACCESS_KEY = "statelog-test-key"
 SECRET_KEY = "statelog-test-canary-secret"
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

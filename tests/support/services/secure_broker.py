@@ -44,8 +44,8 @@ __all__ = [
     "writing",
 ]
 
-_ASK_TIMEOUT_S = 10.0
-_SETTLED_S = 15.0
+_ASK_TIMEOUT_S = 60.0
+_SETTLED_S = 120.0
 
 
 class Right(NamedTuple):

@@ -19,10 +19,10 @@ def write_marker(bootstrap: str, topic: str, partition: int) -> int:
         offsets.append(message.offset() or 0)
 
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, b"in a transaction", partition=partition, on_delivery=note)
-    producer.flush(20)
-    producer.commit_transaction(20)
+    producer.flush(60)
+    producer.commit_transaction(60)
     producer.close()
     return offsets[0] + 1

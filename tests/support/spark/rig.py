@@ -95,7 +95,7 @@ class SparkLog:
         ledger, found = self.log.ledger_topic, {0: self.log.describe().ledger_offsets}
         reader = self.log.kafka.reader(ledger)
         try:
-            return sum(isinstance(decode(record.value), Open) for record in reader.read(found, stall_timeout_s=30))
+            return sum(isinstance(decode(record.value), Open) for record in reader.read(found, stall_timeout_s=60))
         finally:
             reader.close()
 

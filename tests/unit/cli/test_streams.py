@@ -16,14 +16,24 @@ from statelog.cli.screen.streams import Interrupt
 from statelog.schemas.names import DESCRIPTOR_PATH
 from tests.support.samples.format_examples import EXAMPLES
 
-_CODE = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from statelog.cli import main; "
-    "print('begun', file=sys.stderr, flush=True); main()"
-)
+_CODE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from statelog.cli import main
+
+def tell(event, facts):
+    if event == "import" and facts[0] == "statelog.cli.program":
+        print("begun", file=sys.stderr, flush=True)
+
+sys.addaudithook(tell)
+main()
+"""
 
 
 def start(*args: str, stdout: int = subprocess.PIPE, **environment: str) -> "subprocess.Popen[bytes]":
-    """A command in a process of its own, which hears Ctrl-C; its first line on standard error is `begun`."""
+    """A command in a process of its own, which hears Ctrl-C; its first line on standard error is `begun`, as soon as
+    the command has the word.
+    """
     given = {name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")}
     given |= {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
     return subprocess.Popen([sys.executable, "-c", _CODE, *args], stdout=stdout, stderr=subprocess.PIPE, env=given)

@@ -25,7 +25,7 @@ from tests.support.rigs.log import TwinLog, settings_for
 
 
 def _until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 60.0
     while not happened():
         assert time.monotonic() < deadline_s
         time.sleep(0.001)

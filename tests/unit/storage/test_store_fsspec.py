@@ -243,7 +243,7 @@ def test_a_forked_process_makes_its_own_client() -> None:
     assert made.value == 1
     child = multiprocessing.get_context("fork").Process(target=store.read, args=("a",))
     child.start()
-    child.join(30)
+    child.join(120)
     assert child.exitcode == 0
     assert made.value == 2
 
