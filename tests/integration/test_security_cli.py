@@ -29,7 +29,7 @@ from tests.support.services.secure_broker import (
     writing,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
+pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
 
 _LOG, _LEDGER, _OTHER, _ROOT = "secured", "secured.ledger", "other", "s3://bucket/logs"
 _PATIENCE_MS = "280000"
