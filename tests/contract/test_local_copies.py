@@ -2,7 +2,6 @@
 
 import os
 import stat
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +27,8 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
 from tests.support.samples.mutation import mutations
 from tests.support.services.broker import Broker
+
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
 
 class _LastRecords(MemoryReader):
@@ -118,13 +119,6 @@ def log(world: World) -> Iterator[Log]:
     """It, opened."""
     with world.rig.open() as opened:
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*closed with uncommitted changes.*", UserWarning)
-        yield
 
 
 def fill(writer: Writer, first: int, count: int) -> None:

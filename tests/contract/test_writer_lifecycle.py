@@ -16,6 +16,8 @@ from statelog.schemas.keys.key_groups import key_group_of
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, TwinRig
 
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
+
 AHEAD = WriterSettings(roll_rows=4, list_bytes=128, roll_bytes=1024, chunk_bytes=256)
 
 
@@ -24,13 +26,6 @@ def log(rig: LogRig) -> Iterator[Log]:
     """A new log of opaque values under bytes keys."""
     with rig.create(partitions=2, key_groups=4) as created:
         yield created
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*closed with uncommitted changes.*", UserWarning)
-        yield
 
 
 def sent_bytes(writer: Writer) -> int:

@@ -1,6 +1,5 @@
 """Persists whose chunks are late, lost or unknown: what waits, what fails, and what is still good."""
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
 SMALL = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
 ROOMY = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=512, in_flight_bytes_max=1500)
@@ -67,13 +68,6 @@ def log(world: World) -> Iterator[Log]:
     """It, opened."""
     with world.rig.open() as opened:
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def test_a_late_chunk_is_waited_for(world: World, log: Log) -> None:

@@ -4,7 +4,6 @@ import datetime
 import math
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +32,8 @@ from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import WAIVED, LogRig, twin_rig
 
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
+
 TEXTS = """{"type": "record", "name": "Texts", "fields": [
     {"name": "text", "type": "string"}, {"name": "texts", "type": {"type": "array", "items": "bytes"}}]}"""
 
@@ -48,13 +49,6 @@ def log(rig: LogRig) -> Iterator[Log]:
     """A new log of opaque values under bytes keys."""
     with rig.create() as created:
         yield created
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 class InterruptedValue(bytes):

@@ -17,7 +17,7 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 from tests.support.worlds.stepper import Stepper
 
 
@@ -38,11 +38,7 @@ def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratc
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
     """A log with one snapshot and a tail."""
-    made = TwinLog()
-    made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(tmp_path), seams=made.seams)
-    made.write({b"k0": None, b"k1": b"2"})
-    return made
+    return rolled_up(tmp_path)
 
 
 @pytest.mark.parametrize("point", ["after-newest", "after-fold", "after-delta", "after-merge", "after-upload"])

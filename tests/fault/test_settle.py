@@ -1,7 +1,6 @@
 """Commits and Opens whose outcome is unknown: settled before anything else, told truthfully, never sent twice."""
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +19,8 @@ from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.log import WAIVED, TwinRig, twin_rig
+
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 WIDER = """{"type": "record", "name": "Point", "fields": [
@@ -83,13 +84,6 @@ class World:
 def world() -> World:
     """A log of opaque values."""
     return World()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 UNANSWERED = [Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET]

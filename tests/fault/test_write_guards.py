@@ -1,6 +1,5 @@
 """The guards of the write path that nothing else reaches: each is one that a broken client, broker or caller meets."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,6 +18,8 @@ from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinRig, twin_rig
 
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
+
 
 @pytest.fixture
 def rig() -> TwinRig:
@@ -31,13 +32,6 @@ def log(rig: TwinRig) -> Iterator[Log]:
     """A new log of one partition."""
     with rig.create(partitions=1, key_groups=2) as created:
         yield created
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def _persisted(log: Log, name: str, key: bytes = b"k") -> Handle:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import admin
 
+from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE
@@ -47,6 +48,7 @@ __all__ = [
     "TwinRig",
     "apply_tail",
     "real_rig",
+    "rolled_up",
     "settings_for",
     "state_of",
     "state_of_snapshot",
@@ -206,6 +208,15 @@ def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> Materialize
     defaults: dict[str, Any] = {"scratch": scratch, "retention": RetentionPolicy(keep=keep, min_age_s=0.0)}
     defaults["failures_tolerated_s"] = 0.0
     return MaterializerSettings(**defaults | changed)
+
+
+def rolled_up(scratch: Path) -> TwinLog:
+    """A log on twins with one snapshot and a tail that changes and deletes some of it."""
+    made = TwinLog()
+    made.write({f"k{i}".encode(): b"1" for i in range(9)})
+    run_round(made.open(), settings_for(scratch), seams=made.seams)
+    made.write({b"k0": None, b"k1": b"2"})
+    return made
 
 
 def state_of(log: Log, choose: Callable[[list[int]], int] = max) -> State:

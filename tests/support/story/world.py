@@ -4,7 +4,7 @@ Owns the twins, the clocks and ids (all of them counters), and the journal that 
 right and wrong. A process is a fresh view of both twins: nothing of what an earlier one has seen lives on in it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,14 +12,12 @@ from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavai
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer import Coordinator, Writer
 from statelog.recovery.streaming.cursor import Cursor
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 from tests.support.story.nemesis import Crash, Nemesis
-from tests.support.worlds.stepper import Stepper
+from tests.support.worlds.stepper import SteppedKafka, Stepper
 
 __all__ = ["AGAIN", "LOG", "Attempt", "Process", "Read", "State", "StuckError", "World"]
 
@@ -58,25 +56,13 @@ class Read:
     state: State
 
 
-class _SteppedKafka(MemoryKafka):
-    """Stands still before each question for offsets, if it is an actor's thread that asks."""
-
-    stepper: Stepper
-
-    def offsets(
-        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
-    ) -> dict[int, OffsetRange]:
-        self.stepper.pause()
-        return super().offsets(topic, partitions, at_least=at_least)
-
-
 class Process:
     """One process: its views of the twins, a clock that is wrong in its own way, and what it holds in memory."""
 
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
-        self.kafka = _SteppedKafka(cluster=world.cluster)
+        self.kafka = SteppedKafka(cluster=world.cluster)
         self.kafka.stepper = world.stepper
         self.store = MemoryStore(world.disk, LOG, faults=world.nemesis.store_hook)
         self.writer: Writer | None = None

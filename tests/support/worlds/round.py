@@ -6,7 +6,7 @@ invariants of DESIGN.md section 3 are checked with a plain reader. One seed deci
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
+from statelog.storage.kafka.memory import MemoryReader
 from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
-from tests.support.worlds.stepper import Actor, Stepper
+from tests.support.worlds.stepper import Actor, SteppedKafka, Stepper
 
 __all__ = ["RoundWorld", "ViolationError"]
 
@@ -38,16 +37,8 @@ class ViolationError(AssertionError):
     """An invariant of the snapshots does not hold."""
 
 
-class _SteppedKafka(MemoryKafka):
+class _SteppedKafka(SteppedKafka):
     """Stands still before each call that looks at or changes the cluster."""
-
-    stepper: Stepper
-
-    def offsets(
-        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
-    ) -> dict[int, OffsetRange]:
-        self.stepper.pause()
-        return super().offsets(topic, partitions, at_least=at_least)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         self.stepper.pause()

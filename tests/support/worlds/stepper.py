@@ -5,9 +5,12 @@ nothing of a simulation is cut into steps at whatever calls `pause`: a store's f
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Actor", "Killed", "Stepper"]
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka.memory import MemoryKafka
+
+__all__ = ["Actor", "Killed", "SteppedKafka", "Stepper"]
 
 _DEADLINE_S = 60.0
 
@@ -87,3 +90,16 @@ class Stepper:
         actor = self.current.actor
         if actor is not None and not actor.over:
             actor.stand_still()
+
+
+class SteppedKafka(MemoryKafka):
+    """Stands still before each question for offsets, if it is an actor's thread that asks."""
+
+    stepper: Stepper
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """As the twin, after a pause."""
+        self.stepper.pause()
+        return super().offsets(topic, partitions, at_least=at_least)

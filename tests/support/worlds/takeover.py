@@ -4,7 +4,7 @@ The old writer commits a few times and is never asked to stop; the new one opens
 threads of which one moves at a time, so a test decides who does what before whom, call by call.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from statelog.errors import Fenced
@@ -16,11 +16,11 @@ from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange, Record
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.storage.kafka.memory import MemoryProducer, MemoryReader
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog
-from tests.support.worlds.stepper import Actor, Stepper
+from tests.support.worlds.stepper import Actor, SteppedKafka, Stepper
 
 __all__ = ["Takeover"]
 
@@ -44,16 +44,8 @@ class _SteppedReader(MemoryReader):
         return super().read(ranges, stall_timeout_s=stall_timeout_s)
 
 
-class _SteppedKafka(MemoryKafka):
+class _SteppedKafka(SteppedKafka):
     """Stands still before every call that reaches the cluster. What is sent reaches it when it is polled for."""
-
-    stepper: Stepper
-
-    def offsets(
-        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
-    ) -> dict[int, OffsetRange]:
-        self.stepper.pause()
-        return super().offsets(topic, partitions, at_least=at_least)
 
     def producer(self) -> MemoryProducer:
         made = _SteppedProducer(self.cluster, _no_time, 1000, 35.0)

@@ -17,7 +17,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
 from statelog.seams import Seams
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.log import TwinLog, settings_for, state_of
+from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
 BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 
@@ -38,11 +38,7 @@ def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
 @pytest.fixture
 def twin(tmp_path: Path) -> TwinLog:
     """A log with a snapshot and a tail."""
-    made = TwinLog()
-    made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(tmp_path), seams=made.seams)
-    made.write({b"k0": None, b"k1": b"2"})
-    return made
+    return rolled_up(tmp_path)
 
 
 @pytest.mark.parametrize("point", BEFORE_PUT)
