@@ -32,6 +32,7 @@ pytest_plugins = [
     "tests.support.spark.session",
     "tests.support.processes.lives",
     "tests.support.rigs.shell",
+    "tests.support.told",
 ]
 
 

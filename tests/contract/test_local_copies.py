@@ -14,7 +14,6 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.records import CommitBody
 from statelog.seams import Seams
@@ -27,6 +26,7 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
 from tests.support.samples.mutation import mutations
 from tests.support.services.broker import Broker
+from tests.support.told import told
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
@@ -167,7 +167,7 @@ def test_one_missing_copy_is_all_from_kafka(world: World, log: Log) -> None:
         writer.commit(2)
     next(world.directory.rglob("*.copy")).unlink()
 
-    with pytest.warns(RecoveryWarning, match="no local copy"):
+    with told("no local copy"):
         assert world.state() == world.rig.state()
 
 
@@ -190,7 +190,7 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
         path.write_bytes(damaged)
         with pytest.raises((Corrupt, UnknownFormat, NotFound)):
             LocalCopyReader(world.directory, "l", plan, no_kafka)
-    with pytest.warns(RecoveryWarning, match="from Kafka"):
+    with told("from Kafka"):
         assert world.state() == {b"k": b"v", b"l": b"w"}
 
 
@@ -227,7 +227,7 @@ def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> N
         writer.commit(2)
         assert writer.statistics().local_copy_failures == 1
 
-    with pytest.warns(RecoveryWarning):
+    with told():
         assert world.state() == world.rig.state()
 
 
@@ -274,7 +274,7 @@ def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
         assert world.files() == ["1.copy"]
         writer.commit(4)
 
-    with pytest.warns(RecoveryWarning):
+    with told():
         assert world.state() == world.rig.state()
 
 

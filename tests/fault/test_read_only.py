@@ -9,12 +9,13 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.leases import LeaseWarning, list_leases
+from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
+from tests.support.told import told
 
 WRITES = ("put", "put_if_absent", "upload", "delete", "now_s")
 
@@ -46,7 +47,7 @@ def _reader(rig: HistoryRig, error: Exception) -> Log:
 
 def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
     """The whole state, a warning, and statistics that tell; a follower reads on as well."""
-    with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))) as recovery:
+    with told(), recover(_reader(rig, StoreRefused("403"))) as recovery:
         assert recovery.to_dict() == rig.state_at(rig.end())
         assert not recovery.statistics().has_lease
         assert any("without a lease" in text for text in recovery.warnings)
@@ -55,7 +56,7 @@ def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
 def test_a_follower_without_the_right_to_write_goes_on(rig: HistoryRig) -> None:
     """What is committed after the state comes out, too."""
     state = dict[object, object]()
-    with pytest.warns(LeaseWarning), recover(_reader(rig, StoreRefused("403"))).follow(poll_s=0.01) as stream:
+    with told(), recover(_reader(rig, StoreRefused("403"))).follow(poll_s=0.01) as stream:
         with Writer(rig.log, "w") as writer:
             rig.commit(writer, 3, [(b"c", b"4")])
         for portion in stream:
@@ -104,6 +105,6 @@ def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
         writer.put(b"a", b"1")
         writer.commit(1)
     service.faults += [Told("PUT", 403)] * 20 + [Told("DELETE", 403)] * 20
-    with pytest.warns(LeaseWarning, match="403|AccessDenied|told to"), recover(made) as recovery:
+    with told("403|AccessDenied|told to"), recover(made) as recovery:
         assert recovery.to_dict() == {b"a": b"1"}
         assert not recovery.statistics().has_lease

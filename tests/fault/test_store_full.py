@@ -15,11 +15,12 @@ from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import LeaseWarning, list_leases
+from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.log import UNSAFE
+from tests.support.told import told
 
 SIZE_BYTES = 1 << 20
 
@@ -110,7 +111,7 @@ def test_a_full_store_can_still_be_recovered(small_disk: Path) -> None:
     """The moment when somebody restores: no room for a lease costs the lease."""
     log = _log_on(small_disk)
     (small_disk / "filler").write_bytes(b"f" * (shutil.disk_usage(small_disk).free))
-    with pytest.warns(LeaseWarning), recover(log) as recovery:
+    with told(), recover(log) as recovery:
         assert recovery.to_dict() == {b"a": b"1"}
         assert not recovery.statistics().has_lease
 
@@ -119,7 +120,7 @@ def test_a_store_that_is_mounted_read_only_can_be_recovered(small_disk: Path) ->
     """The system's own refusal costs the lease; whoever has to write is told StoreRefused."""
     log = _log_on(small_disk)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.warns(LeaseWarning), recover(log) as recovery:
+    with told(), recover(log) as recovery:
         assert recovery.to_dict() == {b"a": b"1"}
     with pytest.raises(StoreRefused) as caught:
         log.store.check()

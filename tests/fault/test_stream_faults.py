@@ -32,7 +32,6 @@ from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
@@ -41,6 +40,7 @@ from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
+from tests.support.told import told
 
 _KEYS = [b"key-%03d" % i for i in range(300)]
 _PATIENCE_S = 60.0
@@ -227,7 +227,7 @@ def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatc
     monkeypatch.setattr(sources, "_PIECE_BYTES", 1)
     _damage_end(twins, 1)
     reader, expected = Reader(), twins.expected
-    with pytest.warns(RecoveryWarning):
+    with told():
         recovery = twins.recover()
         with Writer(twins.log, "w") as writer:
             twins.rig.commit(writer, 4, [(b"a newer state", b"is another one")])
@@ -246,7 +246,7 @@ def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkey
     twins.rig.drop(twins.rig.manifests[0])
     twins.rig.truncate(twins.rig.manifests[0])
     stream, reader = twins.recover().stream(), Reader()
-    with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun), stream:
+    with told(), pytest.raises(CorruptRun), stream:
         for portion in stream:
             reader.apply(portion)
     assert not stream.cursor.is_complete

@@ -11,7 +11,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.topics.policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.leases import list_leases
@@ -19,6 +18,7 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
+from tests.support.told import told
 
 pytestmark = pytest.mark.broker
 _KEYS = [b"key-%d" % i for i in range(500)]
@@ -90,7 +90,7 @@ def test_a_lost_run_falls_back(log: Log, tmp_path: Path) -> None:
     rig = HistoryRig(log)
     _fill(rig, commits=4, snapshot_after=(1, 3))
     (tmp_path / "root" / log.name / rig.manifests[-1].runs[-1].path).unlink()
-    with pytest.warns(RecoveryWarning):
+    with told():
         recovery = recover(log)
         assert recovery.to_dict() == rig.state_at(rig.end())
     assert recovery.plan.manifest_number == 1

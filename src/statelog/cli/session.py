@@ -1,6 +1,7 @@
 """What every command on a log shares: options, configuration files, output, and opening the log."""
 
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -22,6 +23,7 @@ __all__ = ["Session", "config_layers", "connected"]
 
 P = ParamSpec("P")
 _LOCAL_FILE = Path("statelog.toml")
+_SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +53,33 @@ class Session:
 
     @contextmanager
     def warnings_shown(self) -> Generator[None]:
-        """Warnings of the library as lines of this command."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = self._show_warning
-            yield
+        """Warnings of the library, and what it logs of stores and recoveries, as lines of this command."""
+        handler = _LineHandler(self.output.warning)
+        for logger in _SHOWN:
+            logger.addHandler(handler)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", UserWarning)
+                warnings.showwarning = self._show_warning
+                yield
+        finally:
+            for logger in _SHOWN:
+                logger.removeHandler(handler)
 
     def _show_warning(self, message: Warning | str, *_place: object, **_options: object) -> None:
         self.output.warning(str(message))
+
+
+class _LineHandler(logging.Handler):
+    """Gives every log line from a warning on to `show`."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one line."""
+        self._show(record.getMessage())
 
 
 def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, None]:

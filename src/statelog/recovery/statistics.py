@@ -11,7 +11,7 @@ class RecoveryStatistics:
 
     `rows` is what came out, `run_rows` and `tail_changes` what was read; `tail_is_local` says that the tail was read
     from local copies of change sets, except for those that went away meanwhile, and not from Kafka. `plans` counts how
-    often it was planned; `has_lease` tells whether truncation waited for it.
+    often it was planned, `damaged_snapshots` how many were passed over; `has_lease` tells whether truncation waited.
     """
 
     position: int
@@ -25,6 +25,7 @@ class RecoveryStatistics:
     plan_s: float
     total_s: float
     plans: int
+    damaged_snapshots: int
     has_lease: bool
 
     @property

@@ -1,12 +1,8 @@
-"""What a recovery goes around: a snapshot that cannot be read, and the warning that says so. Pure."""
+"""`SnapshotFailed`: a run of a snapshot cannot be read, and the recovery goes around it if it can. Pure."""
 
 from statelog.errors import CorruptRun, NotFound
 
-__all__ = ["RecoveryWarning", "SnapshotFailed"]
-
-
-class RecoveryWarning(UserWarning):
-    """Something stored is damaged, and the recovery went around it without loss."""
+__all__ = ["SnapshotFailed"]
 
 
 class SnapshotFailed(Exception):

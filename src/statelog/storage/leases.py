@@ -3,15 +3,15 @@
 It executes; what a lease says and when it has expired is decided in `schemas.lease`.
 
 Invariants:
-- A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a warning:
+- A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a log line:
   then truncation does not wait for this reader, which plans again or fails loudly if it is overtaken.
 - No threads: who holds a lease calls `renew` as it makes progress, as often as it likes.
 - A lease is convenience, never safety. So a renewal that fails is borne as long as the lease still stands, a lease
-  that cannot be removed is left to expire, and one that cannot be read holds nothing back; the last two with a warning.
+  that cannot be removed is left to expire, and one that cannot be read holds nothing back. Each of them is a log line.
 """
 
+import logging
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -23,13 +23,11 @@ from statelog.schemas.snapshot.lease import Lease
 from statelog.seams import REAL, Clock, Seams
 from statelog.storage.store import Store
 
-__all__ = ["HeldLease", "LeaseHolder", "LeaseWarning", "list_leases"]
+__all__ = ["HeldLease", "LeaseHolder", "list_leases"]
+
+_LOG = logging.getLogger("statelog.storage")
 
 _RENEWALS_PER_TTL = 3
-
-
-class LeaseWarning(UserWarning):
-    """A lease that could not be written, read or removed: no loss, but somebody may want to know."""
 
 
 class HeldLease(NamedTuple):
@@ -53,6 +51,7 @@ class LeaseHolder:
         self._wanted = wanted
         self._written_s = -lease.ttl_s
         self._held = False
+        self._is_stale = False
 
     @classmethod
     def claim(
@@ -93,15 +92,14 @@ class LeaseHolder:
         return self._held
 
     def __enter__(self) -> Self:
-        """Write the lease, made now by the store's clock; warn if the store refuses. Raises StoreUnavailable."""
+        """Write the lease, made now by the store's clock; a log line if the store refuses. Raises StoreUnavailable."""
         if self._wanted:
             try:
                 self._lease = replace(self._lease, created_s=self._store.now_s())
                 self._write()
                 self._held = True
             except (StoreRefused, StorageFull) as error:
-                text = f"no lease could be written, so that truncation does not wait for this reader: {error}"
-                warnings.warn(text, LeaseWarning, stacklevel=2)
+                _LOG.warning("no lease could be written, so truncation does not wait for this reader: %s", error)
         return self
 
     def __exit__(
@@ -124,9 +122,13 @@ class LeaseHolder:
             return False
         try:
             self._write()
-        except (Unavailable, StoreRefused):
+        except (Unavailable, StoreRefused) as error:
             if age_s >= self._lease.ttl_s:
                 raise
+            if not self._is_stale:
+                left_s = self._lease.ttl_s - age_s
+                _LOG.warning("lease %s could not be renewed and runs out in %g s: %s", self._lease.id, left_s, error)
+            self._is_stale = True
             return False
         return True
 
@@ -138,19 +140,20 @@ class LeaseHolder:
         try:
             self._store.delete(lease_path(self._lease.id))
         except (Unavailable, StoreRefused) as error:
-            text = f"lease {self._lease.id} could not be removed and runs out in {self._lease.ttl_s:g} s: {error}"
-            warnings.warn(text, LeaseWarning, stacklevel=2)
+            text = "lease %s could not be removed and runs out in %g s: %s"
+            _LOG.warning(text, self._lease.id, self._lease.ttl_s, error)
 
     def _write(self) -> None:
         started_s = self._clock()
         self._store.put(lease_path(self._lease.id), self._lease.to_bytes())
         self._written_s = started_s
+        self._is_stale = False
 
 
 def list_leases(store: Store) -> list[HeldLease]:
     """All leases that lie on the store, expired ones too, by path. Raises StoreUnavailable.
 
-    One that cannot be read is left out with a warning: its reader may have to plan again.
+    One that cannot be read is left out, with a log line: its reader may have to plan again.
     """
     found: list[HeldLease] = []
     for info in sorted(store.list("leases/")):
@@ -159,7 +162,7 @@ def list_leases(store: Store) -> list[HeldLease]:
         except NotFound:
             continue  # Its holder removed it since it was listed.
         except (Corrupt, UnknownFormat) as error:
-            warnings.warn(f"a lease cannot be read and holds nothing back: {error}", LeaseWarning, stacklevel=2)
+            _LOG.warning("a lease cannot be read and holds nothing back: %s", error)
             continue
         found.append(HeldLease(lease, info.modified_s, info.path))
     return found

@@ -13,6 +13,7 @@ after an error that calls for a person.
 """
 
 import faulthandler
+import logging
 import os
 import sys
 import traceback
@@ -27,6 +28,7 @@ from tests.support.cluster.part import Part, Stage
 from tests.support.cluster.readers import follow, read
 from tests.support.cluster.story import Journal
 from tests.support.cluster.writers import coordinate, serve, write
+from tests.support.told import LOGGERS
 
 __all__ = ["ROLES", "play"]
 
@@ -53,13 +55,27 @@ def play(role: str, stage: Stage, name: str, life: int) -> None:
 
 
 def _note_warnings(journal: Journal) -> None:
-    """Nothing is damaged or left behind in a play, so a warning is a false alarm, too."""
+    """Nothing is damaged or left behind in a play, so a warning is a false alarm, too, and so is a log line."""
 
     def note(message: Warning | str, category: type[Warning], *_place: object, **_options: object) -> None:
         journal.note("warned", kind=category.__name__, text=str(message))
 
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = note
+    for logger in LOGGERS:
+        logger.addHandler(_Noting(journal))
+
+
+class _Noting(logging.Handler):
+    """Notes every log line from a warning on."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one line."""
+        self._journal.note("warned", kind=record.name, text=record.getMessage())
 
 
 # ---- those who roll up

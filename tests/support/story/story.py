@@ -28,6 +28,7 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.story.nemesis import Kind, Nemesis
 from tests.support.story.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
+from tests.support.told import lines
 from tests.support.worlds.stepper import Actor, Stepper
 
 __all__ = ["PARTITIONS", "SCENES", "Told", "tell"]
@@ -47,10 +48,10 @@ KEYS = [_keys(group) for group in range(KEY_GROUPS)]
 
 
 class Told(NamedTuple):
-    """A story that was told: its world, and the warnings that came out."""
+    """A story that was told: its world, and the warnings and log lines that came out."""
 
     world: World
-    warnings: list[warnings.WarningMessage]
+    warnings: list[str]
 
 
 Scene = Callable[[World], None]
@@ -60,7 +61,7 @@ def tell(scratch: Path, faults: Mapping[int, Kind], accidents: Mapping[int, Scen
     """Tell the story with these faults, by number of the operation; `accidents` come before the scene of a number."""
     nemesis = Nemesis(faults)
     world = World(scratch, nemesis)
-    with warnings.catch_warnings(record=True) as caught:
+    with lines() as logged, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number, scene in enumerate(SCENES):
             if accidents and number in accidents:
@@ -69,7 +70,7 @@ def tell(scratch: Path, faults: Mapping[int, Kind], accidents: Mapping[int, Scen
             world.disk.settle()
             world.now_s += 2
         _end(world)
-    return Told(world, caught)
+    return Told(world, [*logged, *(str(one.message) for one in caught)])
 
 
 # ---- the scenes

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.round.scratch import scratch_directory
 from statelog.seams import Seams
-from statelog.storage.local.own_directory import LeftoverWarning
 from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.told import lines
 
 _DIES = """
 import os, signal, sys
@@ -88,10 +87,9 @@ def test_a_round_counts_whatever_becomes_of_its_directory(
         elif point == "after-put":
             real(next(tmp_path.iterdir()))
 
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with lines() as texts:
         assert isinstance(run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=crash)), CompletedRound)
-    assert [warning.category for warning in told] == ([LeftoverWarning] if is_stuck else [])
+    assert ["stays until it is swept" in text for text in texts] == ([True] if is_stuck else [])
 
 
 def test_a_scratch_directory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ import pytest
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
-from statelog.recovery.cache.directory import CacheWarning
 from statelog.recovery.host import Host
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
@@ -29,6 +27,7 @@ from tests.support.processes.forks import in_fork
 from tests.support.rigs.cache import janitors, until
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
+from tests.support.told import told
 
 RECOVERIES = 4
 
@@ -232,7 +231,7 @@ def test_a_full_cache_is_gone_around(tmp_path: Path) -> None:
     """Runs that do not fit are read from the store, with a warning; the state is the same."""
     world = _World(tmp_path)
     cache = CacheSettings(directory=world.base, max_bytes=1)
-    with pytest.warns(CacheWarning, match="max_bytes=1"):
+    with told("max_bytes=1"):
         assert recover(world.rig.log, settings=RecoverySettings(cache=cache)).to_dict() == world.expected
     assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
 
@@ -241,7 +240,7 @@ def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -
     """If only the download is damaged, the store's file is read instead, with a warning, and no older snapshot."""
     world = _World(tmp_path)
     world.reads.after_download = _flip
-    with pytest.warns(CacheWarning, match="sha256"):
+    with told("sha256"):
         recovery = recover(world.rig.log, settings=world.settings)
         assert recovery.to_dict() == world.expected
     assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
@@ -256,7 +255,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
         for file in world.base.rglob("*.run"):
             _flip(file)
         recovery = recover(world.rig.log, settings=replace(world.settings, attempts=1))
-        with pytest.warns(CacheWarning, match="is damaged"):
+        with told("is damaged"):
             assert recovery.to_dict() == world.expected
         assert (recovery.plan.manifest_number, recovery.warnings) == (3, ())
         assert recovery.statistics().plans == 1 + len(world.once)
@@ -273,7 +272,7 @@ def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
         for file in world.base.rglob("*.run"):
             file.unlink()
         recovery = recover(world.rig.log, settings=world.settings)
-        with pytest.warns(CacheWarning, match="cannot be opened"):
+        with told("cannot be opened"):
             assert recovery.to_dict() == world.expected
         assert (recovery.plan.manifest_number, recovery.warnings, recovery.statistics().plans) == (3, (), 1)
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
@@ -320,7 +319,7 @@ def test_a_second_plan_uses_what_the_first_one_fetched(tmp_path: Path) -> None:
     world = _World(tmp_path)
     *shared, newest = world.once
     world.disk.flip_byte(f"rig/{newest}", 100)
-    with pytest.warns((CacheWarning, RecoveryWarning)):
+    with told():
         recovery = recover(world.rig.log, settings=world.settings)
         assert recovery.to_dict() == world.expected
     assert recovery.plan.manifest_number == 2

@@ -11,11 +11,11 @@ from statelog.errors import CorruptRun, Misuse, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.told import told
 
 
 def open_snapshot(twin: TwinLog, position: int | None = None) -> Recovery:
@@ -85,11 +85,11 @@ def test_a_damaged_one_is_passed_over(twin: TwinLog) -> None:
     fresh = {run.path: run for run in second if run.path not in {one.path for one in first}}
     for run in fresh.values():
         twin.disk.flip_byte(f"log/{run.path}", 8)
-    with pytest.warns(RecoveryWarning):
+    with told():
         assert open_snapshot(twin).to_dict() == {b"a": b"1", b"both": b"a"}
     for run in first:
         twin.disk.flip_byte(f"log/{run.path}", 8)
-    with pytest.warns(RecoveryWarning), pytest.raises(CorruptRun):
+    with told(), pytest.raises(CorruptRun):
         open_snapshot(twin).to_dict()
 
 
@@ -125,4 +125,6 @@ def test_the_command_needs_no_broker(tmp_path: Path) -> None:
     assert run("--snapshot", "--at-writer", "w", "--at-checkpoint", "1")[0] == MISUSE
     for path in (tmp_path / "root" / "log" / "runs").iterdir():
         path.write_bytes(b"")
-    assert run("--snapshot")[0] == DAMAGED
+    with told("snapshot 1 is damaged"):
+        code, output = run("--snapshot")
+    assert (code, "snapshot 1 is damaged" in output) == (DAMAGED, True), output

@@ -6,8 +6,9 @@ from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import expired
 from statelog.seams import Seams
-from statelog.storage.leases import LeaseHolder, LeaseWarning, list_leases
+from statelog.storage.leases import LeaseHolder, list_leases
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from tests.support.told import told
 
 
 class _Scene:
@@ -74,7 +75,10 @@ def test_a_failed_renewal_is_borne_while_the_lease_stands() -> None:
     with scene.holder as holder:
         scene.down = True
         scene.now_s += 29.0
-        assert not holder.renew()
+        with told("could not be renewed and runs out in 1 s") as texts:
+            assert not holder.renew()
+            assert not holder.renew()
+        assert len(texts) == 1, "one line for each time that it begins to fail"
         scene.now_s += 1.0
         with pytest.raises(StoreUnavailable):
             holder.renew()
@@ -97,7 +101,7 @@ def test_a_lease_that_cannot_be_removed_is_told_and_left_to_expire() -> None:
     scene = _Scene()
     scene.holder.__enter__()
     scene.down = True
-    with pytest.warns(LeaseWarning, match="runs out in 30 s"):
+    with told("runs out in 30 s"):
         scene.holder.release()
     scene.holder.release()
     (held,) = list_leases(scene.store)
@@ -109,7 +113,7 @@ def test_a_damaged_lease_is_told_and_left_out() -> None:
     scene = _Scene()
     with scene.holder as holder:
         scene.store.put("leases/broken.avro", b"not a lease")
-        with pytest.warns(LeaseWarning, match="broken"):
+        with told("broken"):
             found = list_leases(scene.store)
         assert [held.lease for held in found] == [holder.lease]
 
@@ -128,7 +132,7 @@ def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Except
         holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0,
         seams=Seams(clock=lambda: scene.now_s),
     )  # fmt: skip
-    with pytest.warns(LeaseWarning, match="does not wait"), holder:
+    with told("does not wait"), holder:
         assert not holder.is_held
         scene.now_s += 100.0
         assert not holder.renew()

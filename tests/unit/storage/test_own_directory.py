@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.local.own_directory import LeftoverWarning, make_own, sweep
+from statelog.storage.local.own_directory import make_own, sweep
 from tests.support.processes.forks import in_fork
+from tests.support.told import told
 
 _DEAD = f"own-{'0' * 32}.d"
 
@@ -75,9 +76,9 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as broken:
         broken.setattr(shutil, "rmtree", refuse)
-        with pytest.warns(LeftoverWarning, match=_DEAD):
+        with told(_DEAD):
             own = make_own(tmp_path, "own-", ".d")
-        with pytest.warns(LeftoverWarning, match=own.path.name):
+        with told(own.path.name):
             own.remove()
     assert sweep(tmp_path, "own-", ".d") == sorted([tmp_path / _DEAD, own.path])
 

@@ -88,7 +88,7 @@ def _doubled(entries: list[Entry]) -> None:
 
 
 def _warned(entries: list[Entry]) -> None:
-    entries.append({"at": 99.0, "actor": "reader0.1", "what": "warned", "kind": "RecoveryWarning", "text": "damaged"})
+    entries.append({"at": 99.0, "actor": "reader0.1", "what": "warned", "kind": "statelog.recovery", "text": "damaged"})
 
 
 def _nobodys(entries: list[Entry]) -> None:

@@ -12,7 +12,7 @@ Invariants:
 """
 
 import hashlib
-import warnings
+import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -25,11 +25,9 @@ from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.store import Store
 from statelog.storage.store.errors import guarded
 
-__all__ = ["CacheDirectory", "CacheWarning"]
+__all__ = ["CacheDirectory"]
 
-
-class CacheWarning(UserWarning):
-    """The cache could not do its part; the recovery went on without it."""
+_LOG = logging.getLogger("statelog.recovery")
 
 
 class CacheDirectory:
@@ -94,15 +92,15 @@ class CacheDirectory:
             return file.open("rb")
 
     def delete(self, file: Path) -> None:
-        """Delete a file that was fetched; open readers keep on reading. Warns if it stays."""
+        """Delete a file that was fetched; open readers keep on reading. A log line if it stays."""
         try:
             self._host.disk("delete", file)
             file.unlink(missing_ok=True)
         except OSError as error:
-            warnings.warn(f"a cached run stays until the cache is closed: {error}", CacheWarning, stacklevel=2)
+            _LOG.warning("a cached run stays until the cache is closed: %s", error)
 
     def remove(self) -> None:
-        """Delete everything. Idempotent; warns of what stays for the next start to sweep."""
+        """Delete everything. Idempotent; what stays, the next start sweeps."""
         self._own.remove()
 
 

@@ -10,9 +10,9 @@ Invariants:
 - A fork starts without any cache; it never touches its parent's.
 """
 
+import logging
 import os
 import time
-import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from statelog.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
-from statelog.recovery.cache.directory import CacheDirectory, CacheWarning
+from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.cache.run_cache import CacheStatistics, RunCache, check_limits, start_janitor
 from statelog.recovery.host import Host
 from statelog.schemas.ledger.identity import LogIdentity
@@ -29,6 +29,8 @@ from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
 
 __all__ = ["CacheSettings", "CachedOpener"]
+
+_LOG = logging.getLogger("statelog.recovery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class CacheSettings:
 class CachedOpener:
     """One user of a log's shared cache. Not for several owners at once: each recovery has its own, for its threads.
 
-    A full disk, a full cache and a copy that does not verify cost a CacheWarning, and the run is read from the store
+    A full disk, a full cache and a copy that does not verify cost a log line, and the run is read from the store
     itself: whether the file there is damaged, only its own reader can say. A run whose copy turned out damaged later is
     read from the store from then on, so that no run can fail twice because of its copies.
     """
@@ -75,7 +77,7 @@ class CachedOpener:
         self._distrusted: set[str] = set()
 
     def hold(self) -> None:
-        """Join the log's cache. Idempotent. Raises ConfigError, StoreUnavailable; a full disk only warns."""
+        """Join the log's cache. Idempotent. Raises ConfigError, StoreUnavailable; a full disk is a log line only."""
         self._is_held = True
         try:
             self._cache()
@@ -101,16 +103,14 @@ class CachedOpener:
         return copy
 
     def distrust(self, run: RunFile) -> bool:
-        """Hand the present copy out no more, with a CacheWarning. False if the store's own file was read."""
+        """Hand the present copy out no more, with a log line. False if the store's own file was read."""
         if run.path not in self._copied:
             return False
         self._copied.discard(run.path)
         self._distrusted.add(run.path)
         if self._joined is not None:
             self._joined.distrust(run)
-        warnings.warn(
-            f"the local copy of {run.path} is damaged: reading the run from the store", CacheWarning, stacklevel=2
-        )
+        _LOG.warning("the local copy of %s is damaged: reading the run from the store", run.path)
         return True
 
     def statistics(self) -> CacheStatistics:
@@ -146,7 +146,7 @@ class CachedOpener:
 
 
 def _warn(error: StatelogError) -> None:
-    warnings.warn(f"runs are read without the cache: {error}", CacheWarning, stacklevel=3)
+    _LOG.warning("runs are read without the cache: %s", error)
 
 
 class _Key(NamedTuple):

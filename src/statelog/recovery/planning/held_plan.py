@@ -76,6 +76,11 @@ class HeldPlan:
         """What was damaged and gone around."""
         return tuple(self._planner.warnings)
 
+    @property
+    def damaged_snapshots(self) -> int:
+        """How many snapshots were passed over."""
+        return self._planner.damaged_snapshots
+
     def take_plan_s(self) -> float:
         """The seconds that planning took since this was asked last."""
         plan_s, self._plan_s = self._plan_s, 0.0

@@ -10,7 +10,7 @@ Invariants:
   an older one, its error is what the caller gets.
 """
 
-import warnings
+import logging
 from collections.abc import Iterator, Sequence
 
 from statelog.errors import (
@@ -25,7 +25,6 @@ from statelog.errors import (
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.checkpoint_search import CheckpointSearch
 from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
-from statelog.recovery.trouble import RecoveryWarning
 from statelog.schemas.ledger.records import not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
@@ -35,6 +34,7 @@ from statelog.storage.log.log import Log
 
 __all__ = ["Planner", "log_offsets"]
 
+_LOG = logging.getLogger("statelog.recovery")
 _NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
 _PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
 
@@ -93,6 +93,11 @@ class Planner:
         """What is wrong with the newest snapshot that was passed over."""
         return self._failed[max(self._failed)] if self._failed else None
 
+    @property
+    def damaged_snapshots(self) -> int:
+        """How many snapshots were passed over."""
+        return len(self._failed)
+
     def _end(self, at_least: int, snapshot: int) -> int:
         """The ledger's end. An answer below what is known to be there is asked again, and never believed.
 
@@ -145,7 +150,7 @@ class Planner:
         self._failed[number] = error
         text = f"{self.log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
         self.warnings.append(text)
-        warnings.warn(text, RecoveryWarning, stacklevel=4)
+        _LOG.warning(text)
 
     # ---- target
 

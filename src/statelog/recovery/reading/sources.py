@@ -8,7 +8,7 @@ Invariants:
 - The tail is whole when its iterator ends; whoever publishes something before that publishes nothing.
 """
 
-import warnings
+import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from statelog.recovery.reading.prefetch import Piece
 from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import RecoveryWarning, SnapshotFailed
+from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import Reader
@@ -33,6 +33,7 @@ from statelog.storage.replay import replay
 
 __all__ = ["Converter", "ReadCount", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
 
+_LOG = logging.getLogger("statelog.recovery")
 _PIECE_BYTES = 1 << 20
 
 TailChanges = tuple[int, pa.RecordBatch]
@@ -185,6 +186,5 @@ def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None, from_k
         try:
             return LocalCopyReader(local_copies, log.name, plan.replay, from_kafka)
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
-            text = f"the tail is read from Kafka, because the local copies do not hold all of it: {error}"
-            warnings.warn(text, RecoveryWarning, stacklevel=2)
+            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
     return from_kafka()

@@ -21,7 +21,7 @@ from statelog.storage.kafka.errors import client_error
 __all__ = ["Refused", "kafka_error", "make_client", "native"]
 
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
-logging.getLogger("statelog").addHandler(logging.NullHandler())
+logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,10 +12,10 @@ Invariants:
 """
 
 import fcntl
+import logging
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +24,12 @@ from typing import Self
 from statelog.seams import REAL
 from statelog.storage.local.own_process import OwnProcess
 
-__all__ = ["LeftoverWarning", "OwnDirectory", "make_own", "sweep"]
+__all__ = ["OwnDirectory", "make_own", "sweep"]
+
+_LOG = logging.getLogger("statelog.storage")
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _held: "set[OwnDirectory]" = set()
-
-
-class LeftoverWarning(UserWarning):
-    """Local files that nobody uses could not be removed. They take room, and no more than that."""
 
 
 class OwnDirectory:
@@ -126,7 +124,7 @@ def _delete(path: Path) -> bool:
     except FileNotFoundError:
         return True  # Somebody was faster.
     except OSError as error:
-        warnings.warn(f"{path} stays until it is swept: {error}", LeftoverWarning, stacklevel=3)
+        _LOG.warning("%s stays until it is swept: %s", path, error)
         return False
     return True
 

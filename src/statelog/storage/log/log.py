@@ -7,8 +7,8 @@ Invariants:
 - A log holds its two ports; whoever made it closes it. It does not outlive a fork: open it again in the child.
 """
 
+import logging
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +42,7 @@ from statelog.storage.value_schemas import ValueSchemas
 
 __all__ = ["Log", "LogDescription"]
 
+_LOG = logging.getLogger("statelog.storage")
 _ASK_AGAIN_S = 0.25
 
 
@@ -186,7 +187,7 @@ class Log(Closing):
         """
         data, ledger, warning = self._identified()
         if warning:
-            warnings.warn(warning, stacklevel=3)
+            _LOG.warning(warning)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
             check_made(topic, role, self._waived)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
