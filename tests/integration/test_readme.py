@@ -1,4 +1,4 @@
-"""The programs of README.md, and of Spark's room, run as they are printed, in places of this run."""
+"""The programs of README.md, and those that need Spark elsewhere, run as they are printed, in places of this run."""
 
 import time
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.support.doc_programs import check_page
 from tests.support.documents import ROOT, programs, said
 from tests.support.file_map import SOURCE
 from tests.support.services.broker import Broker
@@ -68,3 +69,14 @@ def test_the_program_of_the_spark_room_runs_as_printed(
     for _ in range(2):
         exec(program, {})
         assert capsys.readouterr().out.splitlines() == said(program)
+
+
+def test_spark_reads_a_snapshot_as_the_guide_says(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Parquet file that the guide's first program wrote is a table for a Spark that knows nothing of statelog."""
+    guide = ROOT / "docs" / "guide" / "snapshots.md"
+    check_page(guide, tmp_path, lambda: capsys.readouterr().out)
+    (program,) = programs(guide, "py")
+    exec(program.replace("/tmp/statelog", str(tmp_path / "statelog")), {"spark": spark})
+    assert capsys.readouterr().out.count("Row(") == 2

@@ -53,9 +53,9 @@ def mentions(document: Path) -> Iterator[str]:
             yield file
 
 
-def programs(document: Path) -> list[str]:
-    """The Python programs of a document, in their order."""
-    return [code for language, code in _FENCED.findall(document.read_text(encoding="utf-8")) if language == "python"]
+def programs(document: Path, language: str = "python") -> list[str]:
+    """The programs of a document, in their order: `python` for those without Spark, `py` for those with a session."""
+    return [code for found, code in _FENCED.findall(document.read_text(encoding="utf-8")) if found == language]
 
 
 def said(program: str) -> list[str]:
