@@ -34,8 +34,8 @@ def _go_on(_step: str) -> None:
 class Seams:
     """Where tests take over. Programs never need it.
 
-    >>> Writer(log, "web", seams=Seams(crash=print)).close()
-    opened
+        >>> Writer(log, "web", seams=Seams(crash=print)).close()
+        opened
 
     clock       seconds since any start, monotonic: paces waits and measures durations
     wall_clock  seconds since 1970: for ages, and for people who read manifests

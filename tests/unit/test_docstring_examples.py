@@ -1,6 +1,7 @@
 """The examples in docstrings run, and the names that a program writes with have one."""
 
 import doctest
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
@@ -62,3 +63,10 @@ def test_the_names_that_write_have_an_example() -> None:
     """In the docstring of the class, where `help` shows it."""
     without = [name for name in EXPLAINED if not any(test.name.endswith(f".{name}") for test in _examples())]
     assert without == []
+
+
+@pytest.mark.parametrize("example", _examples(), ids=lambda test: str(test.name))
+def test_an_example_is_code_on_its_page(example: doctest.DocTest) -> None:
+    """It is indented; else Markdown takes its prompts for quotations."""
+    text = inspect.cleandoc(example.docstring or "")
+    assert [line for line in text.splitlines() if line.startswith(">>>")] == []

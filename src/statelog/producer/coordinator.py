@@ -36,12 +36,12 @@ _APART = "Commit in the thread that opened it, or hand its grant to another: Coo
 class Coordinator(Closing):
     """Opens a writer for tasks in other processes, and commits their handles. One thread, one process.
 
-    >>> with Coordinator(log, "job") as coordinator:
-    ...     with TaskWriter(producer, coordinator.task(), slot=0) as task:
-    ...         task.put(b"alice", b"2")
-    ...         handle = task.finish()
-    ...     coordinator.commit([handle], {"offset": 42}).checkpoint.id
-    1
+        >>> with Coordinator(log, "job") as coordinator:
+        ...     with TaskWriter(producer, coordinator.task(), slot=0) as task:
+        ...         task.put(b"alice", b"2")
+        ...         handle = task.finish()
+        ...     coordinator.commit([handle], {"offset": 42}).checkpoint.id
+        1
 
     `partitions` and `expect` are those of `Writer`. With the `grant` of a coordinator of the same name whose process
     has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over. `seams` are for tests.

@@ -21,9 +21,9 @@ __all__ = ["PendingHandle"]
 class PendingHandle:
     """The handle of a pending checkpoint. Belongs to the writer's thread; made by `Writer.persist`.
 
-    >>> pending = writer.persist()              # sends, and waits for nothing
-    >>> handle = pending.result()               # durable now
-    >>> offset = writer.confirm(handle).offset  # and part of history
+        >>> pending = writer.persist()              # sends, and waits for nothing
+        >>> handle = pending.result()               # durable now
+        >>> offset = writer.confirm(handle).offset  # and part of history
 
     `wait` waits up to a timeout and returns whether the change sets are durable; `make` then makes the handle.
     """

@@ -18,11 +18,11 @@ _MOST_WAITING = 1 << 30
 class WriterSettings:
     """How a writer batches and bounds. The defaults measured best; see `bench`. Raises ConfigError.
 
-    >>> settings = WriterSettings(in_flight_bytes_max=16 << 20)
-    >>> with Writer(log, "web", settings=settings) as writer:
-    ...     writer.put(b"alice", b"1")
-    ...     writer.commit().checkpoint.id
-    1
+        >>> settings = WriterSettings(in_flight_bytes_max=16 << 20)
+        >>> with Writer(log, "web", settings=settings) as writer:
+        ...     writer.put(b"alice", b"1")
+        ...     writer.commit().checkpoint.id
+        1
 
     roll_rows               single changes wait in plain lists until so many have come, then become Arrow
     list_bytes              ... or until they take so many bytes

@@ -34,9 +34,9 @@ _APART = "Make one in each, with a slot of its own"
 class TaskWriter(ChangeWriter):
     """Writes one change set for a coordinator. One thread, one process.
 
-    >>> with TaskWriter(producer, coordinator.task(), slot=0) as task:
-    ...     task.put(b"alice", b"2")
-    ...     handle = task.finish()  # durable, not visible yet; the coordinator commits it
+        >>> with TaskWriter(producer, coordinator.task(), slot=0) as task:
+        ...     task.put(b"alice", b"2")
+        ...     handle = task.finish()  # durable, not visible yet; the coordinator commits it
 
     `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
     `producer` is the caller's: the tasks of a process may use it one after another. It is not closed here.

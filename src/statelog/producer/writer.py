@@ -51,10 +51,10 @@ _APART = "Open one in each, on disjoint partitions and under its own name"
 class Writer(ChangeWriter):
     """Appends keyed changes to a log under its own name, exactly once.
 
-    >>> with Writer(log, "web") as writer:
-    ...     writer.put(b"alice", b"1")
-    ...     writer.commit(metadata={"offset": 42}).checkpoint.id
-    1
+        >>> with Writer(log, "web") as writer:
+        ...     writer.put(b"alice", b"1")
+        ...     writer.commit(metadata={"offset": 42}).checkpoint.id
+        1
 
     `partitions` limits it to some partitions, so that several writers can share a log. `expect` is the checkpoint id
     to resume from (0: none yet); opening refuses if the log is at another. Opening fences every earlier writer of this
