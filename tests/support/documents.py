@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["DOCS", "OUTSIDE", "ROOT", "anchors", "documents", "links", "mentions", "nav", "programs", "said"]
+__all__ = ["DOCS", "OUTSIDE", "ROOT", "anchors", "documents", "links", "mentions", "nav", "programs", "prose", "said"]
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,10 +44,15 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-def mentions(document: Path) -> Iterator[str]:
-    """The files and folders that a document names in its prose; the map of files has a test of its own."""
+def prose(document: Path) -> str:
+    """A document without its programs, and without the map of files, which has a test of its own."""
     text, _, _ = document.read_text(encoding="utf-8").partition("\n### statelog\n")
-    for code in _CODE.findall(_FENCED.sub("", text)):
+    return _FENCED.sub("", text)
+
+
+def mentions(document: Path) -> Iterator[str]:
+    """The files and folders that a document names in its prose."""
+    for code in _CODE.findall(prose(document)):
         file = str(code).partition("::")[0]
         if _FILE.fullmatch(file):
             yield file

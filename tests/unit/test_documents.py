@@ -1,17 +1,22 @@
 """Every page is in the navigation, and every link, file and name that a document mentions is there."""
 
+import builtins
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import statelog
-from tests.support.documents import DOCS, OUTSIDE, ROOT, anchors, documents, links, mentions, nav
+from tests.support import style
+from tests.support.documents import DOCS, OUTSIDE, ROOT, anchors, documents, links, mentions, nav, prose
 from tests.support.file_map import ROOMS, SOURCE
 
 _ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/"}
 """Mentioned files that are the user's, or a log's."""
+_WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
+_FOREIGN = {"CreateTime", "DeleteRecords", "PySpark", "StateStores"}
 _BARE = {path.name for folder in (ROOT / "tests", SOURCE / "schemas" / "avsc") for path in folder.rglob("*.*")}
 
 each_document = pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -51,6 +56,21 @@ def test_mentioned_files_are_there(document: Path) -> None:
     if document.name == "CHANGELOG.md":
         return  # It also tells what was there.
     assert [file for file in mentions(document) if file not in _ELSEWHERE and not _is_there(document, file)] == []
+
+
+@cache
+def _classes() -> set[str]:
+    """Every name that a module of the source binds at its top, and Python's own."""
+    modules = (path.read_text(encoding="utf-8") for path in SOURCE.parent.rglob("*.py"))
+    return {name for module in modules for name in style.exported_names(module)} | set(dir(builtins))
+
+
+@each_document
+def test_mentioned_classes_are_there(document: Path) -> None:
+    """A word that is written as a class is one of ours, or a word of Kafka's or Spark's."""
+    if document.name == "CHANGELOG.md":
+        return  # It also tells what was there.
+    assert set(_WORD.findall(prose(document))) - _classes() - _FOREIGN == set()
 
 
 def _names(document: Path) -> list[str]:

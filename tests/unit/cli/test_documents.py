@@ -9,6 +9,7 @@ import pytest
 from statelog.cli.program import program
 from statelog.materializer.daemon import events
 from tests.support.documents import DOCS
+from tests.support.file_map import SOURCE
 
 _PAGES = [DOCS / "cli.md", DOCS / "guide" / "daemon.md", DOCS / "security.md", DOCS / "protocol-losses.md"]
 
@@ -43,3 +44,11 @@ def test_events_that_the_daemon_guide_names_are_there() -> None:
     known = {re.sub(r"(?<!^)([A-Z])", r"-\1", name).lower() for name in events.__all__}
     assert named
     assert named <= known
+
+
+def test_loggers_that_the_daemon_guide_names_are_there() -> None:
+    """Each logger in its table is one that the source asks for, and none is left out."""
+    page = (DOCS / "guide" / "daemon.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(statelog\.\w+)`", page, re.MULTILINE))
+    sources = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")]
+    assert named == {name for source in sources for name in re.findall(r'getLogger\("([\w.]+)"\)', source)}
