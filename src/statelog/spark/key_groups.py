@@ -17,7 +17,12 @@ __all__ = ["key_group_column", "repartition_by_key_group"]
 
 
 def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Column:
-    """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null."""
+    """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null.
+
+    >>> people = spark.createDataFrame([("alice",)], "name string")
+    >>> people.select(key_group_column("name", "string", 128)).first()[0]
+    71
+    """
     return F.expr(spark_expression(name, KeyType(key_type), key_groups))
 
 
@@ -25,6 +30,10 @@ def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | 
     """`df` in `tasks` partitions (None: as many as the log has) of adjacent key groups, ready to be written.
 
     Needs the column `key`, or `key_group` if the log's callers place their keys. Raises ConfigError.
+
+    >>> rows = spark.createDataFrame([(b"alice", b"1")], "key binary, value binary")
+    >>> repartition_by_key_group(rows, log).rdd.getNumPartitions()
+    4
     """
     descriptor = log.descriptor if isinstance(log, Log) else log
     count = descriptor.partitions if tasks is None else tasks

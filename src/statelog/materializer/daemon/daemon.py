@@ -82,6 +82,10 @@ class Materializer:
     `control` carries requests from elsewhere, such as signal handlers. `wait` waits that many seconds, or until the
     control wakes it. `start` runs a round or a look, on another thread unless a test replaces it. `rates` are used
     until better ones have been measured. The `clock` of `seams` paces the daemon.
+
+    >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
+    >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
+    SkippedRound(number=0, position=0)
     """
 
     def __init__(

@@ -17,6 +17,10 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
     """Let SIGTERM and SIGINT stop, and SIGUSR1 trigger a round. Returns a function that puts the earlier handlers back.
 
     Must be called on the main thread. Raises ValueError on any other.
+
+    >>> from statelog.materializer import Control, install_signal_handlers
+    >>> restore = install_signal_handlers(Control())
+    >>> restore()
     """
     requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
     earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}

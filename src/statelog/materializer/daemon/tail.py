@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from statelog.materializer.daemon.restore_time import RestoreWork
+from statelog.seams import REAL, Clock
 from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.log.log import Log
 
@@ -28,6 +29,10 @@ class Tail:
 
     `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
     broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.
+
+    >>> from statelog.materializer import tail_now
+    >>> tail_now(log).age_s
+    0.0
     """
 
     number: int
@@ -103,8 +108,13 @@ class TailGauge:
         return self._ledger
 
 
-def tail_now(log: Log, *, clock: Callable[[], float]) -> Tail:
-    """The whole tail up to the ledger's end at this moment. Raises as a look does."""
+def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
+    """The whole tail up to the ledger's end at this moment. Raises as a look does.
+
+    >>> from statelog.materializer import tail_now
+    >>> tail_now(log).commits
+    0
+    """
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     gauge = TailGauge(log, clock=clock)
     try:
