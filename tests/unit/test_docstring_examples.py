@@ -53,7 +53,7 @@ def test_the_names_that_a_program_calls_have_an_example() -> None:
     assert without == []
 
 
-@pytest.mark.parametrize("example", _examples(), ids=lambda test: str(test.name))
+@pytest.mark.parametrize("example", examples(spark=False), ids=lambda test: str(test.name))
 def test_an_example_is_code_on_its_page(example: doctest.DocTest) -> None:
     """It is indented; else Markdown takes its prompts for quotations."""
     text = inspect.cleandoc(example.docstring or "")

@@ -39,9 +39,9 @@ class MaterializerSettings:
 
     Raises ConfigError.
 
-    >>> settings = MaterializerSettings(interval_s=30.0, restore_budget_s=10.0)
-    >>> settings.retention.keep
-    2
+        >>> settings = MaterializerSettings(interval_s=30.0, restore_budget_s=10.0)
+        >>> settings.retention.keep
+        2
     """
 
     interval_s: float = 600.0

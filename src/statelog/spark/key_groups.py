@@ -31,9 +31,9 @@ def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | 
 
     Needs the column `key`, or `key_group` if the log's callers place their keys. Raises ConfigError.
 
-    >>> rows = spark.createDataFrame([(b"alice", b"1")], "key binary, value binary")
-    >>> repartition_by_key_group(rows, log).rdd.getNumPartitions()
-    4
+        >>> rows = spark.createDataFrame([(b"alice", b"1")], "key binary, value binary")
+        >>> repartition_by_key_group(rows, log).rdd.getNumPartitions()
+        4
     """
     descriptor = log.descriptor if isinstance(log, Log) else log
     count = descriptor.partitions if tasks is None else tasks

@@ -83,9 +83,9 @@ class Materializer:
     control wakes it. `start` runs a round or a look, on another thread unless a test replaces it. `rates` are used
     until better ones have been measured. The `clock` of `seams` paces the daemon.
 
-    >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
-    >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
-    SkippedRound(number=0, position=0)
+        >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
+        >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
+        SkippedRound(number=0, position=0)
     """
 
     def __init__(

@@ -18,9 +18,9 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
 
     Must be called on the main thread. Raises ValueError on any other.
 
-    >>> from statelog.materializer import Control, install_signal_handlers
-    >>> restore = install_signal_handlers(Control())
-    >>> restore()
+        >>> from statelog.materializer import Control, install_signal_handlers
+        >>> restore = install_signal_handlers(Control())
+        >>> restore()
     """
     requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
     earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}

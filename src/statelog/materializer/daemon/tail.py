@@ -30,9 +30,9 @@ class Tail:
     `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
     broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.
 
-    >>> from statelog.materializer import tail_now
-    >>> tail_now(log).age_s
-    0.0
+        >>> from statelog.materializer import tail_now
+        >>> tail_now(log).age_s
+        0.0
     """
 
     number: int

@@ -44,11 +44,11 @@ def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable.
 
-    >>> with Writer(log, "web") as writer:
-    ...     writer.put(b"alice", b"1")
-    ...     last = writer.commit()
-    >>> run_round(log).rows
-    1
+        >>> with Writer(log, "web") as writer:
+        ...     writer.put(b"alice", b"1")
+        ...     last = writer.commit()
+        >>> run_round(log).rows
+        1
     """
     return Round(log, settings or MaterializerSettings(), seams=seams).run()
 
