@@ -13,9 +13,11 @@ __all__ = ["Control"]
 class Control:
     """Shared by a daemon and its callers. Every method is thread-safe, except `wait`, which belongs to one thread.
 
-    >>> from statelog.materializer import Control
-    >>> control = Control()
-    >>> daemon = Materializer(log, control=control)  # daemon.run() ends soon after control.stop()
+    `daemon.run()` ends soon after `control.stop()`:
+
+        >>> from statelog.materializer import Control
+        >>> control = Control()
+        >>> daemon = Materializer(log, control=control)
     """
 
     def __init__(self) -> None:

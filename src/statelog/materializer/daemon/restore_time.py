@@ -41,9 +41,11 @@ class Speed:
 class Rates:
     """What was measured: bytes of runs read, bytes of record values replayed, changes replayed.
 
-    >>> from statelog.materializer import Rates, Speed
-    >>> Rates(download=Speed(amount=64e6, seconds=1.0)).download.per_second
-    64000000.0
+    The defaults are used until something has been measured:
+
+        >>> from statelog.materializer import Rates, Speed
+        >>> Rates(download=Speed(amount=64e6, seconds=1.0)).download.per_second
+        64000000.0
     """
 
     download: Speed = field(default_factory=lambda: Speed(amount=32e6, seconds=1.0))

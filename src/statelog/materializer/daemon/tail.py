@@ -111,9 +111,11 @@ class TailGauge:
 def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
     """The whole tail up to the ledger's end at this moment. Raises as a look does.
 
-    >>> from statelog.materializer import tail_now
-    >>> tail_now(log).commits
-    0
+    It reads the ledger alone:
+
+        >>> from statelog.materializer import tail_now
+        >>> tail_now(log).commits
+        0
     """
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     gauge = TailGauge(log, clock=clock)

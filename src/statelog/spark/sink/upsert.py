@@ -61,7 +61,8 @@ def upsert(
     `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key. `query_id` names the
     query where Spark does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
 
-        >>> write = upsert("visits", writer="job-1", kafka={"bootstrap.servers": "127.0.0.1:9092"}, root="/tmp/statelog")
+        >>> kafka = {"bootstrap.servers": "127.0.0.1:9092"}
+        >>> write = upsert("visits", writer="job-1", kafka=kafka, root="/tmp/statelog")
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
     """
     options = {
