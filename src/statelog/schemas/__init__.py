@@ -4,7 +4,7 @@ from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, key_groups_of, spark_expression
 from statelog.schemas.keys.shares import share
-from statelog.schemas.ledger.fold import Void, VoidReason
+from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
@@ -42,6 +42,7 @@ __all__ = [
     "HashRule",
     "KeyType",
     "LastCommit",
+    "LedgerFold",
     "LedgerRecord",
     "LedgerState",
     "LiveEpoch",

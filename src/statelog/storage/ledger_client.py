@@ -131,7 +131,8 @@ class LedgerClient:
     """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
 
     `verify` compares the log's identity with the cluster's; it is asked before a verdict, at most once in LOOK_AGAIN_S.
-    `rebase` gives the newest snapshot's state and last record.
+    `fold` is one that stands at the base state, None for a plain one. `rebase` gives the newest snapshot's state and
+    last record.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class LedgerClient:
         base: LedgerState | None = None,
         *,
         last: LastRecord | None = None,
+        fold: LedgerFold | None = None,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         verify: Callable[[], None] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
@@ -159,7 +161,7 @@ class LedgerClient:
         self._valid: list[ValidCommit] = []
         self._is_torn = False
         self._proof: BeyondEnd | None = None
-        self.fold = LedgerFold(identity, base)
+        self.fold = LedgerFold(identity, base) if fold is None else fold
 
     @property
     def topic(self) -> str:

@@ -6,7 +6,7 @@ iterator has ended: only its end says that all that was listed is there.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -17,9 +17,7 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import CommitBody
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from statelog.storage.log.log import Log  # The log imports this module's room; only the type is needed here.
+from statelog.storage.log.log import Log
 
 __all__ = ["CommittedChunk", "replay", "verify_handle"]
 
@@ -82,7 +80,7 @@ def _located(error: CorruptChunk | UnknownFormat, topic: str, record: Record) ->
     return type(error)(error.message, hint=error.hint, **facts)
 
 
-def verify_handle(log: "Log", handle: Handle) -> None:
+def verify_handle(log: Log, handle: Handle) -> None:
     """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
     body = CommitBody(metadata={}, handles=(handle,))
     plan = plan_replay([body], range(log.descriptor.partitions))

@@ -17,7 +17,7 @@ Invariants:
 from statelog.errors import Misuse, OffsetGone
 from statelog.recovery.host import Host
 from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.preflight import check_plan
+from statelog.recovery.planning.preflight import check_held, check_plan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.trouble import SnapshotFailed
@@ -55,6 +55,7 @@ class HeldPlan:
         self.opener = settings.cache.opener(log)
         self._plan_s = 0.0
         self._failures = 0
+        self._is_checked = False
         self._owner = OwnProcess("the recovery")
         self.plans = 0
         self.had_lease = False
@@ -93,6 +94,7 @@ class HeldPlan:
         while self._plan is None:
             try:
                 check_plan(self.log, self._make())
+                self._is_checked = True
             except OffsetGone as error:
                 self.replan(error)
             except BaseException:
@@ -152,6 +154,7 @@ class HeldPlan:
         if self._owner.is_foreign:
             return  # Lease and cache are the parent's.
         self._failures = 0
+        self._is_checked = False  # Who knows when the next one comes.
         try:
             self._remove_lease()
         finally:
@@ -163,7 +166,7 @@ class HeldPlan:
             self._lease = None
 
     def _make(self) -> RecoveryPlan:
-        self._plan = self._planner.plan()
+        self._plan, self._is_checked = self._planner.plan(), False
         self.plans += 1
         return self._plan
 
@@ -176,7 +179,11 @@ class HeldPlan:
                 self._lease.__enter__()
                 self.had_lease = self._lease.is_held
                 self._say_without()
-                check_plan(self.log, plan)
+                if self._is_checked:
+                    check_held(self.log, plan)
+                else:
+                    check_plan(self.log, plan)
+                    self._is_checked = True
         except OffsetGone as error:
             self.replan(error)
             return None

@@ -198,12 +198,11 @@ class Planner:
         return self._find_between(at, None, upper)
 
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
+        search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
         try:
-            ledger = self.log.ledger(base)
+            ledger = self.log.ledger(base, fold=search)
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.
-        search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
-        ledger.fold = search
         try:
             ledger.read_to(end)
         except OffsetGone:

@@ -1,26 +1,41 @@
-"""The checks before the first byte is read: the snapshot is still there, the log reaches back, the anchors still hold,
-and nothing that lies in the data topic bears witness of a ledger that once reached further.
+"""The checks of a plan: the snapshot is there and the log reaches back; the anchors hold, and nothing in the data topic
+bears witness to a ledger that once reached further.
 
-They run after the lease was written: what they find cannot be truncated or cleaned up as long as the lease stands.
+The first two are made again once the lease is written: what they find then stays as long as the lease does. The others
+are made once, because what is read is verified record by record anyway.
 """
 
 from statelog.errors import NotFound, OffsetGone
 from statelog.recovery.planning.planner import log_offsets
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, check_reach
+from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.anchors import check_anchors, check_data_records
 from statelog.storage.log.log import Log
 
-__all__ = ["check_plan"]
+__all__ = ["check_held", "check_plan"]
+
+
+def check_held(log: Log, plan: RecoveryPlan) -> LogOffsets | None:
+    """Whether the log and the store still hold what the plan reads; the offsets, or None for a snapshot alone.
+
+    Raises OffsetGone if truncation or cleanup was faster (plan again), BeyondEnd if the log lost its end.
+    """
+    _check_manifest(log, plan)
+    if plan.is_alone:
+        return None
+    offsets = log_offsets(log, plan)
+    check_reach(plan, offsets, log.name)
+    return offsets
 
 
 def check_plan(log: Log, plan: RecoveryPlan) -> None:
-    """Raise OffsetGone if the plan came too late (plan again), BeyondEnd or AnchorMismatch if records were lost."""
-    _check_manifest(log, plan)
-    if plan.is_alone:
+    """As `check_held`, and whether the records are still those that the snapshot and the writers have seen.
+
+    Raises as that, and AnchorMismatch or BeyondEnd if records were lost or replaced.
+    """
+    offsets = check_held(log, plan)
+    if offsets is None:
         return
-    offsets = log_offsets(log, plan)
-    check_reach(plan, offsets, log.name)
     anchors = plan.manifest.anchors if plan.manifest else ()
     check_anchors(log, [anchor for anchor in anchors if anchor.topic == "ledger"])
     there = {partition: OffsetRange(*held) for partition, held in offsets.data.items()}

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Event
@@ -52,33 +51,38 @@ Beat = Callable[[Phase], None]
 """Called between two steps: reports progress and renews the lease."""
 
 
-@dataclass(slots=True)
 class PlanReader:
-    """One pass over a plan. `beat` is called often. `converter` None means that of the settings.
+    """One pass over a plan.
 
-    `opener` is held by the caller as long as it reads; None means the one on the log's store. `loaded` is the share of
-    the wanted key groups that have come out.
+    `beat` is called often. `opener` is held by the caller as long as it reads. `runs_read` and `tail_read` count what
+    was read, `loaded` is the share of the wanted key groups that have come out.
     """
 
-    log: Log
-    plan: RecoveryPlan
-    settings: RecoverySettings
-    beat: Beat
-    converter: Converter | None = None
-    opener: RunOpener | None = None
-    host: Host = field(default_factory=Host)
-    runs_read: ReadCount = field(default_factory=ReadCount)
-    tail_read: ReadCount = field(default_factory=ReadCount)
-    loaded: float = 0.0
-    _stop: Event = field(default_factory=Event)
-    _allowance: Allowance = field(default_factory=lambda: Allowance(_AHEAD, _AHEAD_BYTES))
-    _grace_s: float = GRACE_S
-    _converter: Converter = field(init=False)
-    _opener: RunOpener = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._converter = self.converter or Converter(self.log, self.settings)
-        self._opener = self.opener or DirectOpener(self.log.store)
+    def __init__(
+        self,
+        log: Log,
+        plan: RecoveryPlan,
+        settings: RecoverySettings,
+        beat: Beat,
+        *,
+        converter: Converter | None = None,
+        opener: RunOpener | None = None,
+        host: Host | None = None,
+    ) -> None:
+        """`converter` None means that of the settings, `opener` None the one on the log's store."""
+        self.log = log
+        self.plan = plan
+        self.host = host or Host()
+        self.runs_read = ReadCount()
+        self.tail_read = ReadCount()
+        self.loaded = 0.0
+        self._settings = settings
+        self._beat = beat
+        self._converter = converter or Converter(log, settings)
+        self._opener = opener or DirectOpener(log.store)
+        self._stop = Event()
+        self._allowance = Allowance(_AHEAD, _AHEAD_BYTES)
+        self._grace_s = GRACE_S
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,19 +104,19 @@ class PlanReader:
     def slices(self) -> Iterator[pa.Table]:
         """The live rows of the state, one table for each slice, in no order within it; all held in memory."""
         partitions = self.plan.partitions
-        tail = MemoryTail(partitions=len(partitions), fold_bytes=self.settings.fold_bytes)
+        tail = MemoryTail(partitions=len(partitions), fold_bytes=self._settings.fold_bytes)
         runs = self._read_both(tail)
         pieces = [
             Piece(0, partial(newest, [*runs.pop(partition, []), *tail.tables(partition)], keep_deletes=False))
             for partition in partitions
         ]
-        allowance = Allowance(self.settings.threads - 1, 0)
+        allowance = Allowance(self._settings.threads - 1, 0)
         folded = Prefetch(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
         del pieces, tail  # Each slice is let go of once it was folded.
         for number, kept in enumerate(folded, 1):
             yield pa.concat_tables(kept) if kept else self.schema.empty_table()
             self.loaded = number / len(partitions)
-            self.beat(Phase.LOAD)
+            self._beat(Phase.LOAD)
 
     def sorted_tables(self) -> Iterator[pa.Table]:
         """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
@@ -135,9 +139,9 @@ class PlanReader:
         """A tail to fill, within the bounds of the settings."""
         numbers = count()
         return SpilledTail(
-            fold_bytes=self.settings.fold_bytes,
+            fold_bytes=self._settings.fold_bytes,
             frame_bytes=_SORTED_FRAME_BYTES,
-            open_queue=lambda: disk_queue(self.settings, self.host.open_spill_file, number=next(numbers)),
+            open_queue=lambda: disk_queue(self._settings, self.host.open_spill_file, number=next(numbers)),
         )
 
     def fill(self, tail: SpilledTail) -> None:
@@ -151,7 +155,7 @@ class PlanReader:
             for table in merge_streams([*runs, *tail.streams()], drop_deletes=drop_deletes):
                 yield table
                 self.loaded = self.share_through(int(key_groups_of(table)[-1]))
-                self.beat(Phase.READ)
+                self._beat(Phase.READ)
 
     # ---- runs and tail
 
@@ -174,7 +178,7 @@ class PlanReader:
                 for table in run:
                     for partition, piece in cut(table, starts):
                         tables.setdefault(partition, []).append(piece)
-                    self.beat(Phase.READ)
+                    self._beat(Phase.READ)
                     if tail.done():
                         tail.result()  # Raises at once what the other thread met.
         return tables
@@ -207,7 +211,7 @@ class PlanReader:
             self.plan,
             self._converter,
             self.tail_read,
-            self.settings,
+            self._settings,
             pause=self._stop.wait,
             clock=self.host.clock,
         )
@@ -224,7 +228,7 @@ class PlanReader:
         try:
             while not future.done():
                 wait([future], _WAIT_S)
-                self.beat(phase)
+                self._beat(phase)
         except BaseException:
             self._stop_and_wait(future)
             raise

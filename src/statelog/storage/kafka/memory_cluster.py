@@ -6,10 +6,9 @@ when a test says so, so a run is a pure function of the calls made. Invariant: o
 through `lose_tail` and `recreate_topic`, which are the accidents that make them shrink.
 """
 
-import bisect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -25,9 +24,9 @@ from statelog.storage.kafka.memory_faults import (
     ScriptedFaults,
     SendAttempt,
 )
-from statelog.storage.kafka.positions import Listed
+from statelog.storage.kafka.memory_partition import PartitionLog
 
-__all__ = ["MemoryCluster", "PartitionLog", "Sending"]
+__all__ = ["MemoryCluster", "Sending"]
 
 _RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
@@ -51,54 +50,6 @@ _ANSWERS = {
     "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
 }
 """The answers besides UNAVAILABLE that each call can have."""
-
-
-@dataclass(slots=True)
-class PartitionLog:
-    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
-
-    start: int = 0
-    end: int = 0
-    offsets: list[int] = field(default_factory=list[int])
-    values: list[bytes] = field(default_factory=list[bytes])
-    timestamps_ms: list[int] = field(default_factory=list[int])
-    leader_epoch: int = 1
-    ends: list[int] = field(default_factory=list[int])
-    """The ends that it had before, oldest first: what a deposed leader may still believe."""
-
-    def listed(self) -> Listed:
-        """Start, end and leader as they are now."""
-        return Listed(self.start, self.end, self.leader_epoch)
-
-    def listed_before(self, changes: int) -> Listed:
-        """The answer of an older leader, from so many appends ago."""
-        past = self.ends[-changes:] if changes > 0 else []
-        end = past[0] if past else self.end
-        return Listed(min(self.start, end), end, self.leader_epoch - 1)
-
-    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
-        """Append a record; returns its offset."""
-        offset = self.end
-        self.ends.append(offset)
-        self.offsets.append(offset)
-        self.values.append(value)
-        self.timestamps_ms.append(timestamp_ms)
-        self.end += 1
-        return offset
-
-    def first_from(self, offset: int) -> tuple[int, bytes, int] | None:
-        """Offset, value and timestamp of the first record at or above `offset`, or None."""
-        at = bisect.bisect_left(self.offsets, offset)
-        return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
-
-    def cut_from(self, offset: int) -> None:
-        """Drop everything at and above `offset`, as a leader does that never had it."""
-        self.leader_epoch += 1
-        at = bisect.bisect_left(self.offsets, offset)
-        del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
-        del self.ends[bisect.bisect_left(self.ends, offset) :]
-        self.end = min(self.end, offset)
-        self.start = min(self.start, self.end)
 
 
 @dataclass(slots=True)

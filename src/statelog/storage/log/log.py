@@ -310,10 +310,11 @@ class Log(Closing):
         self,
         base: Manifest | None = None,
         *,
+        fold: LedgerFold | None = None,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> LedgerClient:
-        """A ledger client that starts from `base`, or from the ledger's first record; see LedgerClient for `rebase`.
+        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `fold` and `rebase`.
 
         Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
         valid commits.
@@ -340,6 +341,7 @@ class Log(Closing):
             self.descriptor.identity,
             base.state if base else None,
             last=LastRecord.below(base) if base else None,
+            fold=fold,
             rebase=rebase,
             verify=self.verify_identity,
             clock=clock,
