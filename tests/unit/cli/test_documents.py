@@ -16,7 +16,9 @@ _PAGES = [DOCS / "cli.md", DOCS / "guide" / "daemon.md", DOCS / "security.md", D
 
 def _options() -> set[str]:
     """Every option of every command."""
-    context = click.Context(program)
+    context = click.Context(
+        program, **program.context_settings
+    )  # The program keeps its help option once it was asked for.
     found: set[str] = set()
     waiting: list[click.Command] = [program]
     while waiting:
