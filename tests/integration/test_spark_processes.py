@@ -58,7 +58,7 @@ def run_task(task: TaskGrant, options: WriteOptions, slot: int, rows: dict[int, 
     return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query)
 
 
-def test_one_epoch_for_all_batches(rig: SparkLog) -> None:
+def test_one_epoch_for_all_batches(rig: SparkLog, caplog: pytest.LogCaptureFixture) -> None:
     """Batches of one run share the epoch and each continues the one before; a replay is seen in another process too."""
     options = stream_options(rig)
     begun = rig.ledger_end()
@@ -71,7 +71,9 @@ def test_one_epoch_for_all_batches(rig: SparkLog) -> None:
     assert (len(opened), rig.opens()) == (1, 1)
     task = plan_batch(options)
     batch_commit._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
-    assert not commit_batch(options, [run_task(task, options, 9, {2: 2})], 2), "a replay"
+    with caplog.at_level("INFO", logger="statelog.spark"):
+        assert not commit_batch(options, [run_task(task, options, 9, {2: 2})], 2), "a replay"
+    assert "has checkpoint 3 already" in caplog.text
     assert rig.numbers() == {0: 0, 1: 1, 2: 2}
     assert rig.ledger_end() == begun + 4, "an Open and three Commits"
 
@@ -174,7 +176,7 @@ def query_options(rig: SparkLog, directory: Path, query: str, **changed: str) ->
     return stream_options(rig, checkpointLocation=str(directory), **changed)
 
 
-def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path) -> None:
+def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Another query with the writer's name, one with a name of its own, and a plain write are refused before an Open;
     the query that they met goes on, and only takeOver ends it.
     """
@@ -193,6 +195,7 @@ def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path) -> None:
 
     wanted = replace(other, take_over=True)
     assert commit_batch(wanted, [run_task(plan_batch(wanted), wanted, 2, {3: 3}, "qb")], 0)
+    assert "writer other took over from job" in caplog.text
     with pytest.raises(Fenced):
         plan_batch(first)
     with pytest.raises(LogInUse):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.file_map import ROOMS
+import statelog
+from tests.support.file_map import ROOMS, SOURCE
 from tests.support.public_names import Name, exported, homeless, named_by
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,18 @@ def test_a_face_exports_what_programs_meet(face: str) -> None:
     met = {named for home in HOMES for name in exported(home).values() for _, named in named_by(name) if named != name}
     words = _documented()
     assert [label for label, name in exported(face).items() if label not in words and name not in met] == []
+
+
+def test_every_error_is_in_the_one_tree() -> None:
+    """No module but `statelog.errors` defines an error of the tree, or a warning."""
+    kinds = "|".join((r"\w*Warning", *statelog.errors.__all__))
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        if path != SOURCE / "errors.py"
+        for name in re.findall(rf"^class ([A-Z]\w*)\((?:{kinds})\)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert found == set()
 
 
 def test_a_name_without_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,11 @@ __all__ = ["key_group_column", "repartition_by_key_group"]
 def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Column:
     """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null.
 
-    >>> people = spark.createDataFrame([("alice",)], "name string")
-    >>> people.select(key_group_column("name", "string", 128)).first()[0]
-    71
+    It needs no look at the log:
+
+        >>> people = spark.createDataFrame([("alice",)], "name string")
+        >>> people.select(key_group_column("name", "string", 128)).first()[0]
+        71
     """
     return F.expr(spark_expression(name, KeyType(key_type), key_groups))
 

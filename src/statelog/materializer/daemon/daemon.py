@@ -33,6 +33,7 @@ from statelog.errors import (
 )
 from statelog.materializer.daemon.background_task import BackgroundTask, ThreadStarter, start_thread
 from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.event_log import log_event
 from statelog.materializer.daemon.events import (
     CleanupHeldBack,
     Event,
@@ -72,14 +73,11 @@ _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its ne
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 
 
-def _ignore(_event: Event) -> None:
-    """Drop the event."""
-
-
 class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
-    `control` carries requests from elsewhere, such as signal handlers. `wait` waits that many seconds, or until the
+    `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
+    `statelog.materializer`. `wait` waits that many seconds, or until the
     control wakes it. `start` runs a round or a look, on another thread unless a test replaces it. `rates` are used
     until better ones have been measured. The `clock` of `seams` paces the daemon.
 
@@ -94,7 +92,7 @@ class Materializer:
         settings: MaterializerSettings | None = None,
         *,
         control: Control | None = None,
-        on_event: Callable[[Event], None] = _ignore,
+        on_event: Callable[[Event], None] = log_event,
         wait: Callable[[float], object] | None = None,
         start: ThreadStarter = start_thread,
         rates: Rates | None = None,

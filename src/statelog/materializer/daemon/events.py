@@ -1,4 +1,4 @@
-"""Events that a daemon reports to its caller, as frozen values.
+"""Events that a daemon reports to its caller, as frozen values. Its statistics count them.
 
 Every event has `log` (the log's name) and `at_s` (seconds on the daemon's clock). `on_event` is called on the
 daemon's thread, except for `LogAgeAlarm`, which comes from the watchdog's; it must be quick and must not raise.

@@ -11,13 +11,14 @@ Invariants:
 - A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
 from statelog.materializer.round.log_check import check_data, check_ledger, prove_truncation
-from statelog.materializer.round.outcome import LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.roll_up import RollUp
 from statelog.materializer.round.scratch import scratch_directory
 from statelog.materializer.round.steps import Steps
@@ -32,6 +33,8 @@ from statelog.storage.manifest_chain import StoredManifest
 
 __all__ = ["Round", "run_round"]
 
+_LOG = logging.getLogger("statelog.materializer")
+
 QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
 
@@ -39,6 +42,7 @@ QUIET_RECORDS = 1000
 def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: Seams = REAL) -> RoundOutcome:
     """Run one round to its end, under any scheduler of your own.
 
+    What the round could not do beside its snapshot is in the outcome, and a log line of `statelog.materializer`.
     `seams.crash` is called at each of CRASH_POINTS; `seams.wall_clock` gives the manifest's time and the durations.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
@@ -50,7 +54,10 @@ def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: 
         >>> run_round(log).rows
         1
     """
-    return Round(log, settings or MaterializerSettings(), seams=seams).run()
+    outcome = Round(log, settings or MaterializerSettings(), seams=seams).run()
+    if isinstance(outcome, CompletedRound):
+        _log_shortfalls(log, outcome)
+    return outcome
 
 
 class Round:
@@ -130,6 +137,13 @@ class Round:
                 disk=self._disk,
                 seams=self._seams,
             ).run(self._started_s)
+
+
+def _log_shortfalls(log: Log, outcome: CompletedRound) -> None:
+    if outcome.cleanup.held_back:
+        _LOG.warning("%s: cleanup held back, the log grows: %s", log.name, outcome.cleanup.held_back)
+    if outcome.unpublished:
+        _LOG.warning("%s: the position for Kafka's lag tools was not published: %s", log.name, outcome.unpublished)
 
 
 def _number(newest: StoredManifest | None) -> int:

@@ -9,6 +9,7 @@ Invariants:
 - After an error the committer is dropped: the next commit starts from the ledger.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from statelog.spark.sink.epochs import sibling_nonces
 from statelog.spark.sink.task import TaskResult
 
 __all__ = ["commit_batch", "commit_write"]
+
+_LOG = logging.getLogger("statelog.spark")
 
 BatchRule = Callable[[LastCommit | None], BatchDecision]
 
@@ -79,6 +82,9 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchR
         coordinator = _coordinator(options.where, results[0], seams)
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
+            _LOG.info(
+                "%s: writer %s has checkpoint %d already", options.where.log, options.writer, decision.checkpoint_id
+            )
             return False
         handles = [_stamped(result, decision.checkpoint_id) for result in results]
         coordinator.commit(

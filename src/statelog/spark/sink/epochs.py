@@ -8,12 +8,13 @@ there. A batch is planned only after the one before was committed, so what is re
 Invariants:
 - One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
   commit whose outcome had to be settled.
-- An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; started again, it opens anew.
+- An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; a restart opens a new one.
 - Nothing is fenced before `check_ownership` has agreed.
 - Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
 """
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -33,6 +34,8 @@ from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 
 __all__ = ["plan_batch", "sibling_nonces"]
+
+_LOG = logging.getLogger("statelog.spark")
 
 _Key = tuple[LogOptions, str, str | None]
 
@@ -96,18 +99,23 @@ def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
             return _Epoch(_shared(log, ledger.fold, newest), ledger)
         if options.serves_query and run.has_opened:
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
+        rivals = rivals_of(log, ledger.fold, options, seams.wall_clock())
         check_ownership(
             options,
             options.query_id or _query_id(options.checkpoint_location),
             run.tag,
             ledger.fold.last_commit(options.writer),
-            rivals_of(log, ledger.fold, options, seams.wall_clock()),
+            rivals,
         )
     except BaseException:
         ledger.close()
         raise
     ledger.close()
-    return _open(log, options, run, newest, seams)
+    epoch = _open(log, options, run, newest, seams)
+    for rival in rivals:
+        level = logging.INFO if rival.writer == options.writer else logging.WARNING
+        _LOG.log(level, "%s: writer %s took over from %s", log.name, options.writer, rival.writer)
+    return epoch
 
 
 def _next(
