@@ -1,60 +1,59 @@
-"""The examples in docstrings run, and the names that a program calls have one."""
+"""The examples in the docstrings of public names run as they are printed, on a log that has a state."""
 
-import doctest
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import statelog
-from statelog.producer import Coordinator, Writer
-from tests.support.docstring_examples import examples, run_example
-from tests.support.rigs.log import twin_rig
+from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
+from statelog.storage import Log
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
 
-EXPLAINED = (
-    "Coordinator", "PendingHandle", "Seams", "TaskWriter", "Writer", "WriterSettings",
-    "Control", "Materializer", "MaterializerSettings", "Rates", "Tail", "install_signal_handlers", "run_round",
-    "tail_now",
-)  # fmt: skip
-"""Names that have an example: those that a program calls. Each of them is public."""
-
-
-@contextmanager
-def _world() -> Iterator[dict[str, Any]]:
-    """What an example finds: the front door's names, a new log with a producer, and a writer and a coordinator at work,
-    each on a log of its own."""
-    rig = twin_rig("log")
-    with ExitStack() as stack:
-        log, other, third = (
-            stack.enter_context(twin_rig(name, cluster=rig.cluster, disk=rig.disk).create())
-            for name in ("log", "b", "c")
-        )
-        yield {
-            **{name: getattr(statelog, name) for name in statelog.__all__},
-            "log": log,
-            "producer": stack.enter_context(closing(log.kafka.producer())),
-            "writer": stack.enter_context(Writer(other, "writer")),
-            "coordinator": stack.enter_context(Coordinator(third, "coordinator")),
-        }
+_NAMES: list[Any] = [
+    statelog.open,
+    Log,
+    recover,
+    Recovery,
+    RecoverySettings,
+    Recovery.to_dict,
+    Recovery.to_arrow,
+    Recovery.to_parquet,
+    Recovery.to_rocksdb,
+    Recovery.stream,
+    Recovery.follow,
+]
 
 
-@pytest.mark.parametrize("example", examples(spark=False), ids=lambda test: str(test.name))
-def test_an_example_does_what_it_says(example: doctest.DocTest) -> None:
-    """On a new log, with what its names say at hand."""
-    with _world() as names:
-        run_example(example, names)
+def _example(name: Callable[..., Any]) -> str:
+    """What is set off from the text of a docstring, before any other indented block."""
+    text = inspect.getdoc(name) or ""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("    "))
+    end = next((number for number in range(start, len(lines)) if not lines[number].startswith("    ")), len(lines))
+    return textwrap.dedent("\n".join(lines[start:end]))
 
 
-def test_the_names_that_a_program_calls_have_an_example() -> None:
-    """In the docstring of the class, where `help` shows it."""
-    without = [name for name in EXPLAINED if not any(test.name.endswith(f".{name}") for test in examples(spark=False))]
-    assert without == []
-
-
-@pytest.mark.parametrize("example", examples(spark=False), ids=lambda test: str(test.name))
-def test_an_example_is_code_on_its_page(example: doctest.DocTest) -> None:
-    """It is indented; else Markdown takes its prompts for quotations."""
-    text = inspect.cleandoc(example.docstring or "")
-    assert [line for line in text.splitlines() if line.startswith(">>>")] == []
+@pytest.mark.parametrize("name", _NAMES, ids=lambda name: name.__qualname__)
+def test_the_example_runs(name: Callable[..., Any], tmp_path: Path) -> None:
+    """Two lines or so, with nothing but a log, the place where it is, and the names of the room."""
+    cluster, disk = MemoryCluster(), MemoryDisk(lambda: 1_000.0)
+    where: dict[str, Any] = {
+        "kafka": MemoryKafka(cluster=cluster),
+        "root": MemoryStore(disk, "visits"),
+        "allow_unsafe": ("replication", "min-insync"),
+    }
+    example = _example(name).replace("/tmp/statelog", str(tmp_path))
+    assert 1 <= len(example.splitlines()) <= 3
+    with statelog.open("visits", create=True, replication_factor=1, **where) as log:
+        with statelog.Writer(log, "web") as writer:
+            writer.put(b"alice", b"1")
+            writer.commit(1)
+        given = {"log": log, "where": {**where, "kafka": MemoryKafka(cluster=cluster)}}
+        known = {"statelog": statelog, "recover": recover, "AtPosition": AtPosition, "Log": Log}
+        exec(example, {**given, **known, "RecoverySettings": RecoverySettings})

@@ -1,4 +1,4 @@
-"""Recovery: the state of a log, out of a snapshot and the committed tail. Writes nothing to the log but its lease."""
+"""Recovery: the state of a log, from a snapshot and the committed tail. Writes nothing but its lease."""
 
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics

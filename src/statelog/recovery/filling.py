@@ -1,4 +1,4 @@
-"""How a state gets into a target, from top to bottom.
+"""How a target is filled, step by step.
 
     1  claim   the plan gets its lease and is checked with that in place   planning/held_plan.py
     2  read    runs and tail at the same time, every byte verified         reading/plan_reader.py

@@ -1,4 +1,4 @@
-"""`Host`: what a recovery takes from the machine that it runs on: time, threads, ids and spill files.
+"""`Host`: what a recovery needs of its machine: time, threads, ids and spill files.
 
 Everything has the real one as its default. A simulation gives its own, and then decides what runs when, and what fails
 on the local disk. Work that was begun cannot be ended from outside: it ends by itself.
@@ -47,7 +47,7 @@ def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised again to the caller of result()
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,4 +1,4 @@
-"""`Monitor`: watches one recovery: reports its progress to the caller, and keeps the numbers of what it did last."""
+"""`Monitor`: reports the progress of a recovery, and keeps the statistics of its last target."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""`Recovery`: a state that was planned: its facts, the targets that it can be filled into, and streams of it.
+"""`Recovery`: a planned state: its facts, its targets and its streams.
 
 Each target is filled as `filling` says. Decides nothing by itself.
 """
@@ -36,6 +36,9 @@ T = TypeVar("T")
 class Recovery(Closing):
     """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover`.
 
+        recovery = recover(log)
+        state, resume = recovery.to_dict(), recovery.last_commit("web")
+
     `position`, `commits`, `meta`, `last_commit` and `plan` are facts of one state; asking for them leaves nothing on
     the store. Once one was seen, every target is of that state and no other: if the log was truncated past it
     meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
@@ -52,12 +55,16 @@ class Recovery(Closing):
     def to_dict(self) -> dict[Any, Any]:
         """Key to value: bytes, or a dict of the fields of a typed log.
 
+            recover(log).to_dict()[b"alice"]
+
         In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable.
         """
         return self._fill(DictTarget(with_group=self.descriptor.hash_rule is HashRule.CALLER))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
         """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
+
+            recover(log).to_arrow(ordered=True).num_rows
 
         Rows come by partition and in no order within it; `ordered` sorts by (key group, key), which takes a little
         longer, and beside the table only the memory of `to_parquet`. Raises Damaged, Unavailable, StorageFull.
@@ -66,6 +73,8 @@ class Recovery(Closing):
 
     def to_parquet(self, path: str | PathLike[str]) -> int:
         """Write the same table, sorted by (key group, key), to a local file; returns the rows.
+
+            rows = recover(log).to_parquet("/tmp/statelog/visits.parquet")
 
         Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
         `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
@@ -76,6 +85,8 @@ class Recovery(Closing):
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
+
+            rows = recover(log).to_rocksdb("/tmp/statelog/visits")
 
         A key is the key group (two bytes, big-endian) and the key's bytes, `RocksdbState.key`; a value is its bytes, or
         Avro's plain binary form. `read_rocksdb_state` tells what was recovered. SST files have about `sst_bytes`. The
@@ -90,7 +101,10 @@ class Recovery(Closing):
     # ---- streams
 
     def stream(self) -> Stream:
-        """The state in portions, read ahead within `memory_bytes` and spilled above: for a reader of one's own.
+        """The state in portions, read ahead within `memory_bytes` and spilled above: for a reader of your own.
+
+            for changes, cursor in recover(log).stream():
+                print(changes.num_rows, cursor.is_complete)
 
         The lease lies on the store when this returns, and is removed once all of it was read, however slow the reader
         is. Raises ConfigError, Misuse, and as `recover`; the stream itself raises what reading does.
@@ -99,6 +113,9 @@ class Recovery(Closing):
 
     def follow(self, *, poll_s: float = 0.5) -> Stream:
         """The state as `stream`, and then every commit behind it, until the stream is stopped or closed.
+
+            with recover(log).follow() as stream:
+                changes, cursor = next(stream)
 
         The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
         on leases. Raises as `stream`.
@@ -152,7 +169,7 @@ class Recovery(Closing):
     # ---- life
 
     def reserve(self) -> None:
-        """Leave a lease behind, which nobody removes: for `lease_ttl_s` others may recover the state at this position.
+        """Leave a lease on the store: for `lease_ttl_s`, others can recover the state at this position.
 
         For a program that plans, and hands `position` to workers that read. Raises as a target does.
         """
@@ -164,7 +181,7 @@ class Recovery(Closing):
         if self._read_ahead is not None:
             self._read_ahead.close()
             if self._read_ahead.is_running:
-                return  # The plan is the thread's, which waits for a broker or a store, and lets go of it at its end.
+                return  # The plan belongs to the thread, which waits for a broker or store and releases it later.
         self._held.release()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`recover`: the state of a log, out of a snapshot and the committed tail behind it.
+"""`recover`: the state of a log, from a snapshot and the committed tail behind it.
 
     state = recover(log).to_dict()
     table = recover(log, key_groups=range(16), at=AtCheckpoint("job-1", 42)).to_arrow()
@@ -42,6 +42,9 @@ def recover(
     host: Host | None = None,
 ) -> Recovery:
     """Plan a recovery; what it needs is held, and read, when a target is asked for.
+
+        state = recover(log).to_dict()
+        some = recover(log, key_groups=range(16), at=AtPosition(log.position)).to_arrow()
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
     reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called

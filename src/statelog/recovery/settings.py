@@ -23,14 +23,17 @@ _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 102
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySettings:
-    """How a recovery goes about it; what it recovers never depends on them, except for `value_schema_id`.
+    """How a recovery works; what it recovers never depends on them, except for `value_schema_id`.
+
+        settings = RecoverySettings(holder="web", lease_ttl_s=300.0)
+        recover(log, settings=settings).to_dict()
 
     stall_timeout_s      give up when Kafka makes no progress for this long
     lease_ttl_s          how long truncation waits for this reader after its last sign of life
     lease                whether truncation waits for this reader. Without one it writes nothing to the store, and plans
                          again, or fails with OffsetGone, if truncation overtakes it
     holder               the reader's name in its lease, for people
-    attempts             how often to plan when the log is truncated, or a snapshot fails, under our hands
+    attempts             how often to plan before giving up, if the log is truncated or a snapshot fails mid-read
     fold_bytes           changes of the tail held in memory before they are folded to the last one per key; a stream and
                          the sorted targets sort and spill what that leaves, and hold about three times as much then
     memory_bytes         of a stream: what was fetched and not applied yet, held in memory; the rest is spilled
@@ -42,7 +45,7 @@ class RecoverySettings:
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
     local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
-                         read there if every change set of it is there, else from Kafka, with a warning
+                         read there if every change set of it is there, else from Kafka, with a log line
     cache                how runs are opened: CacheSettings for local copies, NoCache for ranges of the store's files
 
     Raises ConfigError.

@@ -1,10 +1,10 @@
-"""`recover_snapshot`: the state that a snapshot holds, read from the store alone: for who has no Kafka any more.
+"""`recover_snapshot`: the state of a snapshot, read from the store alone, for when Kafka is gone.
 
     with recover_snapshot("flights", root="s3://bucket/logs") as recovery:
         recovery.to_parquet("flights.parquet")
 
 Invariants:
-- Kafka is never asked. So nobody can say what was committed behind the snapshot, and whether its ledger still stands:
+- Kafka is never asked. So what was committed behind the snapshot, and whether its ledger still exists, is unknown:
   the state is one that was committed, at the position of the snapshot, and not the newest one.
 - The snapshot is verified as every other, byte by byte; a damaged one is passed over with a warning, to an older one.
 """

@@ -1,4 +1,4 @@
-"""What a recovery did, as numbers."""
+"""The statistics of a recovery."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""`SnapshotFailed`: a run of a snapshot cannot be read, and the recovery goes around it if it can. Pure."""
+"""`SnapshotFailed`: a run of a snapshot cannot be read; the recovery falls back if it can. Pure."""
 
 from statelog.errors import CorruptRun, NotFound
 

@@ -1,4 +1,4 @@
-"""Leases on the store: a reader writes one before it checks what it needs, renews it as it reads, and removes it.
+"""Leases on the store: written before a reader checks its plan, renewed as it reads, removed at its end.
 
 It executes; what a lease says and when it has expired is decided in `schemas.lease`.
 

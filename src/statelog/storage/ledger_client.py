@@ -1,4 +1,4 @@
-"""The ledger client: reads the ledger into a fold, and appends records whose outcome it settles.
+"""The ledger client: folds the ledger, and appends records and settles their outcome.
 
 It executes; `schemas.fold` decides. One instance belongs to one thread.
 
@@ -170,7 +170,7 @@ class LedgerClient:
 
     @property
     def last(self) -> LastRecord | None:
-        """The record that was folded last, if it is known: what stands there is compared with it by who reads on."""
+        """The record that was folded last, if it is known: a later reader compares what is there with it."""
         return LastRecord.of(*self._last[1:3]) if isinstance(self._last, Record) else self._last
 
     def end_position(self) -> int:

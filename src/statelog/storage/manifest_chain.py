@@ -1,4 +1,4 @@
-"""The manifest chain on the store: list, read, and put the next one if its slot is free.
+"""The manifest chain on the store: lists, reads, and puts the next one if its slot is free.
 
 It executes; which manifests are kept, what a manifest says and what may be deleted is decided in `schemas`.
 

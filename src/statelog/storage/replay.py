@@ -1,8 +1,8 @@
 """The one replay path: materializer, recovery and Spark read committed changes here and nowhere else.
 
 It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
-if anything listed is missing or differs. Whoever consumes the batches must publish nothing before the
-iterator has ended: only its end says that all that was listed is there.
+if anything listed is missing or differs. Publish nothing before the iterator has ended: only its end says that all that
+was listed is there.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def replay(
 
 
 def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk | None:
-    """The chunk at a listed offset. None if a stranger's record lies there: what is missing shows at the end."""
+    """The chunk at a listed offset. None for a foreign record: what is missing shows at the end."""
     decoded = decode_head(record.value)
     if decoded is None:
         return None

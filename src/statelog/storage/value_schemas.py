@@ -1,7 +1,7 @@
-"""A log's value schemas on the store: `schemas/<id>.avsc`, ids from 1, each put once and never changed.
+"""A log's value schemas on the store: `schemas/<id>.avsc`, ids from 1, each written once.
 
 Id 0 means opaque bytes and has no file. A schema is stored before the first chunk that uses it is sent,
-so whoever finds an id in a chunk finds its schema.
+so an id that is found in a chunk has its schema.
 """
 
 from statelog.errors import AlreadyExists, NotFound, UnknownFormat

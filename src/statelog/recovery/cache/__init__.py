@@ -1,3 +1,3 @@
-"""How runs are opened: through the store, or as local copies that recoveries share."""
+"""How runs are opened: on the store, or as local copies shared by recoveries."""
 
 __all__: list[str] = []

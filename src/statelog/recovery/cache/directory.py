@@ -1,4 +1,4 @@
-"""The files of one attempt's cache: whole and verified downloads, in an own directory (`storage.own_directory`).
+"""The cache's files: whole, verified downloads in a directory of its own, which is swept after a kill.
 
     <base>/attempt-<uuid>/<uuid>.run      a whole, verified run
     <base>/attempt-<uuid>/<uuid>.partial  a download on its way, never read

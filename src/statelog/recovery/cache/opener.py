@@ -1,4 +1,4 @@
-"""Openers: how a recovery opens a run for reading, apart from what it reads there. Holds the one without a cache.
+"""How a run is opened for reading: the protocol, and the opener without a cache.
 
 Invariants:
 - What an opener hands out reads the bytes of that run and nothing else; who decodes them verifies them.

@@ -1,7 +1,7 @@
-"""The recovery cache: which runs lie on the local disk, who reads them, and when they go. Never decodes a run.
+"""`RunCache`: runs on the local disk, their readers, and when they are removed. Never decodes a run.
 
-Whoever asks for a run first downloads it, in its own thread; whoever asks meanwhile waits for that download. A run that
-nobody reads stays for `idle_s` after its last reader, in case that one more recovery wants it.
+The first reader of a run downloads it, in its own thread; later ones wait for that download. A run without
+readers stays for `idle_s` after its last reader, in case that one more recovery wants it.
 
 Invariants:
 - One lock guards the map and the counts. Look-up and retain, release, and remove each are one critical section, so no
@@ -93,7 +93,7 @@ class CachedRun:
 
 
 class RunCache(Closing):
-    """Runs of one log as local files. Thread-safe; whoever made it closes it. A fork neither uses nor deletes it.
+    """Runs of one log as local files. Thread-safe; closed by its maker. A fork neither uses nor deletes it.
 
     idle_s     how long a run stays after its last reader; 0 removes it at once
     max_bytes  the most that all runs together may take; idle ones go first, those idle longest before others
@@ -215,7 +215,7 @@ class RunCache(Closing):
     # ---- removing; the lock is held by whoever calls what starts with an underscore
 
     def sweep(self) -> None:
-        """Remove the runs whose idle time is over. The janitor calls it in time; nobody else needs to."""
+        """Remove the runs whose idle time is over. The janitor calls it in time."""
         self._directory.check_owner()
         with self._changed:
             self._remove_expired()
@@ -248,7 +248,7 @@ class RunCache(Closing):
             self._remove(entry)
 
     def _idle(self) -> list[_Entry]:
-        """The runs that nobody reads, those idle longest first."""
+        """The runs without readers, the longest idle first."""
         return sorted((e for e in self._entries.values() if not e.readers), key=lambda e: e.idle_until_s)
 
     def _remove(self, entry: _Entry) -> None:

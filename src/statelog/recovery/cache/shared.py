@@ -1,4 +1,4 @@
-"""One recovery cache per log and process: made for its first user, closed by its last one.
+"""One recovery cache per log and process: opened by its first user, closed by its last.
 
     settings = RecoverySettings(cache=CacheSettings(directory=Path("/var/cache/statelog")))
     with settings.cache.opener(log):  # holds the cache over all recoveries inside

@@ -1,3 +1,3 @@
-"""What to read: the state that is asked for, a plan of it, and the lease under that."""
+"""What to read: the requested state, its plan, and the lease that holds it."""
 
 __all__: list[str] = []

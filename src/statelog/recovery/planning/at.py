@@ -1,4 +1,4 @@
-"""Which state of a log is asked for: the newest, the state at a ledger position, or at a writer's checkpoint. Pure."""
+"""Which state of a log to recover: the newest, that at a ledger position, or at a writer's checkpoint. Pure."""
 
 from dataclasses import dataclass
 
@@ -41,4 +41,4 @@ class AtCheckpoint:
 
 
 At = AtPosition | AtCheckpoint
-"""Which state is asked for."""
+"""Which state to recover."""

@@ -1,4 +1,4 @@
-"""Finding the commit of a writer's checkpoint while the ledger is folded. Pure.
+"""Finds the commit of a writer's checkpoint while folding the ledger. Pure.
 
 A commit names its epoch, not its writer, and it ends its writer's row if it is final. So whose it is has to be asked
 of the fold right before the commit is folded.

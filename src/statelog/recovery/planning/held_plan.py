@@ -1,17 +1,17 @@
-"""A plan, the lease under it and the opener of its runs: made, checked, claimed, and made again if the log moved on.
+"""`HeldPlan`: a plan, its lease and its run opener: made, checked, claimed, and made again if the log moved on.
 
 Owns the retries of a recovery. Never reads a run or a chunk; what is read with the plan is the caller's.
 
 Invariants:
 - A plan that was only made holds nothing, and nothing lies on the store for it: facts cost no lease.
-- Whoever claims it reads only after the lease was written and the checks passed with the lease in place. A reader that
+- A claimed plan has its lease on the store, and has passed its checks since. A reader that
   may not write to the store, or does not want to, goes without: the same checks, and truncation that does not wait.
 - Once something of its state was shown or handed out, no other position is ever planned.
-- The lease names every wanted partition, also those without a tail: whoever follows needs what is committed there next.
-- Truncation under our hands costs a new plan, a bounded number of times. A damaged snapshot costs a warning and a
+- The lease names every wanted partition, also those without a tail: a follower needs what is committed there next.
+- If the log is truncated mid-read, the plan is made again (bounded retries). A damaged snapshot costs a log line and a
   longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no attempt.
 - A claim that fails removes the lease and lets the opener go; the caller releases one that succeeded.
-- Belongs to one thread at a time; whoever hands it over does not touch it before it is handed back.
+- Belongs to one thread at a time.
 """
 
 from statelog.errors import Misuse, OffsetGone
@@ -122,7 +122,7 @@ class HeldPlan:
         return plan
 
     def reserve(self) -> None:
-        """Leave a lease behind that nobody renews or removes: it holds the plan's position for its time to live."""
+        """Leave a lease behind, never renewed or removed: it holds the plan's position for its time to live."""
         self.claim()
         self._lease = None
         self.release()
@@ -134,7 +134,7 @@ class HeldPlan:
         """
         if isinstance(trouble, SnapshotFailed):
             self._drop_snapshot(trouble)
-        self._remove_lease()  # The opener is kept: what it has at hand serves the next plan, too.
+        self._remove_lease()  # The opener is kept: its copies serve the next plan, too.
         self._plan = None
         self._failures += not (isinstance(trouble, SnapshotFailed) and trouble.is_copy)
         if self._failures >= self.settings.attempts:

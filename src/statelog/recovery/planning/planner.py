@@ -1,4 +1,4 @@
-"""Making a plan: list the manifests, take the target once, fold the ledger to it, and see that the log reaches back.
+"""`Planner`: lists the manifests, takes the target once, folds the ledger to it, and checks that the log reaches back.
 
 Owns the choice of the snapshot and what is known to be wrong with the others. Never reads a run or a chunk.
 
@@ -6,7 +6,7 @@ Invariants:
 - Manifests are listed before the target is taken, so no snapshot that was listed can lie above it.
 - A plan is never older than what this process was told or has read through this log, nor than what the caller knows of.
 - The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
-- A snapshot that failed is never used again, nobody passes over it in silence, and if the log does not reach back to
+- A snapshot that failed is never used again, it is never passed over in silence, and if the log does not reach back to
   an older one, its error is what the caller gets.
 """
 
@@ -141,7 +141,7 @@ class Planner:
                 log=self.log.name,
                 manifest=number,
                 url=self.log.store.url,
-                hint="Somebody copied files between directories: restore this log's own",
+                hint="Files were copied between directories: restore this log's own",
             )
         return manifest
 

@@ -1,4 +1,4 @@
-"""The plan of a recovery: a snapshot, the tail of the log behind it, and the key groups that are wanted. Pure.
+"""`RecoveryPlan`: a snapshot, the tail of the log behind it, and the wanted key groups. Pure.
 
 Position L of the plan is the state that comes out: the snapshot's runs hold all changes below the snapshot's own
 position, the commits from there up to L are replayed on top.
@@ -186,8 +186,8 @@ def _row_groups(run: RunRef, key_groups: frozenset[int] | None) -> tuple[int, ..
 def check_reach(plan: RecoveryPlan, offsets: LogOffsets, log: str) -> None:
     """Compare a plan with what the log holds now.
 
-    Raises BeyondEnd if the ledger ends below the position, or a partition below its committed position and nobody
-    accepted that loss; OffsetGone if a partition starts above what is to be read, or the ledger above what a follower
+    Raises BeyondEnd if the ledger ends below the position, or a partition below its committed position without an
+    accepted loss; OffsetGone if a partition starts above what is to be read, or the ledger above what a follower
     reads next, which planning again may mend.
     """
     if plan.position > offsets.ledger[1]:

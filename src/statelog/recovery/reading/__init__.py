@@ -1,3 +1,3 @@
-"""Carrying a plan out: runs and the tail, folded."""
+"""Carries out a plan: reads runs and the tail, and folds them."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Fold first, load after: the newest change of every key out of runs and tail, in Arrow. Pure.
+"""Finds the newest change of every key in runs and tail, in Arrow. Pure.
 
 Tables come oldest first and have the columns key_group, op, key and value, the value already in the target's schema.
 

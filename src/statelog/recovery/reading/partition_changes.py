@@ -1,4 +1,4 @@
-"""`PartitionChanges`: the changes of one partition as they come, and how much memory they take. Pure.
+"""`PartitionChanges`: the changes of one partition as they arrive, and the memory they take. Pure.
 
 A chunk costs what its objects cost, however few changes it has: some kilobytes, and its own calls in every fold. So
 small ones are joined as they come, and until then count with what they hold.

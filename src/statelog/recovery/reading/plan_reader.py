@@ -1,4 +1,4 @@
-"""Carrying out a plan: runs and the tail at the same time, on other threads, then the fold, slice by slice.
+"""`PlanReader`: reads runs and the tail at the same time, on other threads, then folds slice by slice.
 
 A slice is a partition: its key groups are adjacent, so runs are cut into slices without a copy.
 
@@ -7,7 +7,7 @@ Invariants:
 - Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
   thread, stops the others and is raised.
 - A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded.
-- Whoever stops waits for the other threads only shortly: one that waits for a broker or a store ends by itself later.
+- Stopping waits only briefly for the other threads: one that waits for a broker or a store ends later by itself.
 """
 
 import time
@@ -112,7 +112,7 @@ class PlanReader:
         ]
         allowance = Allowance(self._settings.threads - 1, 0)
         folded = Prefetch(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
-        del pieces, tail  # Each slice is let go of once it was folded.
+        del pieces, tail  # Each slice is released once it is folded.
         for number, kept in enumerate(folded, 1):
             yield pa.concat_tables(kept) if kept else self.schema.empty_table()
             self.loaded = number / len(partitions)
@@ -239,7 +239,7 @@ class PlanReader:
         self._wait_shortly([future])
 
     def _wait_shortly(self, futures: "Sequence[Future[T]]") -> None:
-        """Wait for what nobody needs any more; all such waits of a reading share one short time."""
+        """Wait for abandoned work; all such waits share one short time."""
         started_s = time.monotonic()
         wait(futures, self._grace_s)
         self._grace_s = max(0.0, self._grace_s - (time.monotonic() - started_s))

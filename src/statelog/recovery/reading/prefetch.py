@@ -1,4 +1,4 @@
-"""Pieces of work done ahead of whoever needs their results, which come in the order of the pieces.
+"""`Prefetch`: work done ahead of its consumer, with results in order.
 
 That is how several requests to a store are in flight at once, and how a row group is decoded while the one before is
 used. Never decides what the pieces do.

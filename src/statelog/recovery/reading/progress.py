@@ -1,4 +1,4 @@
-"""Progress of a recovery: how much of it was read and loaded, how fast, and how long the rest may take. Pure.
+"""Progress of a recovery: how much was read and loaded, how fast, and the estimated time left. Pure.
 
 To read everything is one half of a recovery, to load it the other: a dict, for example, takes longer to fill than its
 bytes take to come.

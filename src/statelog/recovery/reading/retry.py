@@ -1,4 +1,4 @@
-"""How long to go on asking whoever does not answer: a broker that restarts, a store that is away for a moment.
+"""How long to retry a broker that restarts, or a store that is briefly unavailable.
 
 Owns the time window of one reader, and a `Reader` that asks again within it. Never decides what a lasting silence
 means: the error of the last try is raised as it is.
@@ -20,7 +20,7 @@ _RETRY_S = 0.2
 T = TypeVar("T")
 
 Pause = Callable[[float], bool]
-"""Waits so many seconds; True if nobody wants the answer any more. `Event.wait` is one."""
+"""Waits so many seconds; True if the answer is no longer wanted. `Event.wait` is one."""
 
 
 class RetryWindow:
@@ -82,7 +82,7 @@ class RetryingReader:
                 for record in self._reader.read(left, stall_timeout_s=stall_timeout_s):
                     next_offsets[record.partition] = record.offset + 1
                     yield record
-                    ask_anew()  # Whoever took the record may have rested.
+                    ask_anew()  # The consumer may have taken its time.
             except BrokerUnavailable:
                 if self._retries.is_over or self._pause(_RETRY_S):
                     raise

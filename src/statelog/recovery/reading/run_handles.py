@@ -1,4 +1,4 @@
-"""`RunHandles`: one run, read by row group from several threads at once, each with an open file of its own.
+"""`RunHandles`: one run, read by row group from several threads, each with its own open file.
 
 Invariants:
 - A file serves one thread at a time; it is kept for the next one that asks.
@@ -21,7 +21,7 @@ __all__ = ["RunHandles"]
 
 
 class RunHandles:
-    """The open files of a run, which `opening` opens. Thread-safe; whoever made it closes it."""
+    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker."""
 
     def __init__(self, run: RunFile, opening: Callable[[RunFile], AbstractContextManager[BinaryIO]]) -> None:
         self._source = OneRun(run, opening)

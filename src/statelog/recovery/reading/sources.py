@@ -1,11 +1,11 @@
-"""The two things that a recovery reads, as changes in the target's value schema: runs, and the tail of the log.
+"""The two sources of a recovery, as changes in the target's value schema: runs, and the tail of the log.
 
 Never folds and never decides. Both count what they read, each in a counter of its own, for one thread to look at.
 
 Invariants:
 - Only changes of wanted key groups come out, with their value in the one schema that was asked for.
-- A run that is missing or damaged is SnapshotFailed, so that it is told from everything else that can be missing.
-- The tail is whole when its iterator ends; whoever publishes something before that publishes nothing.
+- A run that is missing or damaged is SnapshotFailed, which tells it apart from anything else that can be missing.
+- The tail is whole only when its iterator ends: publish nothing before.
 """
 
 import logging

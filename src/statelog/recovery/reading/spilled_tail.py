@@ -1,4 +1,4 @@
-"""The tail of a log as sorted streams, however large it is: folded in memory, and spilled sorted when that is full.
+"""`SpilledTail`: a tail of any size as sorted streams: folded in memory, and spilled when that is full.
 
 An external sort: whenever more than `fold_bytes` of newest changes have piled up, they go to disk as one sorted stream.
 The merge of all of them, oldest first, is the tail by (key group, key). Neighbouring streams of one size are merged
@@ -78,7 +78,7 @@ class SpilledTail:
         return len(self._spilled)
 
     def close(self) -> None:
-        """Let go of the disk. Idempotent."""
+        """Release the disk. Idempotent."""
         with self._lock:
             self._is_closed = True
             for spilled in self._spilled:
@@ -113,7 +113,7 @@ class SpilledTail:
         queue.end()
 
     def _sorted(self) -> Iterator[pa.Table]:
-        """What is in memory, by partition, each let go before the next is sorted."""
+        """What is in memory, by partition, each released before the next is sorted."""
         for partition in sorted(self._piles):
             yield newest_sorted(pa.concat_tables(self._piles.pop(partition).tables()).combine_chunks())
 

@@ -1,3 +1,3 @@
-"""Frames from one thread to another, in memory up to a budget and on the disk above it."""
+"""Passes frames between threads, in memory up to a budget and on disk above it."""
 
 __all__: list[str] = []

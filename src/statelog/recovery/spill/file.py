@@ -1,4 +1,4 @@
-"""Spill files: local files without a name, which exist exactly as long as this process holds them open.
+"""Spill files: nameless local files, which exist only as long as this process holds them open.
 
 A file that has no name cannot be left behind, whatever ends the process, SIGKILL included: the kernel frees its space.
 So there is nothing to sweep, no attempt can touch another's files, and no cleanup can be forgotten.

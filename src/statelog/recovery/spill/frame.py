@@ -1,4 +1,4 @@
-"""Frames: some changes of a state or of commits, and the place in the log once they are applied, as bytes. Pure.
+"""Frames: changes, and the place in the log once they are applied, as bytes. Pure.
 
 A frame is the place (three signed 64-bit numbers, little-endian, padded to 32 bytes) and one Arrow IPC stream,
 which holds its own schema: so frames of several value schemas can follow each other.

@@ -1,4 +1,4 @@
-"""`SpillQueue`: frames from one thread to another, first in, first out, in memory up to a budget and on disk above it.
+"""`SpillQueue`: a FIFO queue between two threads, in memory up to a budget and on disk above it.
 
 One thread puts, another takes. What was taken counts as memory until the next take: then it counts as applied.
 
@@ -6,9 +6,9 @@ Invariants:
 - Order: memory is always older than disk. While a frame is on disk, new ones go to disk, too.
 - Memory: frames queued and the one that was taken last never exceed `memory_bytes` together; but a single frame that
   is larger passes alone.
-- `put` never waits for the taker; `offer` never spills.
-- Segments are sealed at `segment_bytes`, rotate over the directories, and are let go when their last frame was taken
-  and no view holds them. When the queue fails or is closed, everything is let go at once.
+- `put` never waits for the consumer; `offer` never spills.
+- Segments are sealed at `segment_bytes`, rotate over the directories, and are released when their last frame was taken
+  and no view holds them. When the queue fails or is closed, everything is released at once.
 - Each segment is an open file. So with every 32 of them the next ones are twice as large, and where the process
   may open no more files, the last one grows on.
 """
@@ -104,7 +104,7 @@ class SpillQueue:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Let go of everything; whoever takes gets the error."""
+        """Release everything; the consumer gets the error."""
         with self._changed:
             self._error = error
             self._let_go()
@@ -167,7 +167,7 @@ class SpillQueue:
             )
 
     def close(self) -> None:
-        """Let go of everything. Idempotent. A view keeps what it holds."""
+        """Release everything. Idempotent. A view keeps what it holds."""
         with self._changed:
             self._is_closed = True
             self._let_go()
@@ -301,7 +301,7 @@ class SpillView(Closing):
             offset = 0
 
     def close(self) -> None:
-        """Let go of the segments. Idempotent."""
+        """Release the segments. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             for segment, _ in self._held:

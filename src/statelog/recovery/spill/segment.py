@@ -1,11 +1,11 @@
-"""A spill segment: frames in the order in which they were put, in one spill file.
+"""A spill segment: frames in put order, in one spill file.
 
 On disk a frame is its length and the xxh3-64 of its bytes, 8 bytes little-endian each, and its bytes.
 
 Invariants:
 - An append that fails leaves the segment as it was. A read that fails moves nothing: the same frame can be read again.
 - What does not match is Corrupt, and so is a file that is shorter than what was appended; never skipped.
-- The file stays open as long as somebody holds a reference, and not longer. The maker has the first one.
+- The file stays open exactly as long as a reference is held. The maker has the first one.
 """
 
 import struct

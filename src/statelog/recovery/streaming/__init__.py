@@ -1,3 +1,3 @@
-"""State in portions, and the commits behind it, as fast as their reader takes them."""
+"""A state in portions, and the commits behind it, at the pace of their reader."""
 
 __all__: list[str] = []

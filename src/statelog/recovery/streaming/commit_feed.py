@@ -5,7 +5,8 @@ verified, folded and sorted as the tail of a state is.
 
 Invariants:
 - A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
-- A lease is capped by its age, so that a stuck reader cannot hold the log for ever; one that moves on makes a new one.
+- A lease is capped by its age, so that a stuck reader cannot hold the log indefinitely; one that moves
+  on makes a new one.
 - A broker that is away for less than `stall_timeout_s` ends no follower, nor does a store that is away while the lease
   still stands. A commit that was folded is returned, and read, all the same.
 """
@@ -152,7 +153,7 @@ class CommitFeed:
         self._ledger.close()
 
     def _move_on(self, position: int) -> None:
-        """Nothing below is needed any more. Whoever says so is not stuck, and may have a new lease."""
+        """Nothing below is needed any more. A reader that moves on is not stuck, and may have a new lease."""
         self._position = position
         now_s = self._clock()
         if now_s - self._claimed_s < _LEASE_AGE_S:
@@ -183,7 +184,7 @@ class CommitFeed:
 
 @contextmanager
 def _saying_what_to_do() -> Generator[None]:
-    """A log that was truncated past a follower is told as that, and what helps."""
+    """Say what helps when a log was truncated past its follower."""
     try:
         yield
     except OffsetGone as error:

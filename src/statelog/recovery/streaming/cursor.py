@@ -1,4 +1,4 @@
-"""How far a reader has applied the state of a log: a value to keep in its own checkpoint, and to resume from. Pure.
+"""`Cursor`: how far a reader has applied a log, to keep in its own checkpoint and to resume from. Pure.
 
 The rows of the state at one ledger position have one order, (key group, key), whatever snapshot they were read from.
 So "all key groups below this one, and so many rows of it" is a place that any later recovery of that position finds.

@@ -1,4 +1,4 @@
-"""What a stream hands out: some changes, and how far the reader is once it has applied them. Pure."""
+"""`Portion`: some changes, and the cursor of a reader that has applied them. Pure."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ __all__ = ["Portion"]
 class Portion(NamedTuple):
     """Changes (key_group, op, key, value) to apply in order, and how far the reader is once it has applied them.
 
-    A portion may be empty: it tells that the state is complete, or that somebody committed nothing.
+    A portion may be empty: then the state is complete, or a commit changed nothing.
     """
 
     changes: pa.Table

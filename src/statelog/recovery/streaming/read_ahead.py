@@ -1,8 +1,8 @@
-"""`ReadAhead`: reads a state, and then the commits behind it, into a queue, in a thread of its own.
+"""`ReadAhead`: reads a state and the commits behind it into a queue, in a thread of its own.
 
-The thread runs ahead of whoever takes from the queue: the state goes to memory or to disk, and the lease is removed as
-soon as the last of it was read, however slow the taker is. Live changes wait for room in memory instead, because they
-have no end; so a slow follower holds the log back as any other late reader does, up to the cap on leases.
+The thread runs ahead of the consumer of the queue: the state goes to memory or to disk, and the lease is removed as
+soon as the last of it was read, however slow the consumer is. Live changes wait for room in memory instead, because
+they have no end; so a slow follower holds the log back as any other late reader does, up to the cap on leases.
 
 Invariants:
 - The tail was read whole, and verified, before the first row of the state is put; each part of a run before its rows.
@@ -62,7 +62,7 @@ class ReadAhead:
         self.queue = memory_queue(held.settings, held.host.open_spill_file)
         self.reader: PlanReader | None = None
 
-    # ---- for the taker's thread
+    # ---- for the consumer's thread
 
     def start(self) -> None:
         """Start the thread."""
@@ -96,7 +96,7 @@ class ReadAhead:
         self._stop.set()
 
     def abandon(self) -> None:
-        """Let go of what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
+        """Release what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
         if self._owner.is_foreign:
             return  # The thread is not here, and may have held the queue's lock when it was left behind.
         self._stop.set()
@@ -122,7 +122,7 @@ class ReadAhead:
             else:
                 self._follow_on(self._poll_s)
             self.queue.end()
-        except BaseException as error:  # noqa: BLE001 - the taker raises it
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
             self.queue.fail(error)
         finally:
             self._state_is_fetched()
@@ -160,7 +160,7 @@ class ReadAhead:
         self._held.pin()
 
     def _queue(self, data: memoryview) -> None:
-        """Put a frame; if the disk is full, and that is wished, wait until the taker has drained it."""
+        """Put a frame; if the disk is full, and `waits_for_room`, wait until the consumer has drained it."""
         try:
             self.queue.put(data)
         except StorageFull:

@@ -1,4 +1,4 @@
-"""`Stream`: the state of a log in portions, and then, if it follows, every commit behind it.
+"""`Stream`: the state of a log in portions, and then every later commit, if it follows.
 
     with recover(log).stream() as stream:
         for changes, cursor in stream:
@@ -36,7 +36,7 @@ _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with bl
 
 
 class Stream(Closing):
-    """Made by `Recovery.stream` and `Recovery.follow`. Its monitor is asked in the taker's thread."""
+    """Made by `Recovery.stream` and `Recovery.follow`. Its monitor is used in the consumer's thread."""
 
     def __init__(self, read_ahead: ReadAhead, monitor: Monitor) -> None:
         self._read_ahead = read_ahead

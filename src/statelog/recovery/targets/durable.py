@@ -1,4 +1,4 @@
-"""Making local files and directories durable: synced themselves, and by name in the directory above.
+"""Makes local files and directories durable: their content, and their name in the directory above.
 
 Raises OSError; who calls says what that means.
 """

@@ -1,4 +1,4 @@
-"""Raw keys: a state's keys as the bytes that a byte-ordered store sorts by, and its rows in that order. Pure.
+"""Raw keys: keys as the bytes that a byte-ordered store sorts by, and rows in that order. Pure.
 
 A raw key is the key group (two bytes, big-endian) and the key's bytes. For bytes and strings this order is the one that
 sorted tables already have. Longs are two's complement, so negative ones come after the others of their key group.

@@ -1,4 +1,4 @@
-"""Target: a RocksDB database on the local disk, out of SST files that RocksDB takes over as they are.
+"""Target: a RocksDB database on the local disk, made of SST files that RocksDB ingests as they are.
 
 Sorted rows become SST files of bounded size, which are ingested at once: nothing passes through a memtable, a
 write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`; only this module and `rocksdb` import it.

@@ -1,4 +1,4 @@
-"""Reading what state a RocksDB database holds, and the word for those who lack the library."""
+"""Reads the state description of a database; a helpful error when rocksdict is missing."""
 
 from importlib.util import find_spec
 from os import PathLike, fspath

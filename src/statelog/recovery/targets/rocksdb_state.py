@@ -1,4 +1,4 @@
-"""What a RocksDB database of recovered state says about itself, and where a key lies in it. Pure.
+"""`RocksdbState`: how a RocksDB database describes its state, and where a key lies in it. Pure.
 
 The default column family holds the state and nothing else. A column family of its own holds one JSON text: whoever goes
 on writing to the database can put the next position into the same write batch as the changes.
@@ -95,7 +95,7 @@ class RocksdbState:
 
     @classmethod
     def from_json(cls, data: bytes) -> "RocksdbState":
-        """Raises UnknownFormat if a newer statelog wrote it, Corrupt if nobody did."""
+        """Raises UnknownFormat if a newer statelog wrote it, Corrupt if none did."""
         try:
             found = cast("dict[str, object]", json.loads(data))
             if found["format"] != _FORMAT:

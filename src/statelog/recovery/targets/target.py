@@ -1,4 +1,4 @@
-"""`Target`: where a state goes. Each target has its own module; what they have in common is this protocol."""
+"""`Target`: the protocol that all targets of a recovery share."""
 
 from typing import Generic, NamedTuple, Protocol, TypeVar
 

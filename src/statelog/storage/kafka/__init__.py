@@ -1,4 +1,4 @@
-"""The Kafka port: all that statelog ever asks of a broker.
+"""The Kafka port: everything that statelog asks of a broker.
 
 Two implementations, one contract suite (`tests/contract/test_kafka_contract.py`):
 `kafka_client.ConfluentKafka` on confluent-kafka, and `kafka_memory.MemoryKafka`, its in-memory twin.
@@ -95,7 +95,7 @@ class Delivery(NamedTuple):
 
 
 def with_remedy(delivery: Delivery, hint: str) -> str:
-    """The hint for whoever sent a record that did not surely land, behind what a person has to do first."""
+    """The hint for a record whose outcome is unknown, behind what a person has to do first."""
     return f"{delivery.remedy}. Then: {hint[:1].lower()}{hint[1:]}" if delivery.remedy else hint
 
 

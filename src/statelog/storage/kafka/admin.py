@@ -1,4 +1,4 @@
-"""Questions to a cluster: an admin client made at first use, and thrown away when it looks in the wrong place.
+"""Requests to a cluster: an admin client made at first use, and replaced when it looks in the wrong place.
 
 Owns which admin client is asked, one at a time, and the rules when it is replaced:
 

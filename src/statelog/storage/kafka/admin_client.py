@@ -1,9 +1,9 @@
-"""One admin client on confluent-kafka: asked until it is given up.
+"""One admin client on confluent-kafka, used until it is replaced.
 
 Owns one librdkafka admin client, which threads may share, the errors that it reports of itself, and what it knows of
 leaders. It decides nothing about topics and offsets. What it knows about librdkafka:
 
-- It asks again for ever where it is refused: wrong credentials, wrong certificates. What it says of that ends the wait.
+- It retries endlessly where it is refused: wrong credentials, wrong certificates. What it says of that ends the wait.
 - All answers must be there before it may be dropped, and a future must stay in its mapping until it is done.
 - Where it knows no leader of a partition, `list_offsets` and `delete_records` look for one from the calling thread, in
   memory that the client's own thread frees as soon as its picture of the cluster changes: heap corruption, most likely

@@ -1,4 +1,4 @@
-"""The Kafka port on confluent-kafka: topics, offsets, truncation, and the makers of producers and readers.
+"""The Kafka port on confluent-kafka: topics, offsets, truncation; makes producers and readers.
 
 It executes and translates, it decides nothing: every error of the client becomes one of ours with the brokers, the
 topic and the partition as facts. Answers are awaited for at most `request_timeout_s`, by default what the settings

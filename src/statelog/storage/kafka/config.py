@@ -1,4 +1,4 @@
-"""What the Kafka client is told: the user's connection settings, and the settings that statelog owns.
+"""The settings of the Kafka client: the user's for the connection, and those that statelog owns.
 
 This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It is pure: it opens
 nothing and reads no file or environment. Invariants: no user setting can weaken a guarantee of the log, run code
@@ -289,7 +289,7 @@ def _reason_against(name: str, value: str) -> str | None:
 
 
 def _check_timeout(name: str, value: str) -> None:
-    """A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait for ever'."""
+    """A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait indefinitely'."""
     if not value.isdecimal() or not _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS:
         raise ConfigError(
             f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}",

@@ -1,4 +1,4 @@
-"""What an answer of the Kafka client means: delivery reports and errors, by librdkafka's error names.
+"""Interprets answers of the Kafka client: delivery reports and errors, by librdkafka's error names.
 
 Pure. It owns the two classifications that safety rests on, and the mapping from the client's errors to ours. It never
 talks to a client. Invariant: a delivery is OK only when nothing else is possible, and nothing that the client says is a

@@ -1,4 +1,4 @@
-"""The cluster behind the in-memory Kafka: topics, logs, records on their way, and the accidents of a real cluster.
+"""The cluster behind the in-memory Kafka: topics, logs, records in flight, and the accidents of a real cluster.
 
 One `MemoryCluster` is shared by all the simulated processes of a test, each of which sees it through a `MemoryKafka` of
 its own. It owns all state and the one lock over it. Nothing happens by itself: records move when a producer polls or

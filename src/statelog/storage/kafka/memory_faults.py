@@ -1,4 +1,4 @@
-"""Faults that the in-memory Kafka plays: on records that are sent, and on every call of the port.
+"""Faults of the in-memory Kafka: on sent records, and on every call of the port.
 
 Owns the names of what can go wrong, and the two hooks that decide it. It is pure and knows no log. Everything here is
 what a real broker and librdkafka can produce.

@@ -1,10 +1,10 @@
-"""Native Kafka clients, their calls, and what comes out of them.
+"""Calls into native Kafka clients, and the exceptions that come out of them.
 
 Every call that can wait goes through `native`. Where a signal's handler raises while the client is in C, the client
 returns a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`:
 what comes out here is the handler's own exception, Ctrl-C above all. Pure but for the call itself.
 
-What a client says of itself goes to the logger `statelog.kafka`, and its errors to whoever made it.
+What a client says of itself goes to the logger `statelog.kafka`, and its errors to its maker.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""How far the logs of a cluster reach, as far as this process has seen: acknowledged, read or listed.
+"""High-water marks: how far this process has seen the logs of a cluster reach.
 
 An end that a broker lists is a hint: a leader that was deposed while it was paused answers with its own end until it
 hears of its successor, and a connection that broke is answered with no offset at all. So within a process an end never

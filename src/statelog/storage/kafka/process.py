@@ -3,7 +3,7 @@
 A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
 even dropping the handle crashes. This module owns the rule "one process, one client". Invariants: a client refuses
 work outside the process that made it, a handle that a fork carried over is never destroyed there, and one whose owner
-was dropped without a close goes with it, with a ResourceWarning: its threads and connections would stay for ever.
+was dropped without a close goes with it, with a ResourceWarning: its threads and connections would stay indefinitely.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ class ProcessGuard:
         self._finalizer.atexit = False
 
     def drop(self) -> None:
-        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay for ever."""
+        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay."""
         if self._handle is not None and not self.is_foreign:
             _handles.pop(id(self._handle), None)
             self._handle = None
@@ -85,7 +85,7 @@ class ProcessGuard:
 
 
 def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
-    """The owner was dropped without a close. Said as Python says it of files, and to whoever reads logs only."""
+    """The owner was dropped without a close. Warn as Python does of files, and log it."""
     if pid == os.getpid() and _handles.pop(handle, None) is not None:
         _LOG.warning("a %s was dropped without being closed; its connections end now", name)
         warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)

@@ -1,4 +1,4 @@
-"""Whether a broker's listener wants TLS: asked only where a client that speaks plainly gets no answer at all.
+"""Detects a listener that wants TLS, once a plaintext client has got no answer at all.
 
 Kafka's client tells the reverse (TLS at a plain listener) by itself, and of this one only that connections are closed.
 So a handshake is tried, of which nothing but its beginning counts: no certificate is verified, and nothing is sent.

@@ -1,3 +1,3 @@
-"""The local disk: own directories, local copies, and what goes wrong there."""
+"""The local disk: working directories, local copies, and their failures."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Local copies: change sets that their writer kept on its own disk, to be read instead of Kafka's when all are there.
+"""Local copies of change sets on the writer's disk, read instead of Kafka when all of them are there.
 
 A file per change set, `<directory>/<log>/<writer>/<epoch>-<nonce>/<sqn>.copy`:
 

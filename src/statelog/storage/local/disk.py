@@ -1,4 +1,4 @@
-"""Failures of the local disk in our own terms: which error, and what to do about it; and a hook that plays them.
+"""Failures of the local disk as typed errors with hints, and a hook that injects them.
 
 Never touches a file.
 

@@ -1,8 +1,9 @@
-"""Own directories: local working directories, locked by their owner, and swept by the next one after a kill.
+"""Local working directories, locked by their owner, and swept by the next one after a kill.
 
 A process that is killed leaves its directory behind. Its owner holds a lock on the directory itself, and the kernel
-releases a dead process' locks; so whoever gets the lock knows that the owner is gone, with no process ids (which are
-used again) and no ages (a merge may take hours). Tools that clean temporary directories by age spare locked ones, too.
+releases a dead process' locks; so a process that gets the lock knows that the owner is gone, without process ids (which
+are used again) and without ages (a merge may take hours). Tools that clean temporary directories by age spare locked
+ones, too.
 
 Invariants:
 - Only a directory of the caller's name and 32 hex digits, that belongs to our user and whose lock was free, is ever
@@ -130,7 +131,7 @@ def _delete(path: Path) -> bool:
 
 
 def _lock(lock: int) -> bool | None:
-    """Take the lock; False if another has it, None on a file system that locks no directories: nobody sweeps there."""
+    """Take the lock; False if another has it, None on a file system that locks no directories and so is not swept."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""The process that something was made in. Whatever holds threads, locks or local files is of no use in a fork of it.
+"""`OwnProcess`: the process that an object belongs to. Threads, locks and local files are of no use in a fork.
 
-A fork copies objects, and none of the threads that they count on: a lock that a thread held stays locked for ever, and
+A fork copies objects, and none of the threads that they count on: a lock that a thread held stays locked, and
 what the copy would clean up still belongs to the parent. So in a fork such an object does nothing and says so.
 """
 

@@ -1,3 +1,3 @@
-"""A log as a place: its files, its topics, its ports, and what of it was lost."""
+"""A log: its files, topics and ports, how it is opened, and what to do about its losses."""
 
 __all__: list[str] = []

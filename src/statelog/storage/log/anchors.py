@@ -1,4 +1,4 @@
-"""Anchors: hashes of the records that a snapshot was built on, taken when it is made and compared ever after.
+"""Anchors: hashes of the records that a snapshot was built on, compared by every later reader.
 
 They notice a topic that was restored, rewound or re-filled behind an unchanged id: offsets would still look right.
 The last record of each data partition is looked at beside them: it bears witness of how far the ledger once reached.
@@ -40,7 +40,7 @@ def take_anchors(log: Log, state: LedgerState, previous: Manifest | None) -> tup
 
 
 def check_anchors(log: Log, anchors: Iterable[Anchor], accepted: tuple[LossRange, ...] = ()) -> None:
-    """Compare those anchors of one topic whose records are still there with what stands there now.
+    """Compare those anchors of one topic whose records are still there with what is there now.
 
     Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
     """

@@ -1,4 +1,4 @@
-"""Many equal records for one partition: what takes offsets, in the ledger or in the data topic.
+"""Appends many equal records to one partition, to fill offsets of the ledger or the data topic.
 
 Invariant: it returns only if every record is surely there; nothing is sent twice.
 """

@@ -1,4 +1,4 @@
-"""A log's own files below its root: the descriptor and the first value schema. Written once, never changed."""
+"""A log's files: the descriptor and the first value schema. Written once, never changed."""
 
 import json
 

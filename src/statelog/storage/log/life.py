@@ -1,4 +1,4 @@
-"""A log's beginning and its end: topics, descriptor and mark are made, or all that it is goes away. Never opens a log.
+"""Creates and deletes a log: topics, descriptor and mark. Never opens one.
 
 Invariants:
 - A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that

@@ -1,10 +1,10 @@
-"""`Log`: create, open, describe and delete a log; the door through which writers, rounds and readers get in.
+"""`Log`: create, open, describe and delete a log; what writers, rounds and readers work through.
 
 Invariants:
 - The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
 - Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
   refuses before anything is read or written.
-- A log holds its two ports; whoever made it closes it. It does not outlive a fork: open it again in the child.
+- A log holds its two ports, and is closed by its maker. It does not outlive a fork: open it again in the child.
 """
 
 import logging
@@ -65,7 +65,11 @@ class LogDescription:
 
 
 class Log(Closing):
-    """A named history of keyed state changes: two topics and a directory, verified to belong together."""
+    """A named history of keyed state changes: two topics and a directory, verified to belong together.
+
+    with Log.open("visits", **where) as log:
+        print(log.position, log.describe().manifests)
+    """
 
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()

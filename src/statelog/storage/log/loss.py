@@ -1,4 +1,4 @@
-"""Accepting that the ledger lost records: a person says that what is left, or the newest snapshot, is the history.
+"""Accepts a loss in the ledger: a person declares what is left, or the newest snapshot, to be the history.
 
 Owns the decision what counts, and the Restarts that say it (docs/format-ledger.md). Never run by the system itself.
 
@@ -50,7 +50,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
 
 
 def check_acceptance(reason: str, operator: str) -> None:
-    """Raise ConfigError unless somebody says who accepts the loss, and why."""
+    """Raise ConfigError unless it is said who accepts the loss, and why."""
     if not reason.strip() or not operator.strip():
         raise ConfigError("accepting a loss needs a reason and an operator")
 

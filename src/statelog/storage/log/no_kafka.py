@@ -1,4 +1,4 @@
-"""The Kafka port of whoever has no Kafka: nothing is there, and every question but an empty read is refused."""
+"""The Kafka port for when there is no Kafka: every request but an empty read is refused."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import NoReturn

@@ -1,7 +1,4 @@
-"""`statelog.open`: opens a log by its name, and makes it first if there is none and the caller wants that.
-
-    with statelog.open("visits", create=True, kafka={"bootstrap.servers": "localhost:9092"}, root="/tmp/logs") as log:
-        print(log.describe())
+"""`statelog.open`: opens a log by name, and creates it first if asked to.
 
 Invariants:
 - Any number of processes may open the same name with `create=True` at once: one of them makes the log, all open it.
@@ -89,9 +86,12 @@ def open(  # noqa: A001 - the name for users is statelog.open, as it is gzip.ope
 ) -> Log:
     """Open a log; with `create`, make it first if there is none.
 
+        with statelog.open("visits", create=True, **where) as log:
+            print(log.describe())
+
     The options are those of `Log.create`, with its defaults for a new log. An existing log has to agree with each one
-    that is given, except for `replication_factor`: how many replicas there are is checked at every open, whoever made
-    them. A `value_schema` agrees if the log has it, as its newest or as an earlier one.
+    that is given, except for `replication_factor`: how many replicas there are is checked at every open. A
+    `value_schema` agrees if the log has it, as its newest or as an earlier one.
 
     Raises NotFound without `create`; ConfigError, which names the options that differ; and as `Log.open` and
     `Log.create` do.

@@ -1,4 +1,4 @@
-"""The two ports of a log: the caller's own, or made here from settings, which are refused if they give a secret away.
+"""The two ports of a log: given by the caller, or made from settings, which must not give away a secret.
 
 Who made a port closes it: what a caller brought is left alone.
 """
@@ -36,7 +36,7 @@ def open_ports(
 
 @contextmanager
 def closing_port(client: Kafka, kafka: KafkaSource, *, on_success: bool) -> Generator[None]:
-    """Close a client that was made here from settings, if nobody will hold it. The caller's own is left alone."""
+    """Close a client that was made here from settings, if no log will hold it. The caller's own is left alone."""
     made_here = isinstance(kafka, Mapping)
     try:
         yield

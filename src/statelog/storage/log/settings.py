@@ -1,4 +1,4 @@
-"""What a caller says of a log to be made: counts and choices, checked before anything is asked of Kafka. Pure."""
+"""Settings of a new log: counts and choices, checked before any request to Kafka. Pure."""
 
 from enum import StrEnum
 from typing import TypeVar

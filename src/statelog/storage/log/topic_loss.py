@@ -1,4 +1,4 @@
-"""Accepting that a log's topics are gone: new ones, and a new ledger that goes on from the newest snapshot.
+"""Accepts the loss of a log's topics: makes new ones, and a ledger that goes on from the newest snapshot.
 
 docs/protocol-losses.md numbers the steps, and says what stands if we die after each. Never run by the system itself.
 
@@ -99,7 +99,7 @@ def accept_topic_loss(
         work = _Acceptance(made, client, store, waived, replication_factor, clock)
         stored = work.snapshot()
         confirm(work.look(stored))
-        sleep(LOOK_AGAIN_S)  # Whoever was told something on the old ledger looks at the ids before it is told again.
+        sleep(LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.
         for _ in range(_ATTEMPTS):
             log = work.replace(stored, reason, operator)
             if log is not None:
@@ -145,7 +145,7 @@ class _Acceptance:
                 "the newest manifest was made for another log",
                 log=self.made.name,
                 manifest=stored.manifest.number,
-                hint="Somebody copied files between directories: restore this log's own",
+                hint="Files were copied between directories: restore this log's own",
             )
         data = self._fate(data_topic(self.made.name), ids.data_topic_id)
         ledger = self._fate(ledger_topic(self.made.name), ids.ledger_topic_id)
@@ -169,7 +169,7 @@ class _Acceptance:
         identity = identity_of(self.client, data, ledger)
         log = Log(self.made.at(identity), self.client, self.store, waived=self.waived)
         if identity == base.identity:
-            return log  # Somebody else was faster.
+            return log  # Another process was faster.
         log.verify(WRITING)
         is_kept = data.topic_id == base.identity.data_topic_id
         anchors = [one for one in base.anchors if one.topic == "data"] if is_kept else self._fill(base.next_offsets)
@@ -203,7 +203,7 @@ class _Acceptance:
             )
 
     def _is_as_made(self) -> bool:
-        """Whether the topics are those that the log was made with: then nobody can have accepted others."""
+        """Whether the topics are those that the log was made with: then no others can have been accepted."""
         names = (data_topic(self.made.name), ledger_topic(self.made.name))
         data, ledger = (self.client.describe_topic(name) for name in names)
         return data is not None and ledger is not None and identity_of(self.client, data, ledger) == self.made.identity
@@ -221,7 +221,7 @@ class _Acceptance:
             return make_topic(self.client, topic, role, partitions, self.replication_factor, self.waived)
         check_made(found, role, self.waived)
         if found.partitions < partitions:
-            hint = "Delete it, if nobody needs it: it is made as the log needs it"
+            hint = "Delete it if it is not needed: it is made again as the log needs it"
             raise UnsafeTopic("the topic was made anew with fewer partitions than the log has", topic=topic, hint=hint)
         if role is TopicRole.LEDGER and self._owner(topic) not in (None, self.made.digest):
             raise owned_elsewhere(topic)
@@ -231,7 +231,7 @@ class _Acceptance:
         try:
             return owner_of(self.client, topic)
         except Damaged:
-            return None  # Somebody's bytes, below all that anybody will read.
+            return None  # Foreign bytes, below all that will ever be read.
 
     def _fill(self, next_offsets: Mapping[int, int]) -> Sequence[Anchor]:
         """Fill a new data topic up to the committed positions: below them no commit could list anything."""

@@ -1,4 +1,4 @@
-"""A log's two topics: made, checked against the policy, known by their ids, and marked as the log's own.
+"""A log's two topics: made, checked against the policy, identified, and marked as the log's own.
 
 Never opens a log.
 
@@ -94,7 +94,7 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
             "a topic of this name is there, and it is not an empty one of this shape",
             topic=topic,
             partitions=count,
-            hint="Perhaps a log below another root owns it. Choose another name, or delete it if nobody needs it",
+            hint="Perhaps a log below another root owns it. Choose another name, or delete it if it is not needed",
         )
 
 

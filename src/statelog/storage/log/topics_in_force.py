@@ -1,4 +1,4 @@
-"""Which topics are a log's now: those that it was made with, or others that a person accepted in their place.
+"""Which topics are a log's now: those it was made with, or others that a person accepted instead.
 
 The descriptor names the first ones and never changes. A manifest of the chain names those in force when it was put, and
 ids never come back: so whatever the cluster shows is the log's if it is the descriptor's, or a manifest's.

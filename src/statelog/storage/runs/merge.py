@@ -1,4 +1,4 @@
-"""Merging runs as a stream: read row groups of every run, write one run, in bounded memory.
+"""Merges runs as a stream: reads row groups of every run, writes one run, in bounded memory.
 
 A cursor walks each run in order. In every step all cursors give the changes up to one bound, the lowest end of what
 they have loaded; `merge_tables` merges those. So memory holds about one row group for each run, also when a single key

@@ -1,4 +1,4 @@
-"""Reading runs: whole or by row group, from a store or from a local copy, verified either way.
+"""Reads runs, whole or by row group, from a store or a local copy, and verifies them.
 
 Invariants:
 - No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
@@ -219,7 +219,7 @@ def read_back(source: RunSource, run: RunFile) -> None:
 
 
 class _Window(io.RawIOBase):
-    """A file of which only some bytes are at hand, from `offset` on. Reading others is an error, not a guess."""
+    """A file of which only some bytes are present, from `offset` on. Reading others is an error, not a guess."""
 
     def __init__(self, data: bytes, offset: int, file_bytes: int) -> None:
         super().__init__()

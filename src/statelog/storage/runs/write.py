@@ -1,4 +1,4 @@
-"""Writing runs: to a local file, row group by row group, and then up to the store whole.
+"""Writes runs: to a local file, row group by row group, and then whole to the store.
 
 Owns the Parquet settings of a run and the index of its bytes. Never decides what goes into a run.
 
@@ -80,7 +80,7 @@ class RunWriter(Closing):
         try:
             self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
         except BaseException:
-            # Nobody gets a writer to close, so the file that was just made goes here.
+            # No writer is returned that could be closed, so the new file is removed here.
             local.unlink(missing_ok=True)
             raise
 
@@ -134,7 +134,7 @@ class RunWriter(Closing):
 
 
 def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
-    """Put a finished run under a name that nobody used before, and remove the local file.
+    """Put a finished run under a new name, and remove the local file.
 
     Raises StoreUnavailable, StorageFull; the local file is gone either way, because a retry writes a new run.
     """

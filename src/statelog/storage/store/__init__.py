@@ -1,4 +1,4 @@
-"""The store port: all that statelog ever asks of a distributed file system.
+"""The store port: everything that statelog asks of a distributed file system.
 
 Two implementations, one contract suite (`tests/contract/test_store_contract.py`):
 `store_fsspec.FsspecStore` on any fsspec file system, and `store_memory.MemoryStore`, its in-memory twin.
@@ -61,7 +61,7 @@ class Store(Protocol):
         ...
 
     def upload(self, local: Path, path: str) -> None:
-        """Copy a finished local file to a path that nobody else writes. Raises StoreUnavailable, StorageFull."""
+        """Copy a finished local file to a path with no other writer. Raises StoreUnavailable, StorageFull."""
         ...
 
     def download(self, path: str, local: Path) -> None:

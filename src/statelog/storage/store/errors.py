@@ -1,4 +1,4 @@
-"""What goes wrong in a file system, told in statelog's own errors.
+"""Translates failures of file systems into statelog's errors.
 
 Owns the one translation from the exceptions of the operating system, of fsspec and of the cloud clients below
 it into NotFound, AlreadyExists, StoreRefused, StoreUnavailable, StorageFull. It reads codes and attributes only, so

@@ -1,11 +1,11 @@
-"""Repeats: a call to a store that failed for a moment is made again, a few times, before anybody hears of it.
+"""`Repeats`: retries a store call that failed transiently, a few times, below the port.
 
 A store of many machines answers 500 or 503 now and then and asks for the request to be repeated; a merge of a large
 state makes tens of thousands of requests, and would hardly ever end if each of these answers ended it. What a failed
 call may have done already is settled by who makes it: all calls of the port may be made twice, and a create that then
 finds its own file says AlreadyExists, which its caller compares.
 
-Invariant: only what is transient by its own word is repeated; a refusal, a full disk or a timeout is told at once.
+Invariant: only what is transient by its own word is repeated; a refusal, a full disk or a timeout is raised at once.
 """
 
 import time

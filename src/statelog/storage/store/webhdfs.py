@@ -1,4 +1,4 @@
-"""HDFS over WebHDFS: fsspec's file system, with the writes that the store port needs.
+"""HDFS over WebHDFS: fsspec's file system, with the exclusive writes that the store port needs.
 
 HDFS shows a file from the moment that it is created, empty. So every file is written under a temporary name and then
 renamed, by the name node in one step: with the option NONE it refuses a name that is taken, which makes a create
