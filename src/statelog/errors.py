@@ -189,7 +189,7 @@ class SequenceAhead(Misuse):
 
 
 class LogInUse(Misuse):
-    """Opening would fence another job that may be alive, without an option that says so."""
+    """Opening would fence another job that may be alive, and no option allows that."""
 
 
 class ClosedError(Misuse):
@@ -327,7 +327,7 @@ class IncompleteChangeSet(DataLoss):
 
 
 class StatelogWarning(UserWarning):
-    """A slip of the calling program. Told at its own line, every time, as its warning filters have it."""
+    """A slip of the calling program. Shown at the program's own line, every time, subject to its warning filters."""
 
 
 class UncommittedChanges(StatelogWarning):

@@ -62,7 +62,7 @@ def command(
 
 
 def _accept_topics(session: Session, name: str, reason: str, operator: str, ask: Callable[[str], None]) -> Log:
-    def told(loss: TopicLoss) -> None:
+    def confirm_topics(loss: TopicLoss) -> None:
         topics = f"the ledger {loss.ledger} and the data topic {loss.data}"
         ask(f"all that was committed behind snapshot {loss.manifest} (position {loss.position}), as {topics}")
 
@@ -73,7 +73,7 @@ def _accept_topics(session: Session, name: str, reason: str, operator: str, ask:
         operator=operator,
         replication_factor=session.config.replication_factor,
         allow_unsafe=session.config.allow_unsafe,
-        confirm=told,
+        confirm=confirm_topics,
     )
 
 

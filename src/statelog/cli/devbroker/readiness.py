@@ -84,7 +84,7 @@ def _produce(bootstrap: str, timeout_s: float) -> str:
     def delivered(error: KafkaError | None, _message: Message) -> None:
         outcome.append("" if error is None else error.str())
 
-    # Idempotent, as writers are: the first of them after a broker's start is told to try again, which its client logs.
+    # Idempotent, as writers are: the first of them after a broker's start has to retry, which its client logs.
     settings = {**_client_settings(bootstrap), "enable.idempotence": True, "message.timeout.ms": int(timeout_s * 1000)}
     producer = Producer(settings)
     producer.produce(PROBE_TOPIC, value=b"ready?", partition=0, on_delivery=delivered)

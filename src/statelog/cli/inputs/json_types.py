@@ -27,7 +27,7 @@ def needs_rows(shape: LogShape, mapping: FieldMapping) -> bool:
 
 
 def _default_is_plain(one: ValueField) -> bool:
-    """Whether a null column entry can be told from one that takes the default, and filled by Arrow."""
+    """Whether a null column entry can be distinguished from one that takes the default, and filled by Arrow."""
     if one.default is None:
         return True
     plain = isinstance(one.default, bool | int | float | str) and one.type.kind not in ("bytes", "fixed")

@@ -307,7 +307,7 @@ class Materializer:
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
             self._ended_well(outcome, task.started_s)
-            self._tail_watch.begin_anew()
+            self._tail_watch.start_over()
 
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
@@ -335,7 +335,7 @@ class Materializer:
         self._round = None
         self._ended_s = self._clock()
         self._due_s = self._ended_s + delay_after(outcome, self._settings)
-        self._tail_watch.begin_anew()
+        self._tail_watch.start_over()
 
     def _tolerates(self, error: StatelogError) -> bool:
         tolerated = self._settings.failures_tolerated

@@ -86,7 +86,7 @@ class TailWatch:
         before, self._outlook = self._outlook, outlook(found, budget_s)
         return self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """A round ended: the next look is due now, and starts from the manifest that is newest then."""
         self.drop()
         self._due_s = self._clock()

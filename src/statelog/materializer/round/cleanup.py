@@ -148,10 +148,10 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
 
 
 def _check_links(links: Iterable[KeptManifest]) -> str:
-    """Why two kept neighbours are not of one chain, or an empty string if all are.
+    """Why two kept neighbours do not belong to one chain, or an empty string if all do.
 
     One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
-    time, and until then nobody can say which of them tells what may be removed.
+    time, and until then it is unknown which of them decides what may be removed.
     """
     for older, newer in pairwise(links):
         if newer.manifest.number == older.manifest.number + 1:

@@ -31,10 +31,10 @@ __all__ = [
     "Manifest",
     "RowGroupSpan",
     "RunRef",
-    "begins_anew",
     "check_chain",
-    "manifest_anew",
+    "follows_restart",
     "next_manifest",
+    "restart_manifest",
     "sha256",
     "stretched",
 ]
@@ -189,7 +189,7 @@ def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
     return (*runs[:-1], replace(runs[-1], end_position=position))
 
 
-def manifest_anew(
+def restart_manifest(
     previous: Manifest,
     previous_bytes: bytes,
     *,
@@ -199,8 +199,8 @@ def manifest_anew(
     anchors: Sequence[Anchor],
     created_s: float,
 ) -> Manifest:
-    """The manifest with which a new ledger begins: the state of `previous` without its epochs, right behind the Restart
-    at the offset `restarted` of that ledger.
+    """The first manifest of a new ledger: the state of `previous` without its epochs, right behind the Restart at the
+    offset `restarted` of that ledger.
     """
     return next_manifest(
         previous,
@@ -214,7 +214,7 @@ def manifest_anew(
     )
 
 
-def begins_anew(previous: Manifest, following: Manifest) -> bool:
+def follows_restart(previous: Manifest, following: Manifest) -> bool:
     """Whether `following` only takes the state of `previous` over to other topics."""
     restarted = following.position - 1
     expected = replace(previous.state, position=following.position, live=(), restarted=restarted)
@@ -230,7 +230,7 @@ def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest)
     numbers: dict[str, int] = {"previous": previous.number, "number": following.number}
     _require(following.number == previous.number + 1, "a manifest's number does not follow", **numbers)
     _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
-    is_same = following.identity == previous.identity or begins_anew(previous, following)
+    is_same = following.identity == previous.identity or follows_restart(previous, following)
     _require(is_same, "a manifest changes the log's identity", **numbers)
     _require(following.position >= previous.position, "a manifest's position moves back", **numbers)
     for partition, offset in previous.next_offsets.items():

@@ -5,7 +5,7 @@ opened or committed not long ago. What no job of Spark's opened is not judged he
 
 Invariants:
 - The same query, started again, takes over at once, from another session too.
-- Another query, and a plain write beside a query, fence nothing unless the option takeOver, or takeOverFrom, says so.
+- Another query, and a plain write beside a query, fence nothing without the option takeOver or takeOverFrom.
 """
 
 from collections.abc import Sequence

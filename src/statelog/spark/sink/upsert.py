@@ -30,7 +30,7 @@ class Upsert:
         writer.option("batchId", str(batch_id)).options(**self._query(batch)).save()
 
     def _query(self, batch: DataFrame) -> dict[str, str]:
-        """The query that calls us, where Spark says so in the driver; with Spark Connect it does not."""
+        """The query that calls us, where Spark names it in the driver; with Spark Connect it does not."""
         if "queryId" in dict(self.options):
             return {}
         try:

@@ -24,7 +24,7 @@ from statelog.errors import ConfigError, Damaged, IdentityChanged, NotFound, Uns
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import VOID_VALUE, Restart, encode
 from statelog.schemas.names import check_log_name, data_topic, ledger_topic
-from statelog.schemas.snapshot.manifest import Anchor, manifest_anew
+from statelog.schemas.snapshot.manifest import Anchor, restart_manifest
 from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.topics.rights import WRITING
 from statelog.storage.kafka import Kafka, TopicDescription
@@ -178,7 +178,7 @@ class _Acceptance:
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
         last = append_restarts(log, record, max(base.position, witness, log.ledger_end()))
         log.verify_identity()
-        own = manifest_anew(
+        own = restart_manifest(
             base,
             stored.data,
             nonce=os.urandom(16),
