@@ -30,8 +30,11 @@ def _nothing(_step: str) -> None:
 class DevSettings:
     """What the user may choose.
 
-    `port` None means the running broker's, or 9092 for a new one; 0 means any free one. `heap_mb` is the size of the
-    Java heap in MiB. Times are in seconds.
+    directory        where jars, data and the broker's log lie
+    port             None: the running broker's, or 9092 for a new one; 0: any free one
+    heap_mb          the Java heap, in MiB
+    start_timeout_s  how long a start may take
+    stop_timeout_s   how long a stop may take before the broker is killed
     """
 
     directory: Path = field(default_factory=cache_directory)

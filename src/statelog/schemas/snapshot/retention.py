@@ -40,7 +40,13 @@ _SMALLEST_TIER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Keep the newest `keep` manifests (>= 2) and those superseded less than `min_age_s` ago. Raises ConfigError."""
+    """Which manifests are kept.
+
+    keep       the newest so many, at least 2
+    min_age_s  and those that were superseded less than this ago
+
+    Raises ConfigError.
+    """
 
     keep: int = 2
     min_age_s: float = 3600.0

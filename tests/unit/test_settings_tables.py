@@ -1,0 +1,35 @@
+"""Settings are explained in one way: a table in the docstring, with a row for every field."""
+
+import dataclasses
+import re
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from statelog.cli.devbroker.dev import DevSettings
+from tests.support.file_map import ROOMS
+
+
+def _settings() -> list[type[Any]]:
+    exported = (vars(import_module(f"statelog.{room}"))[name] for room in ROOMS for name in _names(room))
+    found = [kind for kind in exported if re.search("(Settings|Policy)$", getattr(kind, "__name__", ""))]
+    return [DevSettings, *(kind for kind in found if "__dataclass_fields__" in vars(kind))]
+
+
+def _names(room: str) -> list[str]:
+    names: list[str] = import_module(f"statelog.{room}").__all__
+    return names
+
+
+@pytest.mark.parametrize("kind", _settings(), ids=lambda kind: str(kind.__name__))
+def test_every_setting_has_its_row(kind: type[Any]) -> None:
+    """In the order of the fields, the name first, then what it means."""
+    rows = re.findall(r"^    (\w+) {2,}\S", kind.__doc__ or "", re.MULTILINE)
+    assert rows == [one.name for one in dataclasses.fields(kind)]
+
+
+def test_the_settings_are_found() -> None:
+    """Those of the rooms that have any."""
+    names = {kind.__name__ for kind in _settings()}
+    assert names >= {"CacheSettings", "MaterializerSettings", "RecoverySettings", "RetentionPolicy", "WriterSettings"}
