@@ -19,6 +19,8 @@ __all__ = ["Nemesis"]
 Track = Iterator[float]
 _IN_SYNC_TIMEOUT_S = 240.0
 _TAKEOVER_TIMEOUT_S = 30.0
+_LONGER_S = 600.0
+"""For how much longer than asked for a play may go on until it has done enough."""
 _WRITERS = tuple(name for name in PARTITIONS_OF if name != JOB)
 
 
@@ -33,10 +35,15 @@ class Nemesis:
         self._chance = random.Random(seed)
         self.faults: Counter[str] = Counter()
 
-    def torment(self, duration_s: float) -> None:
-        """Do harm for so long, then let what is under way come to its end, and all nodes come back."""
+    def torment(self, duration_s: float, is_enough: Callable[[], bool]) -> None:
+        """Do harm for so long, on a slow machine until it is enough, then let what is under way come to its end."""
         end = time.monotonic() + duration_s
-        tracks = dict.fromkeys((self._on_nodes(end), self._on_actors(end)), 0.0)
+
+        def is_over() -> bool:
+            now = time.monotonic()
+            return now >= end and (now >= end + _LONGER_S or is_enough())
+
+        tracks = dict.fromkeys((self._on_nodes(is_over), self._on_actors(is_over)), 0.0)
         while tracks:
             self._cast.tend()
             for track, due in list(tracks.items()):
@@ -48,7 +55,7 @@ class Nemesis:
                         tracks[track] = time.monotonic() + pause_s
             time.sleep(0.1)
 
-    def _on_nodes(self, end: float) -> Track:
+    def _on_nodes(self, is_over: Callable[[], bool]) -> Track:
         kinds: Mapping[str, Callable[[], Track]] = {
             "ledger's leader paused beyond its session": lambda: self._pause(self._leader(of_ledger=True), beyond=True),
             "data leader paused beyond its session": lambda: self._pause(self._leader(of_ledger=False), beyond=True),
@@ -58,9 +65,9 @@ class Nemesis:
             "node restarted": lambda: self._restart(self._chance.choice(self._cluster.nodes)),
             "two nodes killed": lambda: self._kill(self._chance.sample(self._cluster.nodes, 2)),
         }
-        return self._all(kinds, end, 1.0, 3.0)
+        return self._all(kinds, is_over, 1.0, 3.0)
 
-    def _on_actors(self, end: float) -> Track:
+    def _on_actors(self, is_over: Callable[[], bool]) -> Track:
         someone = self._chance.choice
         kinds: Mapping[str, Callable[[], Track]] = {
             "writer slept through a takeover": lambda: self._zombie(someone(_WRITERS)),
@@ -74,13 +81,15 @@ class Nemesis:
             "reader killed": lambda: self._murder(someone(_of_role("reader"))),
             "follower killed": lambda: self._murder("follower"),
         }
-        return self._all(kinds, end, 0.5, 2.5)
+        return self._all(kinds, is_over, 0.5, 2.5)
 
-    def _all(self, kinds: Mapping[str, Callable[[], Track]], end: float, least_s: float, most_s: float) -> Track:
+    def _all(
+        self, kinds: Mapping[str, Callable[[], Track]], is_over: Callable[[], bool], least_s: float, most_s: float
+    ) -> Track:
         while True:
             for kind in self._chance.sample(sorted(kinds), len(kinds)):
                 yield self._chance.uniform(least_s, most_s)
-                if time.monotonic() >= end:
+                if is_over():
                     return
                 self.faults[kind] += 1
                 yield from kinds[kind]()
