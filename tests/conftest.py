@@ -9,6 +9,7 @@ log_name    a name that no other test uses, for a log (its topics are `name` and
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark/session.py
 lives       processes that a test lets die, from tests/support/processes/lives.py
+impatient   nobody waits for a simulated broker to catch up, from tests/support/rigs/impatient.py
 """
 
 import os
@@ -32,6 +33,7 @@ pytest_plugins = [
     "tests.support.spark.session",
     "tests.support.processes.lives",
     "tests.support.rigs.shell",
+    "tests.support.rigs.impatient",
     "tests.support.told",
 ]
 

@@ -30,7 +30,6 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log import topics as log_topics
 from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss
 from statelog.storage.store.memory import MemoryStore
@@ -38,11 +37,7 @@ from tests.support.faults.dying import Death, dying
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a simulated broker to learn of a topic."""
-    monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

@@ -9,17 +9,12 @@ import pytest
 from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.writer import Writer
 from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.log import topics as log_topics
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.rigs.lost_topics import BOTH, accept, anew, gone, made
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a simulated broker to learn of a topic."""
-    monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

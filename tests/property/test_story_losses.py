@@ -11,12 +11,12 @@ import pytest
 
 from statelog.errors import CommitRefused, Damaged, StatelogError
 from statelog.schemas.ledger.records import VOID_VALUE
-from statelog.storage.log import log
-from statelog.storage.log import topics as log_topics
 from tests.support.story import judge
 from tests.support.story.judge import Fact
 from tests.support.story.story import PARTITIONS, SCENES, tell
 from tests.support.story.world import LOG, StuckError, World
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 LEDGER = f"{LOG}.ledger"
 
@@ -91,13 +91,6 @@ SURE = {
     (_damage_runs, 10), *((_refill_log, scene) for scene in SCENES_STRUCK), *REGROWN,
 }  # fmt: skip
 """Where nobody can be right any more, so that somebody has to be stopped."""
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a simulated broker to catch up."""
-    monkeypatch.setattr(log, "_ASK_AGAIN_S", 0.0)
-    monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
 
 
 CASES = [*((accident, scene) for accident in ACCIDENTS for scene in SCENES_STRUCK), *REGROWN]

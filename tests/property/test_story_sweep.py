@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.log import log
-from statelog.storage.log import topics as log_topics
 from tests.support.story import judge
 from tests.support.story.nemesis import Kind, Operation
 from tests.support.story.story import Told, tell
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 BLOCK = 45
 BLOCKS = range(0, 405, BLOCK)
@@ -24,13 +24,6 @@ SINGLE = (
 RARE = (Kind.OLDER, Kind.HALF, Kind.BROKEN)
 PAIRS = 2_000
 _known: list[Operation] = []
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a simulated broker to catch up."""
-    monkeypatch.setattr(log, "_ASK_AGAIN_S", 0.0)
-    monkeypatch.setattr(log_topics, "_LOOK_AGAIN_S", 0.0)
 
 
 def _judge(told: Told) -> None:

@@ -172,6 +172,7 @@ def test_the_proof_of_the_right_to_truncate_truncates_nothing(tmp_path: Path) ->
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> None:
     """Topics go first and the descriptor last: damage is what it looks like in between, and not what is told."""
     bench = DaemonBench(tmp_path)
@@ -190,6 +191,7 @@ def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> 
         bench.daemon.run()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
     """Nobody deletes the log: after some seconds it is told as it is."""
     bench = DaemonBench(tmp_path)
