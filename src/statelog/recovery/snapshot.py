@@ -6,7 +6,7 @@
 Invariants:
 - Kafka is never asked. So what was committed behind the snapshot, and whether its ledger still exists, is unknown:
   the state is one that was committed, at the position of the snapshot, and not the newest one.
-- The snapshot is verified as every other, byte by byte; a damaged one is passed over with a warning, to an older one.
+- The snapshot is verified like any other, byte by byte; a damaged one is passed over, with a log line.
 """
 
 from collections.abc import Iterable, Mapping

@@ -42,7 +42,7 @@ class CacheDirectory:
     def create(cls, base: Path, host: Host | None = None) -> "CacheDirectory":
         """Sweep what dead attempts left in `base`, and make a new directory there.
 
-        Raises StoreUnavailable, StorageFull; warns of what cannot be swept.
+        Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
         """
         with _local("make a cache in", base):
             host = host or Host()

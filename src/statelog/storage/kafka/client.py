@@ -83,11 +83,11 @@ class ConfluentKafka:
 
         A broker may be slow to learn of a topic that was just made here: for a while "none" is asked again.
         """
-        patience = self._patience()
+        retries = self._retries()
         while True:
             described = self._describe(topic)
             is_new = self._clock() < self._made.get(topic, -math.inf)
-            if described is not None or not is_new or not patience.again():
+            if described is not None or not is_new or not retries.again():
                 return described
 
     def _describe(self, topic: str) -> TopicDescription | None:
@@ -151,9 +151,9 @@ class ConfluentKafka:
             if refused.name not in _ABSENT:
                 raise self._error(refused, "deleting a topic", f"DELETE on topic {topic}", topic=topic) from None
         self._seen.forget(topic)
-        patience = self._patience()
+        retries = self._retries()
         while self.describe_topic(topic) is not None:
-            if not patience.again():
+            if not retries.again():
                 raise self._unavailable("the topic is still there after its deletion", topic=topic)
         self._seen.forget(topic)
 
@@ -164,14 +164,14 @@ class ConfluentKafka:
 
         Raises NotFound, BrokerUnavailable.
         """
-        patience = self._patience()
+        retries = self._retries()
         return ask_offsets(
             topic,
             self._seen,
-            ask=lambda: self._ask_leaders(topic, partitions, patience),
+            ask=lambda: self._ask_leaders(topic, partitions, retries),
             topic_id=lambda: known_id(self.describe_topic, topic),
-            again=patience.again,
-            enough=lambda: patience.is_mostly_over,
+            again=retries.again,
+            enough=lambda: retries.is_mostly_over,
             at_least=at_least,
         )
 
@@ -181,7 +181,7 @@ class ConfluentKafka:
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
         if not before:
             return {}
-        patience = self._patience()
+        retries = self._retries()
         while True:
             try:
                 return self._delete_records(topic, before)
@@ -191,7 +191,7 @@ class ConfluentKafka:
                 if refused.name not in _MOVING:
                     raise self._error(refused, "deleting records", f"DELETE on topic {topic}", topic=topic) from None
                 self._check_partitions(topic, sorted(before))
-                if not patience.again():
+                if not retries.again():
                     raise self._unavailable("a partition has no leader", topic=topic) from None
 
     def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
@@ -212,11 +212,11 @@ class ConfluentKafka:
         # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
         # librdkafka frees the request a second time.
         session = AdminSession(self._config, self._timeout_s, self._clock)
-        patience = self._patience()
+        retries = self._retries()
         try:
             while (refused := self._publish(session, request)) is not None:
                 # A broker that has just started loads its groups first.
-                if refused.name not in _LOADING or not patience.again(drop=False):
+                if refused.name not in _LOADING or not retries.again(drop=False):
                     needs = f"READ on group {group}, and on topic {topic}"
                     raise self._error(refused, "publishing a group offset", needs, **facts)
         finally:
@@ -248,17 +248,17 @@ class ConfluentKafka:
         errors = [place.error for place in places if place.error is not None]
         return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
 
-    def _ask_leaders(self, topic: str, partitions: Sequence[int], patience: "_Patience") -> dict[int, Listed]:
+    def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: "_Retries") -> dict[int, Listed]:
         """One answer of the leaders, which may have to be elected first."""
         while True:
             try:
-                return self._list_offsets(topic, partitions, patience.left_s)
+                return self._list_offsets(topic, partitions, retries.left_s)
             except Refused as refused:
                 if refused.name not in _MOVING:
                     needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
                     raise self._error(refused, "asking for offsets", needs, topic=topic) from None
                 self._check_partitions(topic, partitions)
-                if not patience.again():
+                if not retries.again():
                     raise self._unavailable("a partition has no leader", topic=topic) from None
 
     def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
@@ -283,10 +283,10 @@ class ConfluentKafka:
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
         self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.
-        patience = self._patience()
+        retries = self._retries()
         while True:
             try:
-                listed = self._list_offsets(topic, partitions, patience.left_s)
+                listed = self._list_offsets(topic, partitions, retries.left_s)
             except Refused as refused:
                 if refused.name not in _MOVING:
                     needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
@@ -294,7 +294,7 @@ class ConfluentKafka:
             else:
                 if all(answer.is_answer for answer in listed.values()):
                     return
-            if not patience.again():
+            if not retries.again():
                 raise self._unavailable("a new topic's leaders do not answer", topic=topic)
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
@@ -322,11 +322,11 @@ class ConfluentKafka:
     def _unavailable(self, what: str, **facts: Fact) -> BrokerUnavailable:
         return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
 
-    def _patience(self) -> "_Patience":
-        return _Patience(self._timeout_s, self._admin, self._clock, self._sleep)
+    def _retries(self) -> "_Retries":
+        return _Retries(self._timeout_s, self._admin, self._clock, self._sleep)
 
 
-class _Patience:
+class _Retries:
     """The time that one call of the port has for questions that are asked again."""
 
     def __init__(

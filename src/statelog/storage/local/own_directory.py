@@ -48,7 +48,7 @@ class OwnDirectory:
         return self._owner.is_foreign
 
     def remove(self) -> None:
-        """Delete it with all that is in it, and give up the lock. Idempotent; void in a fork. Warns of what stays."""
+        """Delete it with all that is in it, and unlock it. Idempotent; void in a fork. What stays is a log line."""
         if self not in _held:
             return  # It was removed before, or we are a fork.
         try:
@@ -73,7 +73,7 @@ class OwnDirectory:
 def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] = REAL.new_id) -> OwnDirectory:
     """A new directory `<prefix><32 hex digits><suffix>` in `parent`, for this user only; the dead ones go first.
 
-    `new_id` gives the digits. Raises OSError. Warns of dead ones that cannot be removed.
+    `new_id` gives the digits. Raises OSError. Dead ones that cannot be removed are log lines.
     """
     sweep(parent, prefix, suffix)
     while True:
@@ -84,7 +84,7 @@ def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[]
 
 
 def sweep(parent: Path, prefix: str, suffix: str = "") -> list[Path]:
-    """Remove what dead owners left in `parent` under names of this form, and return it. Raises OSError, warns."""
+    """Remove what dead owners left in `parent` under names of this form, and return it. Raises OSError."""
     named = re.compile(re.escape(prefix) + "[0-9a-f]{32}" + re.escape(suffix))
     with os.scandir(parent) as entries:
         found = sorted(Path(entry.path) for entry in entries if named.fullmatch(entry.name))

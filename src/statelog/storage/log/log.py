@@ -187,7 +187,7 @@ class Log(Closing):
 
         `rights` are those that this client is going to need. Raises ConfigError if one is missing,
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
-        only warn.
+        are a log line only.
         """
         data, ledger, warning = self._identified()
         if warning:
