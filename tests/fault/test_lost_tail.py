@@ -7,6 +7,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
+from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.log import TwinRig, twin_rig
 
 SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)
@@ -46,7 +47,7 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
     assert end > lost_offsets
     rig.cluster.lose_tail("m", 0, 1)
     with rig.open() as log:
-        log.accept_loss([LossRange(0, 1, end)], reason="a disk died", operator="me")
+        accept_data_loss(log, [LossRange(0, 1, end)], reason="a disk died", operator="me")
         with Writer(log, "w") as writer, rig.open() as other, Writer(other, "x"):
             assert log.data_offsets()[0].end == end
             with pytest.raises(Fenced):
@@ -61,7 +62,7 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
 def test_only_committed_offsets_can_be_given_up(rig: TwinRig, lost: LossRange) -> None:
     """A range beyond what is committed would hide losses that are yet to come."""
     with rig.open() as log, pytest.raises(ConfigError):
-        log.accept_loss([lost], reason="a disk died", operator="me")
+        accept_data_loss(log, [lost], reason="a disk died", operator="me")
 
 
 def test_a_ledger_that_lost_its_tail_is_told_at_commit(rig: TwinRig) -> None:

@@ -34,6 +34,7 @@ from statelog.schemas.snapshot.lease import expired
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.leases import list_leases
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until
@@ -160,7 +161,7 @@ def test_an_accepted_loss_is_passed() -> None:
     twins = _Twins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
-    twins.log.accept_loss([LossRange(1, record.offset, record.offset + 1)], reason="test", operator="test")
+    accept_data_loss(twins.log, [LossRange(1, record.offset, record.offset + 1)], reason="test", operator="test")
     before = twins.rig.state_at(twins.rig.manifests[-1].position)
     kept = {key: before[key] if twins.rig.partition(key) == 1 else value for key, value in twins.expected.items()}
     assert recover(twins.log).to_dict() == kept

@@ -17,6 +17,7 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
@@ -84,7 +85,7 @@ def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path
         Writer(log, "x", partitions=[1]).close()
         with pytest.raises(AnchorMismatch):
             Writer(log, "writer")
-        log.accept_loss([LossRange(0, end - 1, end)], reason="overwritten", operator="me")
+        accept_data_loss(log, [LossRange(0, end - 1, end)], reason="overwritten", operator="me")
         Writer(log, "writer").close()
 
 

@@ -31,6 +31,7 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss
 from statelog.storage.store.memory import MemoryStore
 from tests.support.faults.dying import Death, dying
@@ -140,7 +141,7 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
         with pytest.raises(IdentityChanged):
             entry()
     with pytest.raises(IdentityChanged):
-        log.accept_loss([LossRange(0, 0, 1)], reason="late", operator="me")
+        accept_data_loss(log, [LossRange(0, 0, 1)], reason="late", operator="me")
     with twin.open() as now:
         with pytest.raises(IdentityChanged):
             recover(now, resume=applied)

@@ -22,7 +22,7 @@ from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log
-from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from tests.support.canary import CANARY
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import Told, faulty_s3
@@ -131,7 +131,7 @@ def _accept_a_loss(place: Place, user: str) -> None:
         with pytest.raises(ConfigError, match=r"lost nothing|does not allow") as caught:
             accept_ledger_loss(log, reason="a test", operator="a test")
         with pytest.raises(ConfigError, match=r"committed offsets can be given up|does not allow") as other:
-            log.accept_loss([LossRange(0, 0, 1 << 40)], reason="a test", operator="a test")
+            accept_data_loss(log, [LossRange(0, 0, 1 << 40)], reason="a test", operator="a test")
     if "does not allow" in str(caught.value):
         assert str(other.value) == str(caught.value)
         raise caught.value

@@ -14,8 +14,10 @@ from statelog.storage.kafka import (
 from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.log import Log, LogDescription
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.opening import open  # noqa: A004 - statelog.open
 from statelog.storage.log.ports import KafkaSource, StoreSource
+from statelog.storage.log.topic_loss import TopicFate, TopicLoss, accept_topic_loss
 from statelog.storage.store import FileInfo, Store
 
 __all__ = [
@@ -36,7 +38,12 @@ __all__ = [
     "Store",
     "StoreSource",
     "TopicDescription",
+    "TopicFate",
+    "TopicLoss",
     "TopicSpec",
     "ValidCommit",
+    "accept_data_loss",
+    "accept_ledger_loss",
+    "accept_topic_loss",
     "open",
 ]

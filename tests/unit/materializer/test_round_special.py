@@ -13,6 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
@@ -72,7 +73,7 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
     with pytest.raises(BeyondEnd):
         run_round(log, settings, seams=twin.seams)
 
-    log.accept_loss([LossRange(0, 0, 2)], reason="a disk died", operator="me")
+    accept_data_loss(log, [LossRange(0, 0, 2)], reason="a disk died", operator="me")
     outcome = run_round(log, settings, seams=twin.seams)
     assert isinstance(outcome, CompletedRound)
     assert state_of(log) == {b"a": b"1"}
@@ -91,7 +92,7 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
     with pytest.raises(Damaged):
         run_round(log, settings, seams=twin.seams)
 
-    log.accept_loss([LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
+    accept_data_loss(log, [LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
     twin.write({b"key-4": b"1"})
     outcome = run_round(log, settings, seams=twin.seams)
     assert isinstance(outcome, CompletedRound)

@@ -11,7 +11,7 @@ from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
 
 __all__ = ["command"]
@@ -52,7 +52,7 @@ def command(
                 offset = accept_ledger_loss(log, reason=reason, operator=operator)
             else:
                 ask(f"the offsets {', '.join(ranges)}")
-                offset = log.accept_loss(lost, reason=reason, operator=operator)
+                offset = accept_data_loss(log, lost, reason=reason, operator=operator)
     except IdentityChanged:
         if not is_ledger:
             raise

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.records import VOID_VALUE, AcceptLoss, LossRange, check_committed
+from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import check_log_name, data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
@@ -28,7 +28,7 @@ from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription
-from statelog.storage.ledger_client import LastRecord, LedgerClient, append_record
+from statelog.storage.ledger_client import LastRecord, LedgerClient
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.life import delete_log, make_log
@@ -363,23 +363,6 @@ class Log(Closing):
         """
         stored = self.manifests.newest()
         return (stored.manifest.state, LastRecord.below(stored.manifest)) if stored else None
-
-    def accept_loss(self, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
-        """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
-
-        A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come. The
-        system itself never calls this. Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
-        """
-        if not ranges or not reason.strip() or not operator.strip():
-            raise ConfigError("accepting a loss needs ranges, a reason and an operator")
-        self.verify(LEDGER_WRITING)
-        check_committed(ranges, self._fold_to_end().committed_positions)
-        producer = self.kafka.producer()
-        try:
-            record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
-            return append_record(producer, self.ledger_topic, record)
-        finally:
-            producer.close()
 
     def _fold_to_end(self) -> LedgerFold:
         ledger = self.newest_ledger()

@@ -1,25 +1,49 @@
-"""Accepts a loss in the ledger: a person declares what is left, or the newest snapshot, to be the history.
+"""Accepts a loss: a person gives up ranges of the data topic, or declares what is left of the ledger to be the history.
 
-Owns the decision what counts, and the Restarts that say it (docs/format-ledger.md). Never run by the system itself.
+Owns the decision what counts, and the AcceptLoss and Restarts that say it (docs/format-ledger.md). Never run by the
+system itself. For topics that are gone as a whole, see `topic_loss`.
 
 Invariants:
+- A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come.
 - Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old.
 - The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
   One that died on the way is run again: the Restarts of the first are void beside those of the second.
 """
 
+from collections.abc import Collection
+
 from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
-from statelog.schemas.ledger.records import Restart, encode
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.records import AcceptLoss, LossRange, Restart, check_committed, encode
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import LEDGER_WRITING
+from statelog.storage.ledger_client import append_record
 from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 
-__all__ = ["accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
+__all__ = ["accept_data_loss", "accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
 
 _AT_ONCE = 100_000
+
+
+def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
+    """Record that a person gives up these ranges of the data topic. Returns the ledger offset.
+
+    Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
+    """
+    check_acceptance(reason, operator)
+    if not ranges:
+        raise ConfigError("accepting a loss needs ranges")
+    log.verify(LEDGER_WRITING)
+    check_committed(ranges, _fold(log).committed_positions)
+    producer = log.kafka.producer()
+    try:
+        record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
+        return append_record(producer, log.ledger_topic, record)
+    finally:
+        producer.close()
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
@@ -75,10 +99,11 @@ def _is_torn(log: Log) -> bool:
     return False
 
 
-def _fold(log: Log) -> None:
+def _fold(log: Log) -> LedgerFold:
     ledger = log.newest_ledger()
     try:
         ledger.fold_end()
+        return ledger.fold
     finally:
         ledger.close()
 
