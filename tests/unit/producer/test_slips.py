@@ -43,6 +43,11 @@ def task_writer(log: Log) -> TaskWriter:
         return TaskWriter(log.kafka.producer(), coordinator.task(), slot=0)
 
 
+def coordinator(log: Log) -> Coordinator:
+    """One that has committed nothing."""
+    return Coordinator(log, "c")
+
+
 def writer(log: Log) -> Writer:
     """One of all partitions."""
     return Writer(log, "w")
@@ -141,7 +146,7 @@ def forget(log: Log, make: Callable[[Log], object]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(writer, "writer w"), (task_writer, "task writer c"), (lambda log: Coordinator(log, "c"), "coordinator c")],
+    [(writer, "writer w"), (task_writer, "task writer c"), (coordinator, "coordinator c")],
     ids=["writer", "task writer", "coordinator"],
 )
 def test_what_is_forgotten_open_is_told(make: Callable[[Log], object], name: str, log: Log) -> None:

@@ -67,9 +67,10 @@ class ChangeBuffer:
             if not isinstance(value, Mapping):
                 raise self._refused_value(key, "a mapping of its fields", value)
             return self._push(key, value, _typed_bytes(value.values()))
-        if not isinstance(value, bytes):
-            raise self._refused_value(key, "bytes", value, hint="To remove a key, delete it" if value is None else "")
-        return self._push(key, value, len(value))
+        given: object = value
+        if not isinstance(given, bytes):
+            raise self._refused_value(key, "bytes", given, hint="To remove a key, delete it" if given is None else "")
+        return self._push(key, given, len(given))
 
     def delete(self, key: Key) -> bool:
         """Buffer a delete. True if the buffer is full. Raises InvalidChange."""

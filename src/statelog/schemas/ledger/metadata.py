@@ -8,6 +8,7 @@ Invariant: metadata that passed `check_metadata` can be encoded, and decodes to 
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 from statelog.errors import InvalidMetadata
 
@@ -21,8 +22,7 @@ def check_metadata(metadata: object) -> None:
     """Raise InvalidMetadata unless it is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
     if not isinstance(metadata, Mapping):
         raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}")
-    pairs: Mapping[object, object] = metadata
-    for name, value in pairs.items():
+    for name, value in cast("Mapping[object, object]", metadata).items():
         if not (isinstance(name, str) and has_utf8(name)):
             raise InvalidMetadata(f"the names of commit metadata are text, and {name!r} is not", key=repr(name))
         if not _is_taken(value):
