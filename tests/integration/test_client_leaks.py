@@ -96,7 +96,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
 
 @pytest.mark.broker
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Each of their clients, as an open file does; those that were closed, also by a `with`, say nothing."""
+    """The writer and each of the clients, as open files do; those that were closed, also by a `with`, say nothing."""
     place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
     Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
 
@@ -116,5 +116,10 @@ def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_nam
         return sorted(str(warning.message).partition(" of statelog")[0] for warning in told)
 
     assert forget(is_closed=True) == []
-    assert forget(is_closed=False) == ["unclosed Kafka client", "unclosed producer", "unclosed reader"]
+    assert forget(is_closed=False) == [
+        "unclosed Kafka client",
+        "unclosed producer",
+        "unclosed reader",
+        "unclosed writer forgotten",
+    ]
     Log.delete(log_name, **place)
