@@ -67,10 +67,9 @@ class ChangeBuffer:
             if not isinstance(value, Mapping):
                 raise self._refused_value(key, "a mapping of its fields", value)
             return self._push(key, value, _typed_bytes(value.values()))
-        given: object = value
-        if not isinstance(given, bytes):
-            raise self._refused_value(key, "bytes", given, hint="To remove a key, delete it" if given is None else "")
-        return self._push(key, given, len(given))
+        if not isinstance(value, bytes):
+            raise self._refused_value(key, "bytes", value, hint=_delete_hint(value))
+        return self._push(key, value, len(value))
 
     def delete(self, key: Key) -> bool:
         """Buffer a delete. True if the buffer is full. Raises InvalidChange."""
@@ -214,6 +213,10 @@ class ChangeBuffer:
     def _keep(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
         self._batch_bytes += batch.nbytes
+
+
+def _delete_hint(value: object) -> str:
+    return "To remove a key, delete it" if value is None else ""
 
 
 def _typed_bytes(fields: Iterable[object]) -> int:
