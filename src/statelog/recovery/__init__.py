@@ -3,8 +3,9 @@
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
+from statelog.recovery.filling.monitor import OnProgress
+from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.host import Host, Start
-from statelog.recovery.monitor import OnProgress
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
@@ -15,7 +16,6 @@ from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.spill.file import OpenSpillFile, SpillFile
 from statelog.recovery.spill.frame import Place
 from statelog.recovery.spill.queue import SpillStatistics
-from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
 from statelog.recovery.streaming.stream import Stream

@@ -1,6 +1,6 @@
 """`Recovery`: a planned state: its facts, its targets and its streams.
 
-Each target is filled as `filling` says. Decides nothing by itself.
+Each target is filled as `filling.fill` says. Decides nothing by itself.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.errors import Misuse
-from statelog.recovery.filling import fill
-from statelog.recovery.monitor import Monitor, OnProgress
+from statelog.recovery.filling.fill import fill
+from statelog.recovery.filling.monitor import Monitor, OnProgress
+from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
-from statelog.recovery.statistics import RecoveryStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.read_ahead import ReadAhead
 from statelog.recovery.streaming.stream import Stream

@@ -5,7 +5,7 @@
     recover(log).stream().apply(lambda portion: target.write(portion.changes))
 
 Here the state is chosen and planned: list the manifests, take the target once, fold the ledger to it, check that the
-log still holds it (docs/protocol-recover.md, steps 1 to 6). Nothing is written. `filling` goes on from there.
+log still holds it (docs/protocol-recover.md, steps 1 to 6). Nothing is written. `filling.fill` goes on from there.
 
 Invariant: the newest state that is planned is never older than what this process knows to be committed.
 """
@@ -13,8 +13,8 @@ Invariant: the newest state that is planned is never older than what this proces
 from collections.abc import Iterable
 
 from statelog.errors import BeyondEnd, Misuse, NotFound
+from statelog.recovery.filling.monitor import OnProgress
 from statelog.recovery.host import Host
-from statelog.recovery.monitor import OnProgress
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from statelog.errors import NotFound
+from statelog.recovery.filling.monitor import OnProgress
 from statelog.recovery.host import Host
-from statelog.recovery.monitor import OnProgress
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan

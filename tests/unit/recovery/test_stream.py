@@ -12,11 +12,11 @@ from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.host import Host
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming import read_ahead
 from statelog.recovery.streaming.commit_feed import CommitFeed
-from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.leases import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore

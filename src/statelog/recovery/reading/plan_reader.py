@@ -24,6 +24,7 @@ import pyarrow as pa
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
 from statelog.recovery.host import GRACE_S, Host, begin
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
 from statelog.recovery.reading.progress import Phase
@@ -31,7 +32,6 @@ from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.reading.sources import Converter, ReadCount, run_pieces, run_tables, tail_changes
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
-from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.keys.key_groups import partition_starts
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema

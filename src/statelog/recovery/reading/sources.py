@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.newest import select_key_groups
 from statelog.recovery.reading.prefetch import Piece
 from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.trouble import SnapshotFailed
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import Reader

@@ -23,6 +23,7 @@ from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.recovery.host import GRACE_S, begin
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.retry import RetryWindow
@@ -30,7 +31,6 @@ from statelog.recovery.settings import memory_queue
 from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.streaming.cursor import Cursor, rest_of
-from statelog.recovery.trouble import SnapshotFailed
 from statelog.storage.local.own_process import OwnProcess
 
 __all__ = ["ReadAhead"]

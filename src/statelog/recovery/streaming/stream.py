@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from statelog.closing import Closing
-from statelog.recovery.monitor import Monitor
+from statelog.recovery.filling.monitor import Monitor
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.spill.frame import Place, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
