@@ -11,7 +11,7 @@ from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, S
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.log import opening
+from statelog.storage.log import open_or_create
 from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
@@ -37,7 +37,7 @@ class _World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> _World:
     """Nobody waits for a rival: each of them has done all that it will do when it is looked for."""
-    monkeypatch.setattr(opening, "_PAUSES_S", (0.0,) * 5)
+    monkeypatch.setattr(open_or_create, "_PAUSES_S", (0.0,) * 5)
     return _World()
 
 
@@ -120,7 +120,7 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     def open_ports(*_: object) -> tuple[MemoryKafka, MemoryStore]:
         return made, MemoryStore(world.disk, "visits")
 
-    monkeypatch.setattr(opening, "open_ports", open_ports)
+    monkeypatch.setattr(open_or_create, "open_ports", open_ports)
     monkeypatch.setattr(made, "close", lambda: closed.append(True))
     with pytest.raises(NotFound):
         statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root="/nowhere")

@@ -15,7 +15,7 @@ from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.log import Log, LogDescription
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.log.opening import open  # noqa: A004 - statelog.open
+from statelog.storage.log.open_or_create import open  # noqa: A004 - statelog.open
 from statelog.storage.log.ports import KafkaSource, StoreSource
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss, accept_topic_loss
 from statelog.storage.store import FileInfo, Store
