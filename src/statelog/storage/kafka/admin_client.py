@@ -44,8 +44,9 @@ _GRACE_S = 1.0
 _LOOK_S = 0.1
 _SPEECHLESS_S = 1.0
 """A client that got no answer for so long may speak plainly to a listener that wants TLS."""
-_LED_S = 60.0
-"""So long the client is taken to know the leaders that it was told of. Its own picture lasts for minutes."""
+_LED_S = 0.25
+"""So long the client is taken to know the leaders that it was told of: enough for the questions of one call. Its own
+picture of them lasts for minutes, but only until it hears that a leader is gone."""
 
 
 class Leaders(NamedTuple):
@@ -60,6 +61,10 @@ class _Led(NamedTuple):
 
     partitions: frozenset[int]
     until_s: float
+
+    def covers(self, leaders: Leaders) -> bool:
+        """Whether all of these had one."""
+        return self.partitions.issuperset(leaders.partitions)
 
 
 class AdminClient:
@@ -92,13 +97,16 @@ class AdminClient:
         return self._answers(request, max(left_s, 0.001))
 
     def _knows(self, leaders: Leaders) -> bool:
+        if self._errors:  # A connection broke since, and the client may already know that its leader is gone.
+            return False
         led = self._led.get(leaders.topic)
-        return led is not None and self._clock() < led.until_s and led.partitions.issuperset(leaders.partitions)
+        return led is not None and self._clock() < led.until_s and led.covers(leaders)
 
     def _learn(self, leaders: Leaders, limit_s: float) -> None:
         topics = TopicCollection([leaders.topic])
         self._answers(lambda client, left_s: [client.describe_topics(topics, request_timeout=left_s)], limit_s)
-        if not self._knows(leaders):
+        led = self._led.get(leaders.topic)
+        if led is None or not led.covers(leaders):
             raise Refused("LEADER_NOT_AVAILABLE", "a partition has no leader, or is not there")
 
     def _answers(self, request: Request, limit_s: float) -> list[dict[Any, Any]]:
