@@ -16,7 +16,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE

@@ -8,8 +8,8 @@ from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig

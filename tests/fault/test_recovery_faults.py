@@ -32,9 +32,9 @@ from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chu
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.lease import expired
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import list_leases
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore

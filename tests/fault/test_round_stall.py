@@ -15,7 +15,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
-from statelog.storage.leases import LeaseHolder
+from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 from tests.support.worlds.stepper import Stepper

@@ -13,9 +13,9 @@ from statelog.errors import NotFound, StorageFull, StoreRefused
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
 from tests.support.rigs.history import history_rig

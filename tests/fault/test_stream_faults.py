@@ -32,9 +32,9 @@ from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import list_leases
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks

@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from tests.support.processes.forks import in_fork
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader

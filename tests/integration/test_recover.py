@@ -12,8 +12,8 @@ from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.topics.policy import TopicRole, topic_config
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE

@@ -14,7 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.host import Host, start_thread
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE

@@ -13,7 +13,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.spill.frame import Place
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.ledger.identity import LogIdentity
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.stream_reader import Reader
 

@@ -1,6 +1,6 @@
 """The ledger client: folds the ledger, and appends records and settles their outcome.
 
-It executes; `schemas.fold` decides. One instance belongs to one thread.
+It executes; `schemas.ledger.fold` decides. One instance belongs to one thread.
 
 Invariants:
 - The fold is fed every ledger record from its base on, in order, without a gap that the broker did not make.

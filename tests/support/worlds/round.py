@@ -19,8 +19,8 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
+from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.kafka.memory import MemoryReader
-from statelog.storage.leases import LeaseHolder
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot

@@ -16,9 +16,9 @@ from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
 from statelog.recovery.host import Host
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.leases import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore

@@ -17,7 +17,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming import read_ahead
 from statelog.recovery.streaming.commit_feed import CommitFeed
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until

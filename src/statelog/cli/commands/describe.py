@@ -10,7 +10,7 @@ from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import Tail, tail_now
 from statelog.schemas.names import data_topic, ledger_topic
-from statelog.storage.leases import HeldLease, list_leases
+from statelog.storage.held_lease import HeldLease, list_leases
 from statelog.storage.log.log import LogDescription
 
 __all__ = ["command", "describe"]

@@ -25,7 +25,7 @@ class Key:
 
     @property
     def path(self) -> str:
-        """As messages name it, and unique: `materializer.interval_s`."""
+        """As messages name it, and unique: its table, a dot and its name."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
     @property

@@ -1,6 +1,6 @@
 """Cleanup after a round that won: drops manifests, truncates the topics, deletes files. Executes, never decides.
 
-The decisions are `schemas.retention`'s, over what the store holds. Everything here may be cut off anywhere and
+The decisions are `schemas.snapshot.retention`'s, over what the store holds. Everything here may be cut off anywhere and
 is taken up by the next winner.
 
 Invariants:
@@ -33,7 +33,7 @@ from statelog.schemas.snapshot.retention import (
     truncation_floor,
 )
 from statelog.seams import CrashPoint
-from statelog.storage.leases import list_leases
+from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
 

@@ -1,6 +1,6 @@
 """Merges runs of a draft until no tier is full, as a stream of row groups, in bounded memory.
 
-Which runs to merge is decided in `schemas.retention`; how rows are merged, in `storage.run_merge`.
+Which runs to merge is decided in `schemas.snapshot.retention`; how rows are merged, in `storage.runs.merge`.
 
 Invariants:
 - Only neighbours merge, and the merged run covers exactly their ledger range.

@@ -1,7 +1,7 @@
 """Scratch directories: where a round writes runs before it uploads them. Removed when the round ends, or swept later.
 
-A scratch directory is an own directory (`storage.own_directory`): one that a kill left behind is removed by the next
-round. One that cannot be removed never fails a round: its runs are in the store by then.
+A scratch directory is an own directory (`storage.local.own_directory`): one that a kill left behind is removed by the
+next round. One that cannot be removed never fails a round: its runs are in the store by then.
 """
 
 import os

@@ -21,7 +21,7 @@ from statelog.recovery.planning.preflight import check_held, check_plan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.leases import LeaseHolder
+from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
 

@@ -27,7 +27,7 @@ from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
-from statelog.storage.leases import LeaseHolder
+from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 

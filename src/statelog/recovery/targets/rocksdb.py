@@ -196,7 +196,7 @@ def _publish(made: Path, path: Path) -> None:
 
 @contextmanager
 def _local_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
-    """As `storage.local_disk`. RocksDB's failures are plain `Exception` with a text."""
+    """As `storage.local.disk`. RocksDB's failures are plain `Exception` with a text."""
     try:
         disk(step, path)
         yield

@@ -17,7 +17,7 @@ __all__ = ["cut_by_bytes", "merge_tables"]
 def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     """One sorted table with the newest change of every key in `tables` (oldest first, at least one, of one schema).
 
-    Together they are below 2 GiB, which is what one column of Arrow's holds: `storage.run_merge` sees to it.
+    Together they are below 2 GiB, which is what one column of Arrow's holds: `storage.runs.merge` sees to it.
     `drop_deletes` leaves deletes out: only right when nothing older exists that they could hide.
     """
     filled = [table for table in tables if table.num_rows]

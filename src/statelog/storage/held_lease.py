@@ -1,6 +1,6 @@
 """Leases on the store: written before a reader checks its plan, renewed as it reads, removed at its end.
 
-It executes; what a lease says and when it has expired is decided in `schemas.lease`.
+It executes; what a lease says and when it has expired is decided in `schemas.snapshot.lease`.
 
 Invariants:
 - A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a log line:

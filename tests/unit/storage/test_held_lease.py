@@ -6,7 +6,7 @@ from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import expired
 from statelog.seams import Seams
-from statelog.storage.leases import LeaseHolder, list_leases
+from statelog.storage.held_lease import LeaseHolder, list_leases
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.told import told
 
