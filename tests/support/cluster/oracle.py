@@ -164,17 +164,27 @@ def _misread(entries: Sequence[Entry], history: History) -> Iterator[str]:
 
 
 def _stale(entries: Sequence[Entry]) -> Iterator[str]:
-    """Recoveries that miss what was acknowledged, or what their own opening found, before they began."""
+    """Recoveries that miss what was acknowledged, or what their own opening found, before they began.
+
+    A life may restore more than its opening found if it was replaced meanwhile: it is fenced, and does not know yet.
+    """
     acks = [(float(entry["at"]), int(entry["offset"])) for entry in entries if entry["what"] == "ack"]
     times = [at for at, _ in acks]
     highest = list(accumulate((offset for _, offset in acks), max, initial=-1))
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], Entry] = {}
+    newest: Counter[str] = Counter()
     for entry in entries:
+        name, life = str(entry["actor"]).partition(".")[0], (str(entry["actor"]), str(entry.get("life")))
         if entry["what"] == "read":
             acknowledged = highest[bisect_right(times, float(entry["begun_at"]))]
             if entry["position"] <= acknowledged:
                 yield f"{entry['actor']} began after offset {acknowledged} was acknowledged, and read less: {entry}"
         elif entry["what"] == "opened":
-            found[entry["actor"], entry["life"]] = entry["checkpoint"]
-        elif entry["what"] == "restored" and entry["checkpoint"] != found[entry["actor"], entry["life"]]:
-            yield f"{entry['actor']} opened at {found[entry['actor'], entry['life']]} and restored less: {entry}"
+            found[life] = entry
+            newest[name] = max(newest[name], entry["epoch"])
+        elif entry["what"] == "restored":
+            was_replaced = newest[name] > found[life]["epoch"]
+            if entry["checkpoint"] < found[life]["checkpoint"]:
+                yield f"{entry['actor']} opened at {found[life]['checkpoint']} and restored less: {entry}"
+            elif entry["checkpoint"] > found[life]["checkpoint"] and not was_replaced:
+                yield f"{entry['actor']} opened at {found[life]['checkpoint']}, alone, and restored more: {entry}"

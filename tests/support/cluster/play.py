@@ -105,7 +105,7 @@ def _judge(log: Log, stage: Stage) -> History:
     for name, commit in final.commits.items():
         last[name] = Sighting(commit.checkpoint.id, str(commit.metadata["life"]), commit.offset)
     history = judge(entries(stage.directory), last)
-    assert history.complaints == []
+    assert not history.complaints, "\n".join(history.complaints)
     assert rows == history.state.rows
     held = [log.manifests.read(number).manifest.position for number in log.manifests.numbers()]
     assert len(held) >= 2

@@ -79,6 +79,10 @@ def _stale_restore(entries: list[Entry]) -> None:
     entries[6].update(checkpoint=1, digest=_digest(FIRST))
 
 
+def _restore_of_more(entries: list[Entry]) -> None:
+    entries.insert(2, {"at": 1.5, "actor": "w0.1", "what": "restored", "life": "1.1", "checkpoint": 1, "digest": 0})
+
+
 def _torn_restore(entries: list[Entry]) -> None:
     entries[6].update(digest=_digest(FIRST))
 
@@ -106,6 +110,7 @@ def _another_life(entries: list[Entry]) -> None:
         (_stale_read, "and read less"),
         (_torn_read, "another state at position 3"),
         (_stale_restore, "restored less"),
+        (_restore_of_more, "alone, and restored more"),
         (_torn_restore, "restored another state"),
         (_doubled, "saw a commit twice"),
         (_warned, "was warned"),
@@ -119,6 +124,16 @@ def test_what_is_wrong_is_noticed(harm: Callable[[list[Entry]], None], complaint
     harm(entries)
     complaints = _judged(entries)
     assert any(complaint in said for said in complaints), complaints
+
+
+def test_a_life_that_was_replaced_may_restore_more_than_it_found() -> None:
+    """It slept between its opening and its recovery, and its successor committed meanwhile."""
+    entries = _story()
+    entries.append(
+        {"at": 99.0, "actor": "w0.1", "what": "restored", "life": "1.1", "checkpoint": 3,
+         "digest": _digest(FIRST, SECOND, THIRD)}
+    )  # fmt: skip
+    assert _judged(entries) == []
 
 
 def test_a_commit_missing_in_the_end_is_noticed() -> None:
