@@ -43,7 +43,7 @@ class PlainTopic:
         assert not errors
 
     def replay(self, expected: int) -> dict[bytes, bytes]:
-        """All records into a dict."""
+        """All records into a dict. With the client's own settings, or in larger batches, half as fast or less."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -51,7 +51,9 @@ class PlainTopic:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "check.crcs": True,
-                "fetch.message.max.bytes": 8 << 20,
+                "fetch.message.max.bytes": 32 << 20,
+                "fetch.max.bytes": 64 << 20,
+                "queued.min.messages": 1_000_000,
                 **_QUIET,
             }
         )
@@ -59,7 +61,7 @@ class PlainTopic:
         state: dict[bytes, bytes] = {}
         seen = 0
         while seen < expected:
-            for message in consumer.consume(10_000, 1.0):
+            for message in consumer.consume(1000, 0.1):
                 key, value = message.key(), message.value()
                 if key and value:
                     state[key] = value

@@ -98,16 +98,15 @@ def _commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[f
 def replay(setting: Setting) -> list[Figure]:
     """The whole log back into memory, nothing materialized, beside one record per change into a dict."""
     found = batches(setting.changes, setting.keys)
-    few = pairs(batches(setting.scaled(0.2), setting.keys))
     decoded: list[float] = []
     to_dict: list[float] = []
     to_arrow: list[float] = []
     plain: list[tuple[int, float]] = []
     with plain_topic(setting.bootstrap) as topic, bench_log(setting.bootstrap, setting.root) as log:
-        topic.produce(few)
+        topic.produce(pairs(found))
         bulk_append(log, found, commits=10)
         for _ in range(setting.rounds):
-            plain.append((len(few), timed(lambda: topic.replay(len(few)))))
+            plain.append((setting.changes, timed(lambda: topic.replay(setting.changes))))
             decoded.append(timed(lambda: _replay(log)))
             to_arrow.append(timed(lambda: recover(log).to_arrow()))
             to_dict.append(timed(lambda: recover(log).to_dict()))
@@ -130,10 +129,11 @@ def snapshot(setting: Setting) -> list[Figure]:
     """A materializer round over a tenth of W onto the keys, then recovery from that snapshot plus a tail."""
     tail = batches(setting.scaled(0.1), setting.keys, seed=1)
     few = pairs(tail)
+    count = setting.keys + len(few)
     seconds: dict[str, list[float]] = {"round": [], "arrow": [], "dict": []}
     plain: list[tuple[int, float]] = []
     with tempfile.TemporaryDirectory() as scratch, plain_topic(setting.bootstrap) as topic:
-        topic.produce(few)
+        topic.produce(pairs(every_key(setting.keys)) + few)
         settings = MaterializerSettings(scratch=Path(scratch))
         for _ in range(setting.rounds):
             with bench_log(setting.bootstrap, setting.root) as log:
@@ -142,9 +142,8 @@ def snapshot(setting: Setting) -> list[Figure]:
                 bulk_append(log, tail, commits=2)
                 seconds["arrow"].append(timed(lambda: recover(log).to_arrow()))
                 seconds["dict"].append(timed(lambda: recover(log).to_dict()))
-                plain.append((len(few), timed(lambda: topic.replay(len(few)))))
+                plain.append((count, timed(lambda: topic.replay(count))))
                 seconds["round"].append(timed(lambda: run_round(log, settings)))
-    count = setting.keys + len(few)
     name = "replay of records to a dict"
     return [
         rate("materializer round", len(few), seconds["round"], name, plain),
