@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from statelog.closing import Closing
-from statelog.errors import CheckpointMismatch
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch, resume_grant
-from statelog.producer.commits.rules import check_checkpoint_id, check_handle, refuse_overlaps
+from statelog.producer.commits.rules import check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.guard import Guard
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
@@ -91,11 +90,7 @@ class Coordinator(Closing):
         Raises CheckpointMismatch if it is not later than the last, ClosedError.
         """
         self._guard.check()
-        if checkpoint_id is None:
-            checkpoint_id = self.base.id + 1
-        check_checkpoint_id(checkpoint_id)
-        if checkpoint_id <= self.base.id:
-            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {self.base.id}")
+        checkpoint_id = next_checkpoint_id(checkpoint_id, self.base.id)
         grant = replace(self.grant, witness=self._committer.position)
         return TaskGrant(grant=grant, base=self.base, checkpoint_id=checkpoint_id)
 

@@ -26,7 +26,7 @@ from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
-from statelog.producer.commits.rules import check_checkpoint_id, check_handle
+from statelog.producer.commits.rules import check_handle, next_checkpoint_id
 from statelog.producer.guard import Guard, Life
 from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.buffer import ChangeBuffer
@@ -339,8 +339,4 @@ class Writer(ChangeWriter):
         """The id of the next checkpoint: the caller's, if it is later than the last, or the last one plus 1."""
         steps = self._pipeline.steps
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
-        checkpoint_id = last_id + 1 if wanted is None else wanted
-        check_checkpoint_id(checkpoint_id)
-        if checkpoint_id <= last_id:
-            raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", writer=self.name)
-        return checkpoint_id
+        return next_checkpoint_id(wanted, last_id, writer=self.name)

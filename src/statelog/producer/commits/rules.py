@@ -23,6 +23,7 @@ __all__ = [
     "check_checkpoint_id",
     "check_handle",
     "make_commit",
+    "next_checkpoint_id",
     "refuse_overlaps",
     "refused",
 ]
@@ -84,6 +85,18 @@ def check_checkpoint_id(checkpoint_id: object) -> None:
     """Raise CheckpointMismatch for an id that no checkpoint can have."""
     if not isinstance(checkpoint_id, int) or isinstance(checkpoint_id, bool) or not 0 < checkpoint_id < 1 << 63:
         raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
+
+
+def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
+    """The id of the checkpoint after `last_id`: the caller's, or the last one plus 1.
+
+    Raises CheckpointMismatch, with these facts, for an id that is not later.
+    """
+    checkpoint_id = last_id + 1 if wanted is None else wanted
+    check_checkpoint_id(checkpoint_id)
+    if checkpoint_id <= last_id:
+        raise CheckpointMismatch(f"checkpoint {checkpoint_id} is not later than {last_id}", **facts)
+    return checkpoint_id
 
 
 def refuse_overlaps(handles: Sequence[Handle]) -> None:
