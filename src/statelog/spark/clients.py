@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from statelog.spark.options import LogOptions
+from statelog.spark.options import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -90,17 +90,17 @@ class ProcessCache(Generic[K, V]):
             self._entries, self._used_s = {}, {}
 
 
-_logs: ProcessCache[LogOptions, Log] = ProcessCache()
+_logs: ProcessCache[LogAddress, Log] = ProcessCache()
 _producers: ProcessCache[tuple[tuple[str, str], ...], Producer] = ProcessCache()
 
 
-def cached_log(where: LogOptions) -> Log:
+def cached_log(where: LogAddress) -> Log:
     """The opened log of this process. Raises as `Log.open`."""
     return _logs.get_or_make(where, lambda: _open(where))
 
 
 @contextmanager
-def task_producer(where: LogOptions) -> Generator[Producer]:
+def task_producer(where: LogAddress) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
     what this one still has in flight must not be mistaken for another's.
     """
@@ -112,7 +112,7 @@ def task_producer(where: LogOptions) -> Generator[Producer]:
         raise
 
 
-def _open(where: LogOptions) -> Log:
+def _open(where: LogAddress) -> Log:
     return Log.open(
         where.log,
         kafka=dict(where.kafka),

@@ -18,10 +18,10 @@ from statelog.storage.store.url import mask_options, mask_url
 
 __all__ = [
     "STATE_NAMES",
-    "LogOptions",
+    "LogAddress",
     "ReadOptions",
     "WriteOptions",
-    "log_options",
+    "log_address",
     "read_options",
     "storage_text",
     "write_options",
@@ -38,8 +38,8 @@ STATE_NAMES = ("key", "key_group", "op")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class LogOptions:
-    """Which log, and how to reach it. `kafka` are librdkafka settings, `storage` fsspec options as text."""
+class LogAddress:
+    """A log by name, and how to reach it. `kafka` are librdkafka settings, `storage` fsspec options as text."""
 
     log: str
     root: str
@@ -49,7 +49,7 @@ class LogOptions:
 
     def __repr__(self) -> str:
         kafka, storage = client_config(dict(self.kafka)).masked(), mask_options(dict(self.storage))
-        return f"LogOptions({self.log!r}, root={mask_url(self.root)!r}, kafka={kafka}, storage={storage})"
+        return f"LogAddress({self.log!r}, root={mask_url(self.root)!r}, kafka={kafka}, storage={storage})"
 
     def storage_options(self) -> dict[str, object]:
         """The storage options with their types: see `storage_text`."""
@@ -60,7 +60,7 @@ class LogOptions:
 class ReadOptions:
     """A batch read: which part of which state. None means all key groups, the newest state, all columns."""
 
-    where: LogOptions
+    where: LogAddress
     key_groups: tuple[int, ...] | None = None
     at: At | None = None
     min_partitions: int | None = None
@@ -74,7 +74,7 @@ class WriteOptions:
     configuration names it, or there is none.
     """
 
-    where: LogOptions
+    where: LogAddress
     writer: str
     unique_keys: bool = False
     take_over: bool = False
@@ -91,8 +91,8 @@ class WriteOptions:
         return self.is_stream or self.batch_id is not None
 
 
-def log_options(options: Mapping[str, str]) -> LogOptions:
-    """The part of the options that says which log. Raises ConfigError, InvalidName."""
+def log_address(options: Mapping[str, str]) -> LogAddress:
+    """The part of the options that says where the log is. Raises ConfigError, InvalidName."""
     given = _lowered(options)
     name = given.get("log") or given.get("path")
     if given.get("path", name) != name:
@@ -105,7 +105,7 @@ def log_options(options: Mapping[str, str]) -> LogOptions:
     if "bootstrap.servers" not in kafka:
         raise ConfigError("the option kafka.bootstrap.servers is missing", hint="Name at least one broker as host:port")
     client_config(kafka)
-    return LogOptions(
+    return LogAddress(
         log=check_name("log", name),
         root=given["root"],
         kafka=tuple(sorted(kafka.items())),
@@ -125,7 +125,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if minimum == 0:
         raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
     return ReadOptions(
-        where=log_options(given),
+        where=log_address(given),
         key_groups=_key_groups(given["keygroups"]) if "keygroups" in given else None,
         at=_at(given),
         min_partitions=minimum,
@@ -151,7 +151,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     if checkpoint is not None and batch is not None:
         raise ConfigError("checkpointId and batchId exclude each other", hint="Give the one that names your batch")
     return WriteOptions(
-        where=log_options(given),
+        where=log_address(given),
         writer=check_name("writer", writer),
         unique_keys=_flag(given, "uniqueKeys"),
         take_over=_flag(given, "takeOver"),

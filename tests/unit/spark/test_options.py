@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
-from statelog.spark.options import log_options, read_options, storage_text, write_options
+from statelog.spark.options import log_address, read_options, storage_text, write_options
 from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.sink.sink import StreamWriter
@@ -89,9 +89,9 @@ def test_storage_options_keep_their_types() -> None:
     """Mappings, lists and booleans survive as JSON; text and numbers stay text; broken JSON is refused."""
     given_options = {"endpoint_url": "http://h:1", "client_kwargs": {"a": [1]}, "anon": True, "key": "0123"}
     texts = {f"storage.{name}": storage_text(value) for name, value in given_options.items()}
-    assert log_options({**WHERE, **texts}).storage_options() == given_options
+    assert log_address({**WHERE, **texts}).storage_options() == given_options
     with pytest.raises(ConfigError, match=r"storage\.client_kwargs"):
-        log_options({**WHERE, "storage.client_kwargs": "{"}).storage_options()
+        log_address({**WHERE, "storage.client_kwargs": "{"}).storage_options()
 
 
 @given(groups=st.integers(1, 200), count=st.integers(1, 300))

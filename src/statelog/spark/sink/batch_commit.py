@@ -21,7 +21,7 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
 from statelog.spark.clients import ProcessCache, cached_log
-from statelog.spark.options import LogOptions, WriteOptions
+from statelog.spark.options import LogAddress, WriteOptions
 from statelog.spark.sink.decision import BatchDecision, decide_batch, decide_write
 from statelog.spark.sink.epochs import sibling_nonces
 from statelog.spark.sink.task import TaskResult
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("statelog.spark")
 
 BatchRule = Callable[[LastCommit | None], BatchDecision]
 
-_coordinators: ProcessCache[tuple[LogOptions, bytes], Coordinator] = ProcessCache()
+_coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCache()
 
 
 def commit_batch(
@@ -96,7 +96,7 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchR
     return True
 
 
-def _coordinator(where: LogOptions, result: TaskResult, seams: Seams) -> Coordinator:
+def _coordinator(where: LogAddress, result: TaskResult, seams: Seams) -> Coordinator:
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)

@@ -26,7 +26,7 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
-from statelog.spark.options import LogOptions, WriteOptions
+from statelog.spark.options import LogAddress, WriteOptions
 from statelog.spark.sink.ownership import check_ownership
 from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
@@ -37,7 +37,7 @@ __all__ = ["plan_batch", "sibling_nonces"]
 
 _LOG = logging.getLogger("statelog.spark")
 
-_Key = tuple[LogOptions, str, str | None]
+_Key = tuple[LogAddress, str, str | None]
 
 
 @dataclass(slots=True)
