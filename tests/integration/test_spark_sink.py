@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.errors import ConfigError, Fenced, InvalidChange, StatelogError
 from statelog.producer.writer import Writer
 from statelog.spark.key_groups import repartition_by_key_group
+from statelog.spark.reported import error_of
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import (
     Row,
@@ -135,6 +137,9 @@ def test_a_query_that_was_taken_over_is_told(spark: SparkSession, rig: SparkLog,
         write_batches(tmp_path / "input", [[(2, 2)]], first=1)
         with pytest.raises(StreamingQueryException, match=r"Fenced.*another writer took over"):
             query.processAllAvailable()
+        error = error_of(query.exception())
+        assert isinstance(error, Fenced)
+        assert error.facts == {"writer": "job", "by_writer": "job"}
     finally:
         query.stop()
     stream(spark, rig, tmp_path)
@@ -151,21 +156,17 @@ def test_what_cannot_be_written_is_refused_with_a_hint(spark: SparkSession, rig:
         run_stream(counts, "statelog", options, tmp_path / "c1", mode="complete")
     batch = spark.createDataFrame([(1, 2)], "key long, n long")
 
-    def save(df: object = batch, **given: str) -> None:
-        assert isinstance(df, type(batch))
-        df.write.format("statelog").mode("append").options(**{**rig.options, **given}).save()
+    def refused(kind: type[StatelogError], pattern: str, df: DataFrame = batch, **given: str) -> None:
+        with pytest.raises(Exception, match=pattern) as caught:
+            df.write.format("statelog").mode("append").options(**{**rig.options, **given}).save()
+        assert type(error_of(caught.value)) is kind
+        assert len(str(caught.value).split("JVM stacktrace")[0].splitlines()) < 20
 
-    for pattern, given in (
-        ("unknown option writer for a write", {"writer": "job"}),
-        ("writerId is missing", {}),
-        ("uniqueKeys is 'yes'", {"writerId": "job", "uniqueKeys": "yes"}),
-    ):
-        with pytest.raises(Exception, match=pattern):
-            save(**given)
-    with pytest.raises(Exception, match="unknown=m"):
-        save(batch.withColumnRenamed("n", "m"), writerId="job")
-    with pytest.raises(Exception, match="no column key"):
-        save(batch.withColumnRenamed("key", "k"), writerId="job")
+    refused(ConfigError, "unknown option writer for a write", writer="job")
+    refused(ConfigError, "writerId is missing")
+    refused(ConfigError, "uniqueKeys is 'yes'", writerId="job", uniqueKeys="yes")
+    refused(InvalidChange, "unknown=m", batch.withColumnRenamed("n", "m"), writerId="job")
+    refused(InvalidChange, "no column key", batch.withColumnRenamed("key", "k"), writerId="job")
     assert rig.state() == {}
 
 

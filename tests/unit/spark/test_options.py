@@ -15,6 +15,7 @@ from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options import log_address, read_options, storage_text, write_options
+from statelog.spark.reported import error_of
 from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.sink.sink import StreamWriter
@@ -152,8 +153,9 @@ def test_making_a_writer_does_no_io(tmp_path: Path, sink: type[StreamWriter | Ba
     options = {**WHERE, "root": str(tmp_path), "kafka.bootstrap.servers": "127.0.0.1:1", "writerId": "job"}
     columns = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
     writer = sink(options, columns, overwrite=False)
-    with pytest.raises(NotFound, match="no log flights"):
+    with pytest.raises(pickle.PicklingError, match="no log flights") as caught:
         pickle.dumps(writer)
+    assert isinstance(error_of(caught.value), NotFound)
 
 
 def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:

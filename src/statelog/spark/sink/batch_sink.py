@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.seams import REAL, Seams
 from statelog.spark.options import write_options
+from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
 from statelog.spark.sink.planned_write import PlannedWrite
 from statelog.spark.sink.task import TaskResult, write_task
@@ -22,14 +23,17 @@ __all__ = ["BatchWriter"]
 class BatchWriter(DataSourceArrowWriter):
     """Spark's view of the sink. One instance is planned, copied to the tasks, and to the commit process."""
 
+    @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, seams: Seams = REAL) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
         self._seams = seams
 
+    @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
         return write_task(iterator, self._planned.task, self._planned.options)
 
+    @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         options = self._planned.options

@@ -10,10 +10,11 @@ import re
 import pyspark
 from pyspark.sql.types import StructType
 
-from statelog.errors import ConfigError, InvalidChange, Misuse
+from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
 from statelog.producer.commits.grant import TaskGrant
 from statelog.spark.columns import check_written
 from statelog.spark.options import WriteOptions
+from statelog.spark.reported import unpicklable
 from statelog.spark.sink.epochs import plan_batch
 
 __all__ = ["PlannedWrite", "require_spark"]
@@ -59,7 +60,10 @@ class PlannedWrite:
         return self._task
 
     def __getstate__(self) -> tuple[WriteOptions, tuple[str, ...], TaskGrant]:
-        return self.options, self._names, self.task
+        try:
+            return self.options, self._names, self.task
+        except StatelogError as error:
+            raise unpicklable(error) from None
 
     def __setstate__(self, state: tuple[WriteOptions, tuple[str, ...], TaskGrant]) -> None:
         self.options, self._names, self._task = state

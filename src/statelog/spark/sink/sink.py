@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from statelog.seams import REAL, Seams
 from statelog.spark.options import write_options
+from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch
 from statelog.spark.sink.planned_write import PlannedWrite
 from statelog.spark.sink.task import TaskResult, write_task
@@ -24,14 +25,17 @@ __all__ = ["StreamWriter"]
 class StreamWriter(DataSourceStreamArrowWriter):
     """Spark's view of the sink. `seams` are for tests."""
 
+    @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, seams: Seams = REAL) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=True), schema, overwrite=overwrite)
         self._seams = seams
 
+    @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
         return write_task(iterator, self._planned.task, self._planned.options)
 
+    @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the batch, beside the driver. Raises as `commit_batch`."""
         commit_batch(self._planned.options, messages, batchId, seams=self._seams)

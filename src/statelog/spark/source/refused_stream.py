@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from statelog.errors import Misuse
+from statelog.spark.reported import reported
 
 __all__ = ["RefusedStream"]
 
@@ -17,10 +18,12 @@ __all__ = ["RefusedStream"]
 class RefusedStream(DataSourceStreamReader):
     """A reader that refuses to begin."""
 
+    @reported()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Raise Misuse."""
         raise _refused()
 
+    @reported()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802  # Spark's
         """Raise Misuse."""
         raise _refused()

@@ -18,12 +18,14 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options import ReadOptions, read_options
+from statelog.spark.reported import reported
 from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading
 
 __all__ = ["StateReader", "StateSlice", "plan_state", "slices"]
 
 
+@reported()
 def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
     require_spark()
@@ -47,6 +49,7 @@ class StateReader(DataSourceReader):
     asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which state.
     """
 
+    @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, plan: ReadPlan | None) -> None:
         require_spark()
         self._options = read_options(options)
@@ -59,6 +62,7 @@ class StateReader(DataSourceReader):
         self._schema = spark_arrow_schema(schema)
         self._value_schema_id = _value_schema_of(self._options, schema).id
 
+    @reported()
     def partitions(self) -> Sequence[InputPartition]:
         """The slices, all at the position of the plan, which is held again. Raises as `hold_plan`."""
         options = self._options
@@ -72,10 +76,14 @@ class StateReader(DataSourceReader):
         """The state of one slice, on an executor. Raises NotFound, Damaged, Unavailable."""
         if not isinstance(partition, StateSlice):
             return  # Spark's stand-in for an empty list of partitions.
+        with reported():
+            yield from self._batches(partition)
+
+    def _batches(self, part: StateSlice) -> Iterator[pa.RecordBatch]:
         log = cached_log(self._options.where)
         settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=self._value_schema_id)
-        at = AtPosition(partition.position)
-        with reading(self._plan), recover(log, key_groups=partition.key_groups, at=at, settings=settings) as recovery:
+        at = AtPosition(part.position)
+        with reading(self._plan), recover(log, key_groups=part.key_groups, at=at, settings=settings) as recovery:
             table = recovery.to_arrow()
         yield from state_batches(table, self._schema)
 

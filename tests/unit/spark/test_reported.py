@@ -1,0 +1,110 @@
+"""Reported errors: text that carries a typed error through Spark, and is read back."""
+
+import logging
+import traceback
+from pickle import PicklingError
+
+import pytest
+
+from statelog.errors import DataLoss, Fenced, StatelogError
+from statelog.spark.reported import error_of, reported, unpicklable
+
+
+@reported()
+def entry() -> None:
+    """As Spark calls it."""
+    deep(3)
+
+
+def deep(levels: int) -> None:
+    """Raises far below, while another error is handled."""
+    if levels:
+        deep(levels - 1)
+    try:
+        open_nothing()
+    except OSError as error:
+        raise Fenced('another "writer"\ntook over', writer="job", epoch=7, ratio=0.5, is_late=None) from error
+
+
+def open_nothing() -> None:
+    """The cause of it all."""
+    raise OSError("the cause")
+
+
+def printed() -> str:
+    """What Spark has of an error: the traceback as text."""
+    with pytest.raises(Fenced) as caught:
+        entry()
+    return "".join(traceback.format_exception(caught.value))
+
+
+def test_an_error_comes_back_from_text() -> None:
+    """With class, message, hint and the types of its facts, from any text that has its report within."""
+    text = f"[STREAM_FAILED] Query [id = x] terminated: {printed()}\n\tat org.apache.spark.Here(Here.scala:1)"
+    error = error_of(RuntimeError(text))
+    assert type(error) is Fenced
+    assert (error.message, error.facts) == (
+        'another "writer"\ntook over',
+        {"writer": "job", "epoch": 7, "ratio": 0.5, "is_late": None},
+    )
+    assert error.hint == Fenced.default_hint
+
+
+def test_an_error_is_found_behind_others() -> None:
+    """In a chain of exceptions, itself or as text; a chain that bites its tail has an end."""
+    inner = ValueError(printed())
+    outer = RuntimeError("nothing here")
+    outer.__cause__ = inner
+    assert isinstance(error_of(outer), Fenced)
+    own = DataLoss("gone")
+    inner.__cause__ = outer
+    assert error_of(own) is own
+    outer.__cause__, inner.args = inner, ("nothing",)
+    assert error_of(outer) is None
+    assert error_of(None) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[statelog.Fenced] another", '[statelog.Fenced] {"message": "cut o', "[statelog.Fenced] {}"]
+)
+def test_text_without_a_report_tells_of_nothing(text: str) -> None:
+    """A report that was cut off is none, and raises nothing of its own."""
+    assert error_of(RuntimeError(text)) is None
+
+
+def test_an_error_that_this_version_lacks_is_still_one() -> None:
+    """Workers may be newer than the driver; a name that is no error's makes none up."""
+    for name in ("Unheard", "Mapping"):
+        error = error_of(RuntimeError(f'[statelog.{name}] {{"message": "m", "hint": "h", "facts": {{"a": 1}}}}'))
+        assert type(error) is StatelogError
+        assert (error.message, error.hint, error.facts) == ("m", "h", {"a": 1})
+
+
+def test_the_stack_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends where Spark called, tells no cause, and carries one report; all of it is a line for who debugs."""
+    with caplog.at_level(logging.DEBUG, logger="statelog.spark"):
+        text = printed()
+    assert "in deep" not in text
+    assert "the cause" not in text
+    assert text.count("[statelog.Fenced]") == 1
+    assert "the cause" in caplog.text
+
+    with pytest.raises(Fenced) as caught, reported():
+        entry()
+    assert len(caught.value.__notes__) == 1
+
+
+def test_other_errors_pass_as_they_are() -> None:
+    """What is not of the tree keeps its stack, its cause and its text."""
+    with pytest.raises(ValueError, match="as it is") as caught, reported():
+        raise ValueError("as it is") from KeyError("cause")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_error_while_pickling_is_read_back_as_well() -> None:
+    """Spark lets a PicklingError through, as it is."""
+    error = unpicklable(Fenced("another writer took over", writer="job"))
+    assert isinstance(error, PicklingError)
+    assert str(error).startswith("Fenced: another writer took over")
+    assert isinstance(error_of(error), Fenced)
