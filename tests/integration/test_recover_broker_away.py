@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from statelog.producer.writer import Writer
@@ -132,7 +133,11 @@ def test_a_follower_outlives_its_broker(rig: HistoryRig, own_broker: OwnBroker, 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["parquet", "rocksdb", "ordered"])
 def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_path: Path, how: str) -> None:
-    """Sorted targets take it, those on the disk within a few `fold_bytes` of memory."""
+    """Sorted targets take it, those on the disk within three times `fold_bytes` of Arrow, and the process within six.
+
+    Arrow's pool counts what the fold holds. The rest is the clients': what librdkafka has fetched, and what the
+    allocators keep of records of a mebibyte, which differs from run to run.
+    """
     count, value = 2200, os.urandom(1 << 20)
     with Writer(rig.log, "large", partitions=[0]) as writer:
         keys = [key for key in (b"large-%d" % i for i in range(3 * count)) if rig.partition(key) == 0][:count]
@@ -151,7 +156,9 @@ def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_p
     else:
         rows = recovery.to_arrow(ordered=True).num_rows
     assert rows == len(keys) + 100
-    assert how == "ordered" or _peak_bytes() - before < 5 * settings.fold_bytes
+    if how != "ordered":
+        assert pa.default_memory_pool().max_memory() < 3.2 * settings.fold_bytes
+        assert _peak_bytes() - before < 6 * settings.fold_bytes
 
 
 def _peak_bytes() -> int:
