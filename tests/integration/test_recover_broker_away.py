@@ -157,7 +157,7 @@ def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_p
         rows = recovery.to_arrow(ordered=True).num_rows
     assert rows == len(keys) + 100
     if how != "ordered":
-        assert pa.default_memory_pool().max_memory() < 3.2 * settings.fold_bytes
+        assert 0 < (pa.default_memory_pool().max_memory() or 0) < 3.2 * settings.fold_bytes
         assert _peak_bytes() - before < 6 * settings.fold_bytes
 
 
