@@ -5,6 +5,12 @@ from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.filling.monitor import OnProgress
 from statelog.recovery.filling.statistics import RecoveryStatistics
+from statelog.recovery.history.bounds import AtTime, Bound
+from statelog.recovery.history.change_plan import ChangePlan, CommitFacts, CommitSpan
+from statelog.recovery.history.commit_ledger import LedgerBase
+from statelog.recovery.history.plan_changes import plan_changes
+from statelog.recovery.history.read_changes import read_changes
+from statelog.recovery.history.splitting import split_changes
 from statelog.recovery.host import Host, Start
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
@@ -26,12 +32,18 @@ __all__ = [
     "At",
     "AtCheckpoint",
     "AtPosition",
+    "AtTime",
+    "Bound",
     "CacheSettings",
     "CacheStatistics",
     "CachedOpener",
+    "ChangePlan",
+    "CommitFacts",
+    "CommitSpan",
     "Cursor",
     "DirectOpener",
     "Host",
+    "LedgerBase",
     "NoCache",
     "OnProgress",
     "OpenSpillFile",
@@ -52,7 +64,10 @@ __all__ = [
     "SpillStatistics",
     "Start",
     "Stream",
+    "plan_changes",
+    "read_changes",
     "read_rocksdb_state",
     "recover",
     "recover_snapshot",
+    "split_changes",
 ]

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.errors import (
     BeyondEnd,
@@ -72,8 +72,7 @@ class Planner:
         log = self.log
         log.verify(READING)
         manifests = self.manifests()
-        newest = next(iter(manifests), None)
-        end = self._end(max(self._at_least, log.position), newest.position if newest else 0)
+        end = self.ledger_end(manifests)
         target = self._take_target(manifests, end)
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
@@ -98,13 +97,24 @@ class Planner:
         """How many snapshots were passed over."""
         return len(self._failed)
 
-    def _end(self, at_least: int, snapshot: int) -> int:
-        """The ledger's end. An answer below what is known to be there is asked again, and never believed.
+    def ledger_end(self, manifests: Iterable[Manifest]) -> int:
+        """The ledger's end, asked now. An answer below what is known to be there is asked again, and never believed.
 
-        One that stays below a snapshot is a loss, which is for the plan to tell.
+        Raises BeyondEnd if it ends below a snapshot, BrokerUnavailable.
         """
+        newest = next(iter(manifests), None)
+        snapshot, at_least = newest.position if newest else 0, max(self._at_least, self.log.position)
         end = self.log.ledger_end(at_least=max(at_least, snapshot))
-        if snapshot <= end < at_least:
+        if newest is not None and end < snapshot:
+            raise BeyondEnd(
+                "the ledger ends below the newest snapshot",
+                topic=self.log.ledger_topic,
+                end_offset=end,
+                manifest=newest.number,
+                position=newest.position,
+                hint="The ledger lost records that were committed: restore the topic",
+            )
+        if end < at_least:
             raise BrokerUnavailable(
                 "Kafka shows an older end of the ledger than this process knows of",
                 topic=self.log.ledger_topic,
@@ -113,6 +123,19 @@ class Planner:
                 hint="An old leader may have answered: try again. If it stays so, the ledger lost its tail",
             )
         return end
+
+    def find(self, at: AtCheckpoint, manifests: Iterable[Manifest], end: int) -> int | None:
+        """The position right after a checkpoint's commit, searched backwards from `end`; None if it is nowhere."""
+        upper = end
+        for manifest in manifests:
+            position = self._find_between(at, manifest, upper)
+            if position is not None:
+                return position
+            last = manifest.state.last_commit(at.writer)
+            if last is not None and last.checkpoint.id == at.checkpoint_id:
+                return last.offset + 1
+            upper = manifest.position
+        return self._find_between(at, None, upper)
 
     def pin(self, position: int) -> None:
         """From now on only this position is planned, also if the newest state was asked for."""
@@ -156,15 +179,6 @@ class Planner:
 
     def _take_target(self, manifests: "_Manifests", end: int) -> int:
         newest = next(iter(manifests), None)
-        if newest is not None and newest.position > end:
-            raise BeyondEnd(
-                "the ledger ends below the newest snapshot",
-                topic=self.log.ledger_topic,
-                end_offset=end,
-                manifest=newest.number,
-                position=newest.position,
-                hint="The ledger lost records that were committed: restore the topic",
-            )
         passed = self.at is None and newest is not None and newest.position > (self._target or 0)
         if self._target is None or passed:
             self._target = self._resolve(manifests, end)
@@ -179,23 +193,10 @@ class Planner:
                     raise self._not_held(manifests, end)
                 return position
             case AtCheckpoint() as at:
-                found = self._find(at, manifests, end)
+                found = self.find(at, manifests, end)
                 if found is None:
                     raise self._not_held(manifests, end)
                 return found
-
-    def _find(self, at: AtCheckpoint, manifests: "_Manifests", end: int) -> int | None:
-        """The position right after a checkpoint's commit, searched backwards from the ledger's end."""
-        upper = end
-        for manifest in manifests:
-            position = self._find_between(at, manifest, upper)
-            if position is not None:
-                return position
-            last = manifest.state.last_commit(at.writer)
-            if last is not None and last.checkpoint.id == at.checkpoint_id:
-                return last.offset + 1
-            upper = manifest.position
-        return self._find_between(at, None, upper)
 
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
         search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)

@@ -10,6 +10,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,13 +26,14 @@ from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import Reader
 from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
-from statelog.storage.replay import replay
+from statelog.storage.replay import CommittedChunk, replay
 
-__all__ = ["Converter", "ReadCount", "TailChanges", "run_pieces", "run_tables", "tail_changes"]
+__all__ = ["Converter", "ReadCount", "TailChanges", "committed_chunks", "run_pieces", "run_tables", "tail_changes"]
 
 _LOG = logging.getLogger("statelog.recovery")
 _PIECE_BYTES = 1 << 20
@@ -153,7 +155,26 @@ def tail_changes(
     pause: Pause,
     clock: Callable[[], float],
 ) -> Generator[TailChanges]:
-    """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`.
+    """The wanted changes of the tail, in offset order within a partition. Errors as for `storage.replay.replay`."""
+    chunks = committed_chunks(log, plan.replay, plan.key_groups, converter, counter, settings, pause=pause, clock=clock)
+    with closing(chunks):
+        for chunk in chunks:
+            yield chunk.partition, chunk.changes
+
+
+def committed_chunks(
+    log: Log,
+    plan: ReplayPlan,
+    key_groups: Collection[int] | None,
+    converter: Converter,
+    counter: ReadCount,
+    settings: RecoverySettings,
+    *,
+    pause: Pause,
+    clock: Callable[[], float],
+) -> Generator[CommittedChunk]:
+    """The chunks that a plan lists, with their wanted changes in the target's value schema, in offset order within a
+    partition. Errors as for `storage.replay.replay`.
 
     A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
     value schema while the lease stands.
@@ -172,19 +193,19 @@ def tail_changes(
     reader = _tail_reader(log, plan, settings.local_copies, from_kafka)
     counter.is_local = isinstance(reader, LocalCopyReader)
     try:
-        for chunk in replay(reader, log.data_topic, plan.replay, schema, stall_timeout_s=timeout_s):
+        for chunk in replay(reader, log.data_topic, plan, schema, stall_timeout_s=timeout_s):
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
-            changes = chunk.changes if plan.key_groups is None else select_key_groups(chunk.changes, plan.key_groups)
-            yield chunk.partition, converter.batch(changes, chunk.value_schema_id)
+            changes = chunk.changes if key_groups is None else select_key_groups(chunk.changes, key_groups)
+            yield chunk._replace(changes=converter.batch(changes, chunk.value_schema_id))
     finally:
         reader.close()
 
 
-def _tail_reader(log: Log, plan: RecoveryPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
+def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
     """The local copies if they hold all of the tail, verified; else Kafka."""
-    if local_copies is not None and plan.replay.listed:
+    if local_copies is not None and plan.listed:
         try:
-            return LocalCopyReader(local_copies, log.name, plan.replay, from_kafka)
+            return LocalCopyReader(local_copies, log.name, plan, from_kafka)
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
             _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
     return from_kafka()

@@ -1,0 +1,134 @@
+"""`Reach`: what a log holds of its history now, and where a range of changes begins and ends in it.
+
+Changes can be read from a position on if the fold of the ledger can begin at or below it (at a snapshot, or at the
+ledger's first record) and the data topic still has what was committed behind it. Never reads a run or a chunk.
+"""
+
+from collections.abc import Iterable
+from contextlib import closing
+
+from statelog.errors import Misuse, NotFound
+from statelog.recovery.history.bounds import AtTime, Bound
+from statelog.recovery.history.commit_ledger import LedgerBase
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.recovery.planning.planner import Planner
+from statelog.recovery.planning.recovery_plan import partitions_of
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log.log import Log
+
+__all__ = ["Reach"]
+
+_HINT = "Ask for changes from the oldest to the newest position; what lies below is in the state only"
+
+
+class Reach:
+    """One look at a log. Manifests are listed first, then the ledger's ends are asked.
+
+    `base` is a fold that the caller has kept, for a start that no snapshot is left for. Raises as planning does.
+    """
+
+    def __init__(
+        self, log: Log, key_groups: frozenset[int] | None, base: LedgerBase | None = None, *, at_least: int = 0
+    ) -> None:
+        self._log = log
+        self._planner = Planner(log, None, key_groups, at_least=at_least)
+        self._partitions = partitions_of(self._planner.key_groups, log.descriptor)
+        self._base = base
+        self.manifests: Iterable[Manifest] = self._planner.manifests()
+        self.end_position = self._planner.ledger_end(self.manifests)
+        self._ledger_start = log.kafka.offsets(log.ledger_topic, [0])[0].start
+
+    @property
+    def oldest_position(self) -> int:
+        """The lowest position from which changes can be read."""
+        if self._reaches_back(LedgerBase.first()):
+            return 0
+        positions = [base.state.position for base in self._bases() if self._reaches_back(base)]
+        return min(positions, default=self.end_position)
+
+    def base_for(self, start_position: int) -> LedgerBase | None:
+        """The nearest fold at or below a position; None for the ledger's first record. Raises NotFound if none is left.
+
+        Whether the data topic has all that follows is for the plan to tell.
+        """
+        below = [base for base in self._bases() if base.state.position <= start_position]
+        if below:
+            return max(below, key=lambda base: base.state.position)
+        if self._holds_mark:
+            return None
+        raise self.not_held(f"changes from position {start_position} on")
+
+    def resolve(self, bound: Bound) -> int:
+        """The position that a bound names. Raises NotFound if the log does not hold it, Misuse if it has no times."""
+        match bound:
+            case AtPosition(position):
+                found: int | None = position if position <= self.end_position else None
+            case AtCheckpoint():
+                found = self._planner.find(bound, self.manifests, self.end_position)
+            case AtTime(timestamp_ms):
+                found = self._first_since(timestamp_ms)
+        if found is None:
+            raise self.not_held(str(bound))
+        return found
+
+    def not_held(self, what: str) -> NotFound:
+        """That the log does not hold something, and what it holds."""
+        return NotFound(
+            f"the log {self._log.name} does not hold {what}",
+            log=self._log.name,
+            oldest_position=self.oldest_position,
+            newest_position=self.end_position,
+            hint=_HINT,
+        )
+
+    # ---- where a fold may begin
+
+    @property
+    def _holds_mark(self) -> bool:
+        return self._ledger_start == 0 and self._log.descriptor.made_with is None
+
+    def _bases(self) -> list[LedgerBase]:
+        """Those whose position the ledger still follows on, in no order."""
+        kept = [] if self._base is None else [self._base]
+        found = [LedgerBase.of(manifest) for manifest in self.manifests]
+        return [base for base in (*kept, *found) if base.state.position >= self._ledger_start]
+
+    def _reaches_back(self, base: LedgerBase) -> bool:
+        """Whether all that was committed behind a base is there."""
+        if base.state.position == 0 and not self._holds_mark:
+            return False
+        committed, held = base.state.committed_positions, self._log.data_offsets()
+        return all(held[partition].start <= committed.get(partition, 0) for partition in self._partitions)
+
+    # ---- times
+
+    def _first_since(self, timestamp_ms: int) -> int:
+        """The offset of the ledger's first record of this time or later, by halving; the end if there is none.
+
+        Brokers stamp records as they append them, so times go up, but for a new leader whose clock is behind.
+        """
+        low, high = self._ledger_start, self.end_position
+        with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
+            while low < high:
+                middle = (low + high) // 2
+                found = _first_record(reader, middle, high)
+                if found is None or self._time_of(found) >= timestamp_ms:
+                    high = middle
+                else:
+                    low = found.offset + 1
+        return low
+
+    def _time_of(self, record: Record) -> int:
+        if record.timestamp_ms < 0:
+            raise Misuse(
+                "the ledger's records have no times of the broker's",
+                topic=self._log.ledger_topic,
+                hint="Ask by position or checkpoint; the topic's message.timestamp.type is not LogAppendTime",
+            )
+        return record.timestamp_ms
+
+
+def _first_record(reader: Reader, start: int, end: int) -> Record | None:
+    return next(reader.read({0: OffsetRange(start, end)}, stall_timeout_s=STALL_TIMEOUT_S), None)

@@ -1,0 +1,68 @@
+"""`read_changes`: the changes of a plan, or of a part of one, as Arrow batches. Run by each task.
+
+It goes the one replay path and asks for nothing but the data topic (and value schemas, once): no manifest, no ledger,
+no lease. Memory: a batch, and what the Kafka client reads ahead.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+
+import pyarrow as pa
+
+from statelog.errors import IdentityChanged
+from statelog.recovery.history.change_batches import ChangeBatches
+from statelog.recovery.history.change_plan import ChangePlan
+from statelog.recovery.host import Host
+from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
+from statelog.recovery.settings import RecoverySettings
+from statelog.storage.log.log import Log
+
+__all__ = ["read_changes"]
+
+
+def read_changes(
+    log: Log, plan: ChangePlan, *, settings: RecoverySettings | None = None, host: Host | None = None
+) -> Generator[pa.RecordBatch]:
+    """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
+    timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
+
+    Within a key group they come in commit order, and in the order of their appends. Rows count once the generator has
+    ended: only then is it known that nothing of what was committed is missing. A reader that cannot take rows back
+    keeps them until then; a Spark task is such a reader, and does.
+
+    Raises IncompleteChangeSet and others of Damaged, OffsetGone if the log was truncated past the plan, IdentityChanged
+    if it is another log's, IncompatibleSchema if the plan's value schema is older than some value, Unavailable.
+    """
+    if plan.identity != log.descriptor.identity:
+        raise IdentityChanged(
+            "the plan was made for another log, or for topics that this one had before",
+            log=log.name,
+            expected=log.descriptor.identity.ledger_topic_id,
+            found=plan.identity.ledger_topic_id,
+            hint="Plan again",
+        )
+    if plan.is_empty:
+        return
+    chosen = settings or RecoverySettings()
+    converter = Converter(log, chosen, plan.value_schema_id)
+    batches = ChangeBatches(plan.commits, converter.schema)
+    chunks = committed_chunks(
+        log,
+        plan.replay,
+        plan.key_groups,
+        converter,
+        ReadCount(),
+        chosen,
+        pause=_pause,
+        clock=(host or Host()).clock,
+    )
+    with closing(chunks):
+        for chunk in chunks:
+            yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
+    yield from batches.finish()
+
+
+def _pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
