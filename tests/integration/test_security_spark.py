@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from statelog.recovery import recover
-from statelog.spark.options import storage_text
+from statelog.spark.options.address import storage_text
 from statelog.storage import Log
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE

@@ -22,7 +22,7 @@ from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.spark import clients
 from statelog.spark.clients import task_producer
-from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.options.write import WriteOptions, write_options
 from statelog.spark.sink import batch_commit, epochs, query_run
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
 from statelog.spark.sink.epochs import plan_batch, sibling_nonces

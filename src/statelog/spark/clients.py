@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from statelog.spark.options import LogAddress
+from statelog.spark.options.address import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config

@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.values.schema import ValueSchema, columns_of
-from statelog.spark.options import STATE_NAMES
 
 __all__ = ["check_written", "chosen", "same_columns", "spark_arrow_schema", "state_batches", "state_columns"]
 
+STATE_NAMES = ("key", "key_group", "op")
+"""Columns whose names belong to statelog."""
 _BATCH_ROWS = 65_536
 
 

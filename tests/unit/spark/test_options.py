@@ -14,7 +14,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
-from statelog.spark.options import log_address, read_options, storage_text, write_options
+from statelog.spark.options.address import log_address, storage_text
+from statelog.spark.options.read import read_options
+from statelog.spark.options.write import write_options
 from statelog.spark.reported import error_of
 from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.planned_write import require_spark

@@ -8,7 +8,7 @@ import pytest
 from statelog.errors import LogInUse
 from statelog.producer.commits.opening import open_epoch
 from statelog.seams import Seams
-from statelog.spark.options import write_options
+from statelog.spark.options.write import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
 from statelog.spark.sink.query_run import run_tag, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of

@@ -21,7 +21,8 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
 from statelog.spark.clients import ProcessCache, cached_log
-from statelog.spark.options import LogAddress, WriteOptions
+from statelog.spark.options.address import LogAddress
+from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.decision import BatchDecision, decide_batch, decide_write
 from statelog.spark.sink.epochs import sibling_nonces
 from statelog.spark.sink.task import TaskResult

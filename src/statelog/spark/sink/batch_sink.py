@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from statelog.seams import REAL, Seams
-from statelog.spark.options import write_options
+from statelog.spark.options.write import write_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
 from statelog.spark.sink.planned_write import PlannedWrite

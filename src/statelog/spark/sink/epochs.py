@@ -26,7 +26,8 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
-from statelog.spark.options import LogAddress, WriteOptions
+from statelog.spark.options.address import LogAddress
+from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.ownership import check_ownership
 from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from statelog.errors import LogInUse
 from statelog.schemas.ledger.state import LastCommit
-from statelog.spark.options import WriteOptions
+from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.decision import NO_QUERY, check_take_over, owner_of
 from statelog.spark.sink.query_run import is_plain, is_query, query_of
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
 from statelog.producer.commits.grant import TaskGrant
 from statelog.spark.columns import check_written
-from statelog.spark.options import WriteOptions
+from statelog.spark.options.write import WriteOptions
 from statelog.spark.reported import unpicklable
 from statelog.spark.sink.epochs import plan_batch
 

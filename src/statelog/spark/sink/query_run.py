@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from statelog.errors import ConfigError
-from statelog.spark.options import WriteOptions
+from statelog.spark.options.write import WriteOptions
 
 __all__ = ["QueryRun", "is_plain", "is_query", "query_of", "run_of", "run_tag", "same_run", "sibling_nonce"]
 

@@ -5,7 +5,7 @@ Reads the ledger and decides nothing: `ownership` does.
 
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.spark.options import WriteOptions
+from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.ownership import Rival
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log

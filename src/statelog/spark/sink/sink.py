@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from statelog.seams import REAL, Seams
-from statelog.spark.options import write_options
+from statelog.spark.options.write import write_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch
 from statelog.spark.sink.planned_write import PlannedWrite

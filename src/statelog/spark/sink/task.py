@@ -16,7 +16,7 @@ from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.task_writer import TaskWriter
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark.clients import task_producer
-from statelog.spark.options import WriteOptions
+from statelog.spark.options.write import WriteOptions
 
 __all__ = ["QUERY_PROPERTY", "TaskResult", "write_task"]
 

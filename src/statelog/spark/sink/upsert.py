@@ -12,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statelog.errors import ConfigError
-from statelog.spark.options import storage_text, write_options
+from statelog.spark.options.address import storage_text
+from statelog.spark.options.write import write_options
 from statelog.spark.sink.task import QUERY_PROPERTY
 
 __all__ = ["Upsert", "upsert"]

@@ -16,7 +16,7 @@ from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import cached_log
-from statelog.spark.options import ReadOptions
+from statelog.spark.options.read import ReadOptions
 
 __all__ = ["PLAN_LEASE_S", "ReadPlan", "hold_plan", "plan_read", "reading"]
 

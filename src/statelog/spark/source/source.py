@@ -17,7 +17,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
-from statelog.spark.options import ReadOptions, read_options
+from statelog.spark.options.read import ReadOptions, read_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading

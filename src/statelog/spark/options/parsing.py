@@ -1,0 +1,82 @@
+"""How options are written: flags, numbers, lists and ranges, by names whose case Spark has dropped. Pure.
+
+An unknown option is refused by name, with the known ones beside it, because an option that is silently ignored is a
+guarantee that silently is not there.
+"""
+
+from collections.abc import Collection, Mapping
+
+from statelog.errors import ConfigError
+
+__all__ = ["COMMON", "KAFKA", "STORAGE", "below", "flag", "listed", "lowered", "number", "numbers", "refuse_unknown"]
+
+KAFKA = "kafka."
+STORAGE = "storage."
+"""What the names of options begin with that are handed on to Kafka's client, or to the store."""
+COMMON = ("log", "path", "root", "allowUnsafe")
+"""The options of every use."""
+
+
+def lowered(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by lower-cased names, as Spark hands them over."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def below(given: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The options whose names begin with a prefix, without it."""
+    return {name[len(prefix) :]: value for name, value in given.items() if name.startswith(prefix)}
+
+
+def refuse_unknown(given: Mapping[str, str], known: Collection[str], what: str, *, own: Collection[str] = ()) -> None:
+    """Raise ConfigError for an option that is neither known nor one of Spark's `own`; `what` is the use."""
+    names = {name.lower() for name in (*known, *own)}
+    unknown = sorted(name for name in given if name not in names and not name.startswith((KAFKA, STORAGE)))
+    if unknown:
+        raise ConfigError(
+            f"unknown option {', '.join(unknown)} for a {what}",
+            hint=f"Known are {', '.join(known)}, kafka.* and storage.*",
+        )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a list that commas separate."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def flag(given: Mapping[str, str], name: str) -> bool:
+    """True or false; false if it is not given. Raises ConfigError."""
+    text = given.get(name.lower(), "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"the option {name} is {text!r}", hint="Give true or false")
+    return text == "true"
+
+
+def number(given: Mapping[str, str], name: str) -> int | None:
+    """A whole number; None if it is not given. Raises ConfigError."""
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"the option {name} is {text!r}", hint="Give a whole number, 0 or more")
+    return int(text)
+
+
+def numbers(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
+    """Numbers and half-open ranges: "0:16,40" are 0 to 15 and 40. None if it is not given; raises ConfigError for none
+    at all, which is no way to say all.
+    """
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in listed(text):
+        start, colon, end = part.partition(":")
+        if not start.isdecimal() or (colon and not end.isdecimal()):
+            raise ConfigError(f"the option {name} is {text!r}", hint="Give numbers and ranges, such as 0:16,40")
+        span = range(int(start), int(end)) if colon else [int(start)]
+        if not span:
+            raise ConfigError(f"the option {name} has an empty range: {part}", hint="The end of a range is exclusive")
+        found.update(span)
+    if not found:
+        raise ConfigError(f"the option {name} is empty", hint="Leave it out for all of them")
+    return tuple(sorted(found))
