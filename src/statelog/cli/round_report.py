@@ -4,13 +4,14 @@ Pure: the command itself runs the daemon.
 """
 
 import datetime
+import logging
 from dataclasses import asdict
 from typing import Any, cast
 
 from statelog.cli.config.merge import CliConfig
 from statelog.cli.screen.output import Fact, Report, Unit
-from statelog.cli.screen.quantities import show_bytes, show_count, show_duration
 from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, RoundOutcome, SkippedRound
+from statelog.materializer.daemon.event_log import event_level, event_text
 from statelog.materializer.daemon.events import (
     CleanupHeldBack,
     LogAgeAlarm,
@@ -26,7 +27,7 @@ from statelog.materializer.daemon.events import (
 )
 from statelog.schemas.snapshot.retention import RetentionPolicy
 
-__all__ = ["event_fields", "event_text", "materializer_settings", "outcome_report"]
+__all__ = ["event_fields", "event_line", "materializer_settings", "outcome_report"]
 
 _INTERVALS_BEFORE_ALARM = 6
 
@@ -79,9 +80,11 @@ def _completed(outcome: CompletedRound) -> tuple[Fact, ...]:
     )
 
 
-def event_text(event: Event, now: datetime.datetime) -> str:
-    """A line for people."""
-    return f"{now.isoformat(timespec='seconds')} {event.log}: {_words(event)}"
+def event_line(event: Event, now: datetime.datetime) -> str:
+    """A line for people; WARNING or ERROR stands before what a person should look at."""
+    level = event_level(event)
+    loud = f"{logging.getLevelName(level)}: " if level > logging.INFO else ""
+    return f"{now.isoformat(timespec='seconds')} {event.log}: {loud}{event_text(event)}"
 
 
 def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
@@ -120,44 +123,3 @@ def _name(event: Event) -> str:
     """`RoundCompleted` is `round-completed`."""
     name = type(event).__name__
     return "".join(f"-{one.lower()}" if one.isupper() else one for one in name).removeprefix("-")
-
-
-def _words(event: Event) -> str:
-    match event:
-        case Started():
-            return f"started, first round in {show_duration(event.first_round_s)}"
-        case RoundStarted():
-            return f"round started ({event.cause})"
-        case RoundCompleted():
-            return _completed_words(event.outcome)
-        case RoundSkipped():
-            return f"nothing new since position {event.outcome.position}"
-        case RoundLost():
-            return f"another materializer put manifest {event.outcome.number} first; is a second one running?"
-        case RoundFailed():
-            goes_on = "going on" if event.tolerated else "giving up"
-            return f"round FAILED, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
-        case CleanupHeldBack():
-            return f"CLEANUP HELD BACK, the log grows: {event.reason}"
-        case OffsetUnpublished():
-            return f"the position for Kafka's lag tools was not published; nothing else depends on it: {event.reason}"
-        case LogAgeAlarm():
-            return f"ALARM: no snapshot holds what was committed {show_duration(event.age_s)} ago"
-        case RoundEndedLate():
-            return "a round that was given up has ended " + ("well, and counts" if event.outcome else "before its put")
-        case RestoreBudgetOutOfReach():
-            return (
-                f"RESTORE BUDGET OUT OF REACH: the snapshot alone takes about {show_duration(event.snapshot_s)} of"
-                f" {show_duration(event.budget_s)}; restore parts on several workers, or allow more time"
-            )
-        case _:
-            return "stopped"
-
-
-def _completed_words(outcome: CompletedRound) -> str:
-    return (
-        f"manifest {outcome.number} at position {outcome.position}: {show_count(outcome.changes)} changes of"
-        f" {show_count(outcome.commits)} commits, {show_bytes(outcome.size_bytes)} written,"
-        f" {show_count(outcome.cleanup.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
-        f"{', more to do' if outcome.behind else ''}"
-    )

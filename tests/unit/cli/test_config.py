@@ -12,7 +12,6 @@ from statelog.cli.config.keys import KEYS
 from statelog.cli.config.merge import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
 from statelog.cli.config.units import duration_s, size_bytes
 from statelog.cli.round_report import materializer_settings
-from statelog.cli.screen.quantities import show_bytes, show_duration
 from statelog.cli.session import config_layers
 from statelog.errors import ConfigError, NotFound, StatelogError
 
@@ -228,12 +227,6 @@ def test_other_quantities_are_refused(text: object) -> None:
         if (read, text) != (duration_s, "0.3B"):
             with pytest.raises(StatelogError):
                 read(text)
-
-
-def test_quantities_are_shown_for_people() -> None:
-    """Sizes and durations are shown in the unit that suits them."""
-    assert [show_bytes(size) for size in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
-    assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]
 
 
 @pytest.mark.parametrize("command", [init_command, materialize_command], ids=lambda command: str(command.name))

@@ -34,7 +34,7 @@ _DONE = CompletedRound(
     snapshot_bytes=1, runs_merged=0, duration_s=0.0, behind=False, cleanup=Cleanup(held_back=""), unpublished="",
 )  # fmt: skip
 _EVENTS: tuple[tuple[Event, int, str], ...] = (
-    (Started(log="l", at_s=0.0, first_round_s=5.0), logging.INFO, "first round in 5 s"),
+    (Started(log="l", at_s=0.0, first_round_s=5.0), logging.INFO, "first round in 5.0 s"),
     (RoundStarted(log="l", at_s=0.0, cause=RoundCause.TRIGGER), logging.INFO, "round started (trigger)"),
     (RoundCompleted(log="l", at_s=0.0, outcome=_DONE), logging.INFO, "manifest 2 at position 9"),
     (RoundSkipped(log="l", at_s=0.0, outcome=SkippedRound(number=2, position=9)), logging.INFO, "position 9"),
@@ -42,13 +42,17 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
     (
         RoundFailed(log="l", at_s=0.0, error=BrokerUnavailable("away"), failures_in_a_row=2, tolerated=True),
         logging.WARNING,
-        "2 in a row: away",
+        "2 in a row, going on: away",
     ),
-    (RoundEndedLate(log="l", at_s=0.0, outcome=None), logging.INFO, "without an outcome"),
+    (RoundEndedLate(log="l", at_s=0.0, outcome=None), logging.INFO, "before its put"),
     (CleanupHeldBack(log="l", at_s=0.0, reason="a run"), logging.WARNING, "held back, the log grows: a run"),
-    (OffsetUnpublished(log="l", at_s=0.0, reason="no right"), logging.WARNING, "not published: no right"),
-    (LogAgeAlarm(log="l", at_s=0.0, age_s=70.0), logging.ERROR, "70 s ago"),
-    (RestoreBudgetOutOfReach(log="l", at_s=0.0, snapshot_s=9.0, budget_s=8.0), logging.WARNING, "9 s to restore"),
+    (OffsetUnpublished(log="l", at_s=0.0, reason="no right"), logging.WARNING, "nothing else depends on it: no right"),
+    (LogAgeAlarm(log="l", at_s=0.0, age_s=70.0), logging.ERROR, "70.0 s ago"),
+    (
+        RestoreBudgetOutOfReach(log="l", at_s=0.0, snapshot_s=9.0, budget_s=8.0),
+        logging.WARNING,
+        "about 9.0 s of 8.0 s",
+    ),
     (Stopped(log="l", at_s=0.0), logging.INFO, "stopped"),
 )
 

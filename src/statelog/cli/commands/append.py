@@ -16,10 +16,10 @@ from statelog.cli.inputs.mark import mark_of
 from statelog.cli.inputs.open_input import open_input, writer_name
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.cli.screen.progress import open_bar
-from statelog.cli.screen.quantities import show_count
 from statelog.cli.session import Session, connected
 from statelog.errors import CheckpointMismatch, StatelogError
 from statelog.producer.writer import Writer
+from statelog.quantities import show_count
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]

@@ -4,7 +4,7 @@ import datetime
 
 import click
 
-from statelog.cli.round_report import event_fields, event_text, materializer_settings, outcome_report
+from statelog.cli.round_report import event_fields, event_line, materializer_settings, outcome_report
 from statelog.cli.session import Session, connected
 from statelog.errors import NotFound
 from statelog.materializer import Control, Event, Materializer, install_signal_handlers
@@ -98,4 +98,4 @@ def _is_there(session: Session, name: str) -> bool:
 
 def _tell(session: Session, event: Event) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    session.output.event(event_text(event, now), event_fields(event, now))
+    session.output.event(event_line(event, now), event_fields(event, now))

@@ -12,10 +12,10 @@ import pyarrow as pa
 from statelog.cli.inputs.fields import BytesText
 from statelog.cli.screen.output import Fact, Listing, Output, Report, Unit
 from statelog.cli.screen.progress import ProgressBar, open_bar
-from statelog.cli.screen.quantities import show_bytes, show_duration
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import json_lines, parse_at, parse_key_groups, shown_rows, whole_file
 from statelog.errors import ConfigError
+from statelog.quantities import show_bytes, show_duration
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 

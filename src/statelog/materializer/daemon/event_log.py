@@ -1,8 +1,10 @@
-"""Events as log lines of `statelog.materializer`: what a daemon does with them unless its caller takes them.
+"""Events in words: one wording for log lines and for screens, and how loud each is.
 
 info     a round started, completed, was skipped or lost; the daemon started or stopped
 warning  a round failed, or what it did is not all that it should
 error    an alarm: changes stay out of every snapshot for too long
+
+A daemon logs its events under `statelog.materializer` unless its caller takes them.
 """
 
 import logging
@@ -21,18 +23,21 @@ from statelog.materializer.daemon.events import (
     RoundStarted,
     Started,
 )
+from statelog.materializer.round.outcome import CompletedRound
+from statelog.quantities import show_bytes, show_count, show_duration
 
-__all__ = ["log_event"]
+__all__ = ["event_level", "event_text", "log_event"]
 
 _LOG = logging.getLogger("statelog.materializer")
 
 
 def log_event(event: Event) -> None:
     """Log an event, with the log's name."""
-    _LOG.log(_level(event), "%s: %s", event.log, _text(event))
+    _LOG.log(event_level(event), "%s: %s", event.log, event_text(event))
 
 
-def _level(event: Event) -> int:
+def event_level(event: Event) -> int:
+    """The level of `logging` that suits an event."""
     match event:
         case LogAgeAlarm():
             return logging.ERROR
@@ -42,29 +47,44 @@ def _level(event: Event) -> int:
             return logging.INFO
 
 
-def _text(event: Event) -> str:
+def event_text(event: Event) -> str:
+    """An event in one line, without the name of its log."""
     match event:
         case Started():
-            return f"materializer started, first round in {event.first_round_s:.0f} s"
+            return f"materializer started, first round in {show_duration(event.first_round_s)}"
         case RoundStarted():
             return f"round started ({event.cause})"
         case RoundCompleted():
-            return f"round completed: manifest {event.outcome.number} at position {event.outcome.position}"
+            return f"round completed: {_completed(event.outcome)}"
         case RoundSkipped():
             return f"round skipped: nothing new since position {event.outcome.position}"
         case RoundLost():
-            return f"round lost: another materializer put manifest {event.outcome.number}"
+            number = event.outcome.number
+            return f"round lost: another materializer put manifest {number} first; is a second one running?"
         case RoundFailed():
-            return f"round failed, {event.failures_in_a_row} in a row: {event.error}"
+            goes_on = "going on" if event.tolerated else "giving up"
+            return f"round failed, {event.failures_in_a_row} in a row, {goes_on}: {event.error}"
         case RoundEndedLate():
-            return f"a round that was given up has ended: {event.outcome or 'without an outcome'}"
+            return "a round that was given up has ended " + ("well, and counts" if event.outcome else "before its put")
         case CleanupHeldBack():
             return f"cleanup held back, the log grows: {event.reason}"
         case OffsetUnpublished():
-            return f"the position for Kafka's lag tools was not published: {event.reason}"
+            return f"the position for Kafka's lag tools was not published; nothing else depends on it: {event.reason}"
         case LogAgeAlarm():
-            return f"no snapshot holds what was committed {event.age_s:.0f} s ago"
+            return f"no snapshot holds what was committed {show_duration(event.age_s)} ago"
         case RestoreBudgetOutOfReach():
-            return f"the snapshot alone takes {event.snapshot_s:.0f} s to restore, the budget is {event.budget_s:.0f} s"
+            return (
+                f"restore budget out of reach: the snapshot alone takes about {show_duration(event.snapshot_s)} of"
+                f" {show_duration(event.budget_s)}; restore parts on several workers, or allow more time"
+            )
         case _:
             return "materializer stopped"
+
+
+def _completed(outcome: CompletedRound) -> str:
+    return (
+        f"manifest {outcome.number} at position {outcome.position}, {show_count(outcome.changes)} changes of"
+        f" {show_count(outcome.commits)} commits, {show_bytes(outcome.size_bytes)} written,"
+        f" {show_count(outcome.cleanup.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
+        f"{', more to do' if outcome.behind else ''}"
+    )
