@@ -61,8 +61,12 @@ class Coordinator(Closing):
         else:
             opened = resume_grant(log, grant)
         self._log = log
-        self._committer = Committer(log, opened, seams=seams)
-        self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
+        try:
+            self._committer = Committer(log, opened, seams=seams)
+            self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
+        except BaseException:
+            opened.close()
+            raise
 
     @property
     def grant(self) -> Grant:

@@ -1,0 +1,26 @@
+"""Writers and coordinators whose constructor is cut short behind a valid Open: what it opened is closed."""
+
+import pytest
+
+from statelog.producer import coordinator, writer
+from statelog.producer.commits.opening import OpenedEpoch
+from tests.support.rigs.log import twin_rig
+
+
+def _cut_short(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("made", [writer.Writer, coordinator.Coordinator])
+def test_a_half_made_writer_leaves_no_client_behind(
+    made: type[writer.Writer | coordinator.Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else could close them: the caller never gets the object."""
+    closed: list[OpenedEpoch] = []
+    close = OpenedEpoch.close
+    monkeypatch.setattr(OpenedEpoch, "close", lambda opened: (closed.append(opened), close(opened)))
+    for module in (writer, coordinator):
+        monkeypatch.setattr(module, "Committer", _cut_short)
+    with twin_rig("log").create() as log, pytest.raises(KeyboardInterrupt):
+        made(log, "w")
+    assert len(closed) == 1
