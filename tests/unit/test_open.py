@@ -112,6 +112,19 @@ def test_a_schema_that_the_log_had_or_has_agrees(world: _World) -> None:
         world.open(value_schema=_OTHER)
 
 
+def test_a_log_just_made_is_not_asked_for_its_schemas(world: _World) -> None:
+    """It was made by these very options; only a log that was there already has to be compared with them."""
+    asked: list[str] = []
+
+    def noting(method: str, path: str) -> None:
+        asked.append(f"{method} {path}")
+
+    for expected in ([], ["list schemas/"]):
+        asked.clear()
+        world.open(noting, value_schema=_POINT).close()
+        assert [one for one in asked if one.startswith("list schemas")] == expected
+
+
 def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, world: _World) -> None:
     """Settings, and not a port, were given: nobody else could close what was made of them."""
     made = MemoryKafka(cluster=world.cluster)

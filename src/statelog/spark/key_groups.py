@@ -25,7 +25,7 @@ def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Col
         >>> people.select(key_group_column("name", "string", 128)).first()[0]
         71
     """
-    return F.expr(spark_expression(name, KeyType(key_type), key_groups))
+    return F.expr(spark_expression(name, key_type, key_groups))
 
 
 def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | None = None) -> DataFrame:

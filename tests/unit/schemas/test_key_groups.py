@@ -64,6 +64,22 @@ def test_vectors_hold(vector: dict[str, Any]) -> None:
         assert key_groups_of(column, int(count)).tolist() == [key_group]
 
 
+@pytest.mark.parametrize("key_type", list(KeyType))
+def test_a_key_type_may_be_named_by_its_text(key_type: KeyType) -> None:
+    """As everywhere in the API; what names none, or a count that no log has, is refused with the words that count."""
+    key: Key = {KeyType.BYTES: b"a", KeyType.STRING: "a", KeyType.LONG: 1}[key_type]
+    assert key_group_of(key, key_type.value, 128) == key_group_of(key, key_type, 128)
+    assert spark_expression("k", key_type.value, 8) == spark_expression("k", key_type, 8)
+    swapped: Any = (128, key_type.value)
+    with pytest.raises(ConfigError, match="key_type is 128") as raised:
+        key_group_of(key, *swapped)
+    assert raised.value.hint == "Use one of bytes, string, long"
+    with pytest.raises(ConfigError, match="out of range"):
+        key_group_of(key, key_type, 0)
+    with pytest.raises(ConfigError, match="key_type is 'text'"):
+        spark_expression("k", "text", 8)
+
+
 def test_vectors_cover_every_key_type() -> None:
     """The vectors have several keys of each type, so that none is published untested."""
     assert {KeyType(v["key_type"]) for v in vectors()} == set(KeyType)

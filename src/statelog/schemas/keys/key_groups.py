@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
+from statelog.schemas.choices import one_of
 from statelog.schemas.keys.binary_column import BinaryColumn, binary_column
 
 __all__ = [
@@ -120,8 +121,17 @@ def _utf8(key: str) -> bytes:
         ) from error
 
 
-def key_group_of(key: bytes | str | int, key_type: KeyType, key_groups: int) -> int:
-    """The key group of one key. Raises InvalidChange as `key_bytes` does."""
+def key_group_of(key: bytes | str | int, key_type: KeyType | str, key_groups: int) -> int:
+    """The key group of one key.
+
+        >>> key_group_of("alice", "string", 128)
+        71
+
+    Raises InvalidChange as `key_bytes` does, ConfigError for a key type or a number of key groups that no log has.
+    """
+    if not isinstance(key_type, KeyType):
+        key_type = one_of(KeyType, "key_type", key_type)
+    check_counts(1, key_groups)
     return zlib.crc32(key_bytes(key, key_type)) % key_groups
 
 
@@ -295,10 +305,13 @@ def bitmaps_overlap(a: bytes, b: bytes) -> bool:
 # ---- Spark
 
 
-def spark_expression(column: str, key_type: KeyType, key_groups: int) -> str:
-    """The Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys."""
+def spark_expression(column: str, key_type: KeyType | str, key_groups: int) -> str:
+    """The Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys.
+
+    Raises ConfigError for a key type that there is not.
+    """
     name = "`" + column.replace("`", "``") + "`"
-    if key_type is KeyType.LONG:
+    if one_of(KeyType, "key_type", key_type) is KeyType.LONG:
         canonical = f"unhex(lpad(hex(CAST({name} AS BIGINT)), 16, '0'))"
     else:
         canonical = f"CAST({name} AS BINARY)"

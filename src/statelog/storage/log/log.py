@@ -17,6 +17,7 @@ import pyarrow as pa
 from statelog.closing import Closing
 from statelog.errors import BeyondEnd, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.fold import LedgerFold
@@ -33,7 +34,7 @@ from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.life import delete_log, make_log
 from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
-from statelog.storage.log.settings import check_log_counts, one_of
+from statelog.storage.log.settings import check_log_counts
 from statelog.storage.log.topics import check_made, check_owner, find_topics, identity_of
 from statelog.storage.log.topics_in_force import topics_in_force
 from statelog.storage.manifest_chain import ManifestChain

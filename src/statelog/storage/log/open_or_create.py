@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from statelog.errors import AlreadyExists, ConfigError, NotFound
+from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.names import check_log_name
@@ -18,7 +19,6 @@ from statelog.schemas.topics.policy import parse_waivers
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.log.log import Log
 from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
-from statelog.storage.log.settings import one_of
 
 __all__ = ["LogOptions", "open"]
 
@@ -108,8 +108,12 @@ def open(  # noqa: A001 - the name for users is statelog.open, as it is gzip.ope
     client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
     with closing_port(client, kafka, on_success=False):
         place: dict[str, Any] = {"kafka": client, "root": store, "allow_unsafe": allow_unsafe}
-        log = _open_or_create(name, place, options) if create else Log.open(name, **place)
-        options.check(log.descriptor, log.value_schemas.all)
+        return _open_or_create(name, place, options) if create else _open(name, place, options)
+
+
+def _open(name: str, place: dict[str, Any], options: LogOptions) -> Log:
+    log = Log.open(name, **place)
+    options.check(log.descriptor, log.value_schemas.all)
     return log
 
 
@@ -117,11 +121,11 @@ def _open_or_create(name: str, place: dict[str, Any], options: LogOptions) -> Lo
     """Open; make what is not there; and look again if a rival makes it at the same moment."""
     for pause_s in (*_PAUSES_S, None):
         try:
-            return Log.open(name, **place)
+            return _open(name, place, options)
         except NotFound:
             pass  # There is none, or one whose create is under way, or died: to create it once more completes it.
         try:
-            return Log.create(name, **place, **options.given())
+            return Log.create(name, **place, **options.given())  # Made by these options: nothing is left to check.
         except AlreadyExists:
             if pause_s is None:
                 raise

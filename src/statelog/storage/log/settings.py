@@ -1,14 +1,10 @@
-"""Settings of a new log: counts and choices, checked before any request to Kafka. Pure."""
-
-from enum import StrEnum
-from typing import TypeVar
+"""Settings of a new log: its counts, checked before any request to Kafka. Pure."""
 
 from statelog.errors import ConfigError
 
-__all__ = ["check_log_counts", "one_of"]
+__all__ = ["check_log_counts"]
 
 _MOST_REPLICAS = 10_000  # What the client can say.
-E = TypeVar("E", bound=StrEnum)
 
 
 def check_log_counts(partitions: object, key_groups: object, replication_factor: object) -> None:
@@ -22,11 +18,3 @@ def _whole(name: str, value: object, most: int, most_text: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
     return value
-
-
-def one_of(kind: type[E], name: str, value: str) -> E:
-    """The member of an enumeration that a setting names. Raises ConfigError."""
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}", hint=f"Use one of {', '.join(kind)}") from None
