@@ -10,7 +10,7 @@ __all__ = ["one_of"]
 E = TypeVar("E", bound=StrEnum)
 
 
-def one_of(kind: type[E], name: str, value: object) -> E:
+def one_of(kind: type[E], name: str, value: str) -> E:
     """The member of `kind` whose text is `value`, which the caller knows as `name`. Raises ConfigError."""
     try:
         return kind(value)

@@ -18,7 +18,12 @@ def test_a_half_made_writer_leaves_no_client_behind(
     """Nobody else could close them: the caller never gets the object."""
     closed: list[OpenedEpoch] = []
     close = OpenedEpoch.close
-    monkeypatch.setattr(OpenedEpoch, "close", lambda opened: (closed.append(opened), close(opened)))
+
+    def noting(opened: OpenedEpoch) -> None:
+        closed.append(opened)
+        close(opened)
+
+    monkeypatch.setattr(OpenedEpoch, "close", noting)
     for module in (writer, coordinator):
         monkeypatch.setattr(module, "Committer", _cut_short)
     with twin_rig("log").create() as log, pytest.raises(KeyboardInterrupt):

@@ -67,7 +67,8 @@ def test_vectors_hold(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key_type", list(KeyType))
 def test_a_key_type_may_be_named_by_its_text(key_type: KeyType) -> None:
     """As everywhere in the API; what names none, or a count that no log has, is refused with the words that count."""
-    key: Key = {KeyType.BYTES: b"a", KeyType.STRING: "a", KeyType.LONG: 1}[key_type]
+    keys: dict[KeyType, Key] = {KeyType.BYTES: b"a", KeyType.STRING: "a", KeyType.LONG: 1}
+    key = keys[key_type]
     assert key_group_of(key, key_type.value, 128) == key_group_of(key, key_type, 128)
     assert spark_expression("k", key_type.value, 8) == spark_expression("k", key_type, 8)
     swapped: Any = (128, key_type.value)
