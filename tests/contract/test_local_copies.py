@@ -102,7 +102,7 @@ class World:
     def plan(self) -> ReplayPlan:
         """Everything that was committed."""
         with self.rig.open() as log:
-            ledger = log.ledger()
+            ledger = log.ledger.client()
             bodies: list[CommitBody] = [valid.commit.read_body() for valid in ledger.read_end()]
             ledger.close()
         return plan_replay(bodies, range(2))

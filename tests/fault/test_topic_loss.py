@@ -30,6 +30,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss
@@ -287,20 +288,20 @@ def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: T
 def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog, entry: str, tmp_path: Path) -> None:
     """All that is asked first was asked in time; the ledger is replaced right before it is read."""
 
-    def replaced_now(base: Manifest | None = None, **options: Any) -> LedgerClient:
-        log.ledger = as_ever  # type: ignore[method-assign]  # a fault between two calls of one method
+    def replaced_now(ledger: Ledger, base: Manifest | None = None, **options: Any) -> LedgerClient:
+        patch.undo()
         gone("log.ledger")(twin)
         accept(twin).close()
         twin.write({b"since": b"v"})
-        return as_ever(base, **options)
+        return ledger.client(base, **options)
 
     entries: dict[str, Callable[[], object]] = {
         "reader": lambda: recover(log),
         "round": lambda: one_round(log, twin, tmp_path),
         "writer": lambda: Writer(log, "writer"),
     }
-    with twin.open() as log:
-        as_ever, log.ledger = log.ledger, replaced_now  # type: ignore[method-assign]  # a fault between two calls of one method
+    with twin.open() as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "client", replaced_now)
         with pytest.raises(DataLoss):
             entries[entry]()
     go_on(twin, tmp_path, KEPT + 1)

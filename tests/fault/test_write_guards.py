@@ -121,7 +121,7 @@ def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log
     with Writer(log, "w") as writer:
         for i in range(1, 5):
             writer.commit(i)
-    older = log.ledger()
+    older = log.ledger.client()
     older.read_to(2)
     state = older.fold.freeze()
     answers = iter([(state, None)])  # Who took it would ask again and again.

@@ -31,7 +31,7 @@ def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_p
             writer.append_batch(pa.Table.from_batches(batches))
             writer.commit(1)
             assert writer.statistics().chunk_bytes.largest < 2 << 20
-        ledger = log.ledger()
+        ledger = log.ledger.client()
         bodies = [valid.commit.read_body() for valid in ledger.read_end()]
         ledger.close()
         reader = log.kafka.reader(log.data_topic)

@@ -160,7 +160,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
     """The log holds what a plain fold of each source gives up to the position that its last commit names."""
     state = rig.state()
     with rig.open() as log:
-        ledger = log.ledger()
+        ledger = log.ledger.client()
         ledger.read_end()
     ends: dict[str, int] = {}
     expected: dict[bytes, bytes] = {}

@@ -13,6 +13,7 @@ from statelog.storage.kafka import (
 )
 from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
 from statelog.storage.local.disk import DiskHook
+from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log, LogDescription
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.open_or_create import open  # noqa: A004 - statelog.open
@@ -28,6 +29,7 @@ __all__ = [
     "Kafka",
     "KafkaSource",
     "LastRecord",
+    "Ledger",
     "LedgerClient",
     "Log",
     "LogDescription",

@@ -148,7 +148,7 @@ class HistoryRig:
                 self.log.store.delete(run.path)
 
     def _delta(self, newest: Manifest | None, end: int) -> tuple[dict[Any, Change], LedgerState]:
-        ledger = self.log.ledger(newest)
+        ledger = self.log.ledger.client(newest)
         commits = ledger.read_to(end)
         state = ledger.fold.freeze()
         ledger.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.storage.log import log, topics
+from statelog.storage.log import ledger, topics
 
 __all__ = ["impatient"]
 
@@ -10,5 +10,5 @@ __all__ = ["impatient"]
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks or looks again does so at once."""
-    monkeypatch.setattr(log, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)

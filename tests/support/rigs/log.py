@@ -237,7 +237,7 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
 
 def apply_tail(log: Log, manifest: Manifest | None, state: State, end_position: int | None = None) -> State:
     """Apply what was committed between a manifest and a ledger position (None: its end now)."""
-    ledger = log.ledger(manifest)
+    ledger = log.ledger.client(manifest)
     reader = log.kafka.reader(log.data_topic)
     try:
         commits = ledger.read_to(ledger.end_position() if end_position is None else end_position)

@@ -35,7 +35,7 @@ def opened_by_one(*, stamped: bool) -> Generator[Log]:
 
 def seen_by_two(log: Log, now_s: float) -> list[Rival]:
     """What another query finds."""
-    ledger = log.newest_ledger()
+    ledger = log.ledger.newest_client()
     ledger.fold_end()
     ledger.close()
     return rivals_of(log, ledger.fold, TWO, now_s)

@@ -19,7 +19,7 @@ def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
         for i in range(64):
             writer.put(b"k%d" % i, b"v")
         writer.commit(1)
-    ledger = log.ledger()
+    ledger = log.ledger.client()
     ledger.read_end()
     return rig, log, take_anchors(log, ledger.fold.freeze(), None)
 

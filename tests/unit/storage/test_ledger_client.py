@@ -49,7 +49,7 @@ class InterruptedFold(LedgerFold):
 def test_an_interrupt_between_fold_and_list_ends_the_client(rig: TwinRig) -> None:
     """A commit that was folded and not handed on is never skipped: the client refuses to go on."""
     with rig.open() as log:
-        client = log.ledger()
+        client = log.ledger.client()
         client.fold = InterruptedFold(log.descriptor.identity)
         with pytest.raises(KeyboardInterrupt):
             client.read_end()
@@ -60,7 +60,7 @@ def test_an_interrupt_between_fold_and_list_ends_the_client(rig: TwinRig) -> Non
 def test_a_ledger_that_lost_its_tail_is_noticed_at_its_end(rig: TwinRig) -> None:
     """What was folded and is not there any more is data loss, not an empty answer."""
     with rig.open() as log:
-        client = log.ledger()
+        client = log.ledger.client()
         client.fold_end()
         rig.cluster.lose_tail(log.ledger_topic, 0, 2)
         with pytest.raises(BeyondEnd):

@@ -126,7 +126,7 @@ class _Run:
 
     def _resume(self, log: Log, source: InputSource) -> None:
         """Skip what this writer has committed. Raises CheckpointMismatch if that was another input."""
-        ledger = log.newest_ledger()
+        ledger = log.ledger.newest_client()
         try:
             ledger.read_end()
             last = ledger.fold.last_commit(self._writer)

@@ -98,7 +98,7 @@ class TailGauge:
     def _start(self) -> LedgerClient:
         stored = self._log.manifests.newest()
         manifest = stored.manifest if stored else None
-        self._ledger = self._log.ledger(manifest)
+        self._ledger = self._log.ledger.client(manifest)
         self._tail = Tail(
             number=manifest.number if manifest else 0,
             position=manifest.position if manifest else 0,

@@ -46,7 +46,7 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 
     Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
-    client = log.ledger(newest)
+    client = log.ledger.client(newest)
     try:
         return _fold(log, client, client.end_position(), _Budget(settings))
     finally:

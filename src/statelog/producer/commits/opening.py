@@ -72,7 +72,7 @@ def open_epoch(
     log.verify(WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
-    ledger = log.ledger(newest, rebase=log.newest_state, clock=seams.clock)
+    ledger = log.ledger.client(newest, rebase=log.ledger.newest_state, clock=seams.clock)
     try:
         for _ in range(_ATTEMPTS):
             ledger.fold_end()
@@ -102,7 +102,7 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
 
     Raises Fenced if the grant is over, Damaged, Unavailable.
     """
-    ledger = log.newest_ledger()
+    ledger = log.ledger.newest_client()
     try:
         ledger.fold_end()
         live = ledger.fold.live_epoch(grant.epoch)

@@ -104,7 +104,7 @@ class Planner:
         """
         newest = next(iter(manifests), None)
         snapshot, at_least = newest.position if newest else 0, max(self._at_least, self.log.position)
-        end = self.log.ledger_end(at_least=max(at_least, snapshot))
+        end = self.log.ledger.end(at_least=max(at_least, snapshot))
         if newest is not None and end < snapshot:
             raise BeyondEnd(
                 "the ledger ends below the newest snapshot",
@@ -201,7 +201,7 @@ class Planner:
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
         search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
         try:
-            ledger = self.log.ledger(base, fold=search)
+            ledger = self.log.ledger.client(base, fold=search)
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.
         try:
@@ -220,7 +220,7 @@ class Planner:
         return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
 
     def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
-        ledger = self.log.ledger(base)
+        ledger = self.log.ledger.client(base)
         try:
             commits = ledger.read_to(end)
             return ledger.fold.freeze(), commits, ledger.last

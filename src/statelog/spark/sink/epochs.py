@@ -92,7 +92,7 @@ def sibling_nonces(nonce: bytes) -> NewNonce:
 def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
     """The epoch for a worker that has none: a sibling's, or a new one."""
     run = run_of(options)
-    ledger = log.newest_ledger()
+    ledger = log.ledger.newest_client()
     try:
         ledger.fold_end()
         newest = _newest(log, ledger.fold, options)

@@ -94,7 +94,7 @@ def check_data_records(
         if partition in found and found[partition] != anchor.hash:
             raise _mismatch(log.data_topic, partition, anchor.offset)
     witness = _newest_witness(log, last)
-    if witness > end_position and log.ledger_end(at_least=witness) < witness:
+    if witness > end_position and log.ledger.end(at_least=witness) < witness:
         raise BeyondEnd(
             "the ledger ends below what the writer of a chunk had seen of it",
             topic=log.ledger_topic,
@@ -152,7 +152,7 @@ def _witness(log: Log, value: bytes) -> int:
 def _is_restarted(log: Log, offset: int) -> bool:
     reader = log.kafka.reader(log.ledger_topic)
     try:
-        return is_restarted(reader, log.ledger_end(), offset)
+        return is_restarted(reader, log.ledger.end(), offset)
     finally:
         reader.close()
 

@@ -8,19 +8,18 @@ Invariants:
 """
 
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.errors import BeyondEnd, IdentityChanged, NotFound, OffsetGone
+from statelog.errors import IdentityChanged, NotFound
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import Descriptor, HashRule, verify
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import check_log_name, data_topic, ledger_topic
@@ -28,14 +27,14 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
-from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription
-from statelog.storage.ledger_client import LastRecord, LedgerClient
+from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.life import delete_log, make_log
 from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
 from statelog.storage.log.settings import check_log_counts
-from statelog.storage.log.topics import check_made, check_owner, find_topics, identity_of
+from statelog.storage.log.topics import check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
@@ -44,7 +43,6 @@ from statelog.storage.value_schemas import ValueSchemas
 __all__ = ["Log", "LogDescription"]
 
 _LOG = logging.getLogger("statelog.storage")
-_ASK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,20 +188,13 @@ class Log(Closing):
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        data, ledger, warning = self._identified()
+        data, ledger, warning = identify(self.kafka, self.store, self.descriptor)
         if warning:
             _LOG.warning(warning)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
             check_made(topic, role, self._waived)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
-
-    def verify_identity(self) -> None:
-        """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.
-
-        Raises IdentityChanged, BrokerUnavailable.
-        """
-        self._identified()
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
@@ -228,6 +219,17 @@ class Log(Closing):
     def ledger_topic(self) -> str:
         """The topic of the ledger."""
         return ledger_topic(self.name)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The way to the ledger: its end, and clients that fold it."""
+        return Ledger(
+            descriptor=self.descriptor,
+            kafka=self.kafka,
+            store=self.store,
+            newest_manifest=self._newest_manifest,
+            patience_s=self.patience_s,
+        )
 
     def evolve_value_schema(self, avsc: str) -> ValueSchema:
         """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
@@ -268,15 +270,6 @@ class Log(Closing):
         finally:
             producer.close()
 
-    def ledger_end(self, *, at_least: int = 0) -> int:
-        """The ledger's end now. An answer below `at_least` is asked again for `patience_s`: it may be an old one."""
-        deadline_s = time.monotonic() + self.patience_s
-        while True:
-            end = self.kafka.offsets(self.ledger_topic, [0])[0].end
-            if end >= at_least or time.monotonic() >= deadline_s:
-                return end
-            time.sleep(_ASK_AGAIN_S)
-
     def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
         """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""
         return self.kafka.offsets(self.data_topic, range(self.descriptor.partitions), at_least=at_least)
@@ -288,92 +281,27 @@ class Log(Closing):
         After a writer opened, those of the writers that it replaced are final: this is where a job that was re-scaled
         finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
-        return self._fold_to_end().freeze().commits
+        with closing(self.ledger.newest_client()) as client:
+            client.fold_end()
+            self.saw(client.fold.position)
+            return client.fold.freeze().commits
 
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable."""
-        stored = self.manifests.newest()
-        ledger = self.ledger(stored.manifest if stored else None)
-        try:
-            ledger.fold_end()
+        manifest = self._newest_manifest()
+        with closing(self.ledger.client(manifest)) as client:
+            client.fold_end()
             return LogDescription(
                 descriptor=self.descriptor,
                 url=self.store.url,
                 data_offsets=self.data_offsets(),
                 ledger_offsets=self.kafka.offsets(self.ledger_topic, [0])[0],
-                state=ledger.fold.freeze(),
-                manifest=stored.manifest if stored else None,
+                state=client.fold.freeze(),
+                manifest=manifest,
                 manifests=len(self.manifests.numbers()),
                 value_schemas=self.value_schemas.all(),
             )
-        finally:
-            ledger.close()
 
-    # ---- the ledger
-
-    def ledger(
-        self,
-        base: Manifest | None = None,
-        *,
-        fold: LedgerFold | None = None,
-        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> LedgerClient:
-        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `fold` and `rebase`.
-
-        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
-        valid commits.
-        """
-        if base is None:
-            start, end = self.kafka.offsets(self.ledger_topic, [0])[0]
-            if end == 0 and self.ledger_end(at_least=1) == 0:
-                raise BeyondEnd(
-                    "the ledger is empty: it lost its mark, and all that stood behind it",
-                    topic=self.ledger_topic,
-                    hint="Restore the topic, or accept the loss by name",
-                )
-            if start > 0:
-                raise OffsetGone(
-                    "the ledger was truncated, and no manifest says what stood there",
-                    topic=self.ledger_topic,
-                    log_start=start,
-                    url=self.store.url,
-                    hint="Restore the manifests, or check that the root URL is the right one",
-                )
-        return LedgerClient(
-            self.kafka,
-            self.ledger_topic,
-            self.descriptor.identity,
-            base.state if base else None,
-            last=LastRecord.below(base) if base else None,
-            fold=fold,
-            rebase=rebase,
-            verify=self.verify_identity,
-            clock=clock,
-        )
-
-    def newest_ledger(self) -> LedgerClient:
-        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
+    def _newest_manifest(self) -> Manifest | None:
         stored = self.manifests.newest()
-        return self.ledger(stored.manifest if stored else None, rebase=self.newest_state)
-
-    def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
-        """The state that the newest manifest holds, and the ledger's last record below it: a ledger client's `rebase`.
-
-        None before the first manifest.
-        """
-        stored = self.manifests.newest()
-        return (stored.manifest.state, LastRecord.below(stored.manifest)) if stored else None
-
-    def _fold_to_end(self) -> LedgerFold:
-        ledger = self.newest_ledger()
-        try:
-            ledger.fold_end()
-            self.saw(ledger.fold.position)
-            return ledger.fold
-        finally:
-            ledger.close()
-
-    def _identified(self) -> tuple[TopicDescription, TopicDescription, str | None]:
-        data, ledger = find_topics(self.kafka, self.store, self.descriptor)
-        return data, ledger, verify(self.descriptor, identity_of(self.kafka, data, ledger), data.partitions)
+        return stored.manifest if stored else None

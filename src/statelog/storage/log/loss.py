@@ -61,7 +61,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     newest = stored.manifest if stored else None
     reach = newest.position if newest else 0
     witness = newest_witness(log)
-    end = log.ledger_end(at_least=max(reach, witness, 1))
+    end = log.ledger.end(at_least=max(reach, witness, 1))
     is_replaced = end < reach or _is_other(log)
     if not is_replaced and end >= max(witness, 1) and not _is_torn(log):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
@@ -100,7 +100,7 @@ def _is_torn(log: Log) -> bool:
 
 
 def _fold(log: Log) -> LedgerFold:
-    ledger = log.newest_ledger()
+    ledger = log.ledger.newest_client()
     try:
         ledger.fold_end()
         return ledger.fold
@@ -123,7 +123,7 @@ def check_runs(store: Store, manifest: Manifest) -> None:
 
 def append_restarts(log: Log, record: Restart, offset: int) -> int:
     """Append the record until one of them lies at `offset` or above; the offset of the last one."""
-    value, last = encode(record), log.ledger_end() - 1
+    value, last = encode(record), log.ledger.end() - 1
     producer = log.kafka.producer()
     try:
         while last < offset:

@@ -176,8 +176,8 @@ class _Acceptance:
         witness = newest_witness(Log(before, self.client, self.store)) if is_kept else 0
         # No reader of the old ledger passes this: what it began with, or read last, lies above 0 or is another record.
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
-        last = append_restarts(log, record, max(base.position, witness, log.ledger_end()))
-        log.verify_identity()
+        last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))
+        log.ledger.verify_identity()
         own = restart_manifest(
             base,
             stored.data,

@@ -8,9 +8,10 @@ Invariants:
 """
 
 import time
+from typing import NamedTuple
 
 from statelog.errors import AlreadyExists, IdentityChanged, NotFound, OffsetGone
-from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
 from statelog.schemas.names import data_topic, ledger_topic
@@ -22,9 +23,10 @@ from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
 
 __all__ = [
+    "IdentifiedTopics",
     "check_made",
     "check_owner",
-    "find_topics",
+    "identify",
     "identity_of",
     "is_begun",
     "look_for",
@@ -36,6 +38,14 @@ __all__ = [
 
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
+
+
+class IdentifiedTopics(NamedTuple):
+    """A log's topics as they are; `warning` says what differs from the descriptor and does no harm."""
+
+    data: TopicDescription
+    ledger: TopicDescription
+    warning: str | None
 
 
 def make_topic(
@@ -67,10 +77,15 @@ def look_for(client: Kafka, topic: str) -> TopicDescription | None:
     return client.describe_topic(topic)
 
 
-def find_topics(client: Kafka, store: Store, descriptor: Descriptor) -> tuple[TopicDescription, TopicDescription]:
-    """A log's data topic and ledger topic. Raises NotFound if the log was deleted, IdentityChanged if one is gone."""
+def identify(client: Kafka, store: Store, descriptor: Descriptor) -> IdentifiedTopics:
+    """A log's topics, compared with its descriptor.
+
+    Raises NotFound if the log was deleted, IdentityChanged if a topic is gone or is not the log's, Unavailable.
+    """
     name = descriptor.name
-    return _find(client, store, name, data_topic(name)), _find(client, store, name, ledger_topic(name))
+    data, ledger = (_find(client, store, name, topic) for topic in (data_topic(name), ledger_topic(name)))
+    warning = verify(descriptor, identity_of(client, data, ledger), data.partitions)
+    return IdentifiedTopics(data, ledger, warning)
 
 
 def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescription:

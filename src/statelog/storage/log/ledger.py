@@ -1,0 +1,117 @@
+"""`Ledger`: the ledger of one log: where it ends, and clients that fold it from a snapshot on.
+
+Invariants:
+- A ledger that was truncated is folded from a manifest, never from its first record that is left.
+- It holds no log and no client of its own: what it makes, the caller closes.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from statelog.errors import BeyondEnd, OffsetGone
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import ledger_topic
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka import Kafka
+from statelog.storage.ledger_client import LastRecord, LedgerClient
+from statelog.storage.log.topics import identify
+from statelog.storage.store import Store
+
+__all__ = ["Ledger"]
+
+_ASK_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The ledger of the log that `descriptor` describes: `log.ledger`.
+
+    `newest_manifest` reads the log's newest one from the store, or None. `patience_s` is how long an answer of Kafka's
+    that goes back behind what is known is asked again before it is believed.
+    """
+
+    descriptor: Descriptor
+    kafka: Kafka
+    store: Store
+    newest_manifest: Callable[[], Manifest | None]
+    patience_s: float
+
+    @property
+    def topic(self) -> str:
+        """The topic of the ledger."""
+        return ledger_topic(self.descriptor.name)
+
+    def end(self, *, at_least: int = 0) -> int:
+        """The ledger's end now. An answer below `at_least` is asked again for `patience_s`: it may be an old one."""
+        deadline_s = time.monotonic() + self.patience_s
+        while True:
+            end = self.kafka.offsets(self.topic, [0])[0].end
+            if end >= at_least or time.monotonic() >= deadline_s:
+                return end
+            time.sleep(_ASK_AGAIN_S)
+
+    def client(
+        self,
+        base: Manifest | None = None,
+        *,
+        fold: LedgerFold | None = None,
+        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> LedgerClient:
+        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `fold` and `rebase`.
+
+        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
+        valid commits.
+        """
+        if base is None:
+            self._require_whole()
+        return LedgerClient(
+            self.kafka,
+            self.topic,
+            self.descriptor.identity,
+            base.state if base else None,
+            last=LastRecord.below(base) if base else None,
+            fold=fold,
+            rebase=rebase,
+            verify=self.verify_identity,
+            clock=clock,
+        )
+
+    def newest_client(self) -> LedgerClient:
+        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
+        return self.client(self.newest_manifest(), rebase=self.newest_state)
+
+    def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
+        """The state that the newest manifest holds, and the ledger's last record below it: a ledger client's `rebase`.
+
+        None before the first manifest.
+        """
+        newest = self.newest_manifest()
+        return (newest.state, LastRecord.below(newest)) if newest else None
+
+    def verify_identity(self) -> None:
+        """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.
+
+        Raises IdentityChanged, BrokerUnavailable.
+        """
+        identify(self.kafka, self.store, self.descriptor)
+
+    def _require_whole(self) -> None:
+        start, end = self.kafka.offsets(self.topic, [0])[0]
+        if end == 0 and self.end(at_least=1) == 0:
+            raise BeyondEnd(
+                "the ledger is empty: it lost its mark, and all that stood behind it",
+                topic=self.topic,
+                hint="Restore the topic, or accept the loss by name",
+            )
+        if start > 0:
+            raise OffsetGone(
+                "the ledger was truncated, and no manifest says what stood there",
+                topic=self.topic,
+                log_start=start,
+                url=self.store.url,
+                hint="Restore the manifests, or check that the root URL is the right one",
+            )
