@@ -46,7 +46,7 @@ class CommitLedger(Closing):
         """Fold from `base` (None: from the ledger's first record) up to `start_position`, which lies not below it."""
         self._fold = _NamingFold(log.descriptor.identity, base.state if base else None)
         if base is None:
-            self._ledger = log.ledger(None, fold=self._fold)
+            self._ledger = log.ledger.client(None, fold=self._fold)
         else:
             self._ledger = LedgerClient(
                 log.kafka,
@@ -55,7 +55,7 @@ class CommitLedger(Closing):
                 base.state,
                 last=base.last,
                 fold=self._fold,
-                verify=log.verify_identity,
+                verify=log.ledger.verify_identity,
             )
         try:
             self._ledger.fold_to(max(start_position, self._fold.position))
