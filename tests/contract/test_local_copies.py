@@ -5,11 +5,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from statelog.errors import ConfigError, Corrupt, NotFound, PersistFailed, UnknownFormat
+from statelog.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
@@ -350,27 +349,6 @@ def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
                 for i, path in enumerate(world.directory.rglob("*.copy")):
                     path.unlink() if i % 2 else path.write_bytes(b"")
         assert sorted(found) == sorted(kafka.read(ranges, stall_timeout_s=1))
-
-
-def test_a_partial_copy_that_vanished_is_not_begun_anew(tmp_path: Path) -> None:
-    """A newer life on this machine removes what was not whole; what comes later is no copy without what came before."""
-    copy = LocalCopy(tmp_path, 1)
-    copy.add(0, b"first")
-    copy.pause()
-    next(tmp_path.iterdir()).unlink()
-    copy.add(0, b"second")
-    copy.complete({0: [1, 2]})
-
-    assert isinstance(copy.error, FileNotFoundError)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_is_a_path(tmp_path: Path) -> None:
-    """Text is refused before anything is opened, by the writer's and by the recovery's settings."""
-    text: Any = str(tmp_path)
-    for settings in (WriterSettings, RecoverySettings):
-        with pytest.raises(ConfigError, match="local_copies"):
-            settings(local_copies=text)
 
 
 def test_a_failed_change_set_leaves_no_copy(world: World, log: Log) -> None:

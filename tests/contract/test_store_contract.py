@@ -12,10 +12,9 @@ from docker.errors import DockerException
 
 from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
 from statelog.storage.store import Store
-from statelog.storage.store.fsspec import FsspecStore, open_store
+from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from statelog.storage.store.url import parse_root
-from tests.support.faults.file_systems import CarelessFileSystem, unique_directory
+from tests.support.faults.file_systems import unique_directory
 from tests.support.services.broker import docker_reason
 from tests.support.services.hdfs import Hdfs
 from tests.support.services.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
@@ -354,17 +353,6 @@ def test_the_url_names_the_log_and_no_secret(store: Store) -> None:
     """The URL ends with the log's name; neither it nor the repr shows what must stay secret."""
     assert store.url.endswith(f"/{LOG}")
     assert SECRET_KEY not in store.url + repr(store)
-
-
-def test_the_proof_refuses_a_store_that_ignores_the_condition() -> None:
-    """check() raises UnsafeStore for a store whose second create succeeds, and removes its probe."""
-    base = unique_directory()
-    store = FsspecStore(
-        parse_root("memory://careless", cwd=Path("/")), LOG, connect=lambda: (CarelessFileSystem(), f"{base}/{LOG}")
-    )
-    with pytest.raises(UnsafeStore):
-        store.check()
-    assert not [path for path in CarelessFileSystem.store if path.startswith(base)]
 
 
 @pytest.mark.docker

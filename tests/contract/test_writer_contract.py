@@ -2,9 +2,7 @@
 
 import os
 import threading
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from statelog.errors import (
@@ -12,34 +10,14 @@ from statelog.errors import (
     CheckpointMismatch,
     ClosedError,
     Fenced,
-    InvalidChange,
-    KeyGroupMismatch,
     Misuse,
     NotFound,
     ValueTooLarge,
 )
-from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import LogRig
-
-POINT = """{"type": "record", "name": "Point", "fields": [
-    {"name": "x", "type": "long"}, {"name": "label", "type": ["null", "string"], "default": null}]}"""
-
-
-def key_in(log: Log, partition: int) -> bytes:
-    """A key of this partition."""
-    shape = log.descriptor
-    keys = (b"key-%d" % i for i in range(10_000))
-    return next(
-        key
-        for key in keys
-        if partition_of(key_group_of(key, shape.key_type, shape.key_groups), shape.partitions, shape.key_groups)
-        == partition
-    )
+from tests.support.rigs.log import LogRig, key_in
 
 
 def test_committed_changes_are_the_state(rig: LogRig, log: Log) -> None:
@@ -235,141 +213,6 @@ def test_writers_on_disjoint_partitions_share_a_log(rig: LogRig, log: Log) -> No
             b.commit(i * 10)
 
     assert rig.state() == {key_in(log, 0): b"a3", key_in(log, 2): b"b3"}
-
-
-def test_a_foreign_partition_is_refused_at_append(log: Log) -> None:
-    """A change for a partition that the writer did not open is refused and not buffered."""
-    with Writer(log, "w", partitions=[0]) as writer:
-        with pytest.raises(KeyGroupMismatch):
-            writer.put(key_in(log, 1), b"v")
-        with pytest.raises(KeyGroupMismatch):
-            writer.append_batch(pa.table({"key": [key_in(log, 1)], "value": [b"v"]}))
-        writer.put(key_in(log, 0), b"v")
-        writer.commit(1)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("text", b"v"), (1, b"v"), (b"k", "text"), (b"k", None), (None, b"v"), (bytearray(b"k"), b"v")]
-)
-def test_wrong_types_are_refused_at_append(log: Log, key: Any, value: Any) -> None:
-    """A key or value of another type is refused by the call that brings it, and the writer goes on."""
-    with Writer(log, "w") as writer:
-        with pytest.raises(InvalidChange):
-            writer.put(key, value)
-        writer.commit(1)
-
-
-def test_a_value_above_the_limit_is_refused_at_append(rig: LogRig, log: Log) -> None:
-    """A value that no chunk could hold is refused, one below the limit arrives, and nothing else is lost."""
-    with Writer(log, "w") as writer:
-        writer.put(b"before", b"1")
-        with pytest.raises(ValueTooLarge):
-            writer.put(b"k", bytes(16 << 20))
-        with pytest.raises(ValueTooLarge):
-            writer.append_batch(pa.table({"key": [b"k"], "value": [bytes(16 << 20)]}))
-        writer.put(b"large", bytes(9 << 20))
-        writer.commit(1)
-
-    state = rig.state()
-
-    assert state[b"before"] == b"1"
-    assert len(state[b"large"]) == 9 << 20
-
-
-def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> None:
-    """A batch between puts overwrites what came before it and is overwritten by what comes after."""
-    with Writer(log, "w") as writer:
-        writer.put(b"a", b"first")
-        writer.put(b"b", b"first")
-        writer.append_batch(
-            pa.table({"key": [b"a", b"b", b"c"], "op": ["put", "delete", "put"], "value": [b"batch", None, b"batch"]})
-        )
-        writer.put(b"c", b"last")
-        writer.append_batch(pa.table({"key": [b"d", b"a"], "value": [b"x", None]}))
-        writer.commit(1)
-
-    assert rig.state() == {b"c": b"last", b"d": b"x"}
-
-
-def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
-    """With tiny chunks and hardly any room in flight everything still arrives, in order."""
-    settings = WriterSettings(
-        roll_rows=50, list_bytes=1 << 10, roll_bytes=1 << 11, chunk_bytes=256, in_flight_bytes_max=1024
-    )
-    expected = {}
-    with Writer(log, "w", settings=settings) as writer:
-        for i in range(3_000):
-            key, value = b"k%d" % (i % 70), b"v%d" % i
-            writer.put(key, value)
-            expected[key] = value
-        writer.commit(1)
-
-    assert rig.state() == expected
-
-
-def test_string_and_long_keys(rig: LogRig) -> None:
-    """Keys of the log's type come back as that type, negative longs and non-ASCII text included."""
-    with rig.create(key_type=KeyType.LONG) as log, Writer(log, "w") as writer:
-        for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1):
-            writer.put(key, b"%d" % key)
-        with pytest.raises(InvalidChange):
-            writer.put(1 << 63, b"v")
-        with pytest.raises(InvalidChange):
-            writer.put(True, b"v")
-        writer.commit(1)
-
-    assert rig.state() == {key: b"%d" % key for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1)}
-
-
-def test_typed_values(rig: LogRig) -> None:
-    """Values by an Avro schema come back as their fields, from mappings and from columns."""
-    with rig.create(key_type=KeyType.STRING, value_schema=POINT) as log, Writer(log, "w") as writer:
-        writer.put("a", {"x": 1, "label": "é"})
-        writer.put("b", {"x": 2})
-        writer.append_batch(
-            pa.table({"key": ["c", "a"], "op": [0, 1], "x": [3, None], "label": pa.array([None, None], pa.string())})
-        )
-        writer.commit(1)
-
-    assert rig.state() == {"b": {"x": 2, "label": None}, "c": {"x": 3, "label": None}}
-
-
-def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: LogRig) -> None:
-    """A wrong field is refused, at the latest when the change set is persisted, and nothing is committed without it."""
-    with rig.create(value_schema=POINT) as log:
-        writer = Writer(log, "w")
-        writer.put(b"a", {"x": 1})
-        writer.put(b"b", {"x": "no number"})
-        with pytest.raises(InvalidChange):
-            writer.commit(1)
-        writer.close()
-
-    assert rig.state() == {}
-
-
-def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
-    """In a log of that kind the caller's key group decides, and the same key may live in two of them."""
-    with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
-        writer.append(0, b"k", b"in 0")
-        writer.append(15, b"k2", b"in 15")
-        with pytest.raises(KeyGroupMismatch):
-            writer.append(16, b"k", b"v")
-        writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"], "key_group": pa.array([3], pa.int32())}))
-        with pytest.raises(KeyGroupMismatch):
-            writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"]}))
-        writer.commit(1)
-
-    assert rig.state() == {b"k": b"in 0", b"k2": b"in 15", b"m": b"batch"}
-
-
-def test_a_named_key_group_must_be_the_keys_own(log: Log) -> None:
-    """In a hashed log a wrong key group is refused, and the right one accepted."""
-    own = key_group_of(b"k", log.descriptor.key_type, log.descriptor.key_groups)
-    with Writer(log, "w") as writer:
-        with pytest.raises(KeyGroupMismatch):
-            writer.append((own + 1) % 16, b"k", b"v")
-        writer.append(own, b"k", b"v")
-        writer.commit(1)
 
 
 def test_meta_records_are_committed_with_the_changes(rig: LogRig, log: Log) -> None:

@@ -1,7 +1,5 @@
 """Recovery against damage and races, on the twins: the state, a loud fallback, or a typed error with facts."""
 
-import math
-import warnings
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -24,66 +22,20 @@ from statelog.errors import (
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery
-from statelog.recovery.host import Host
-from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chunk
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
-from statelog.schemas.snapshot.lease import expired
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
-from tests.support.rigs.cache import until
-from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import twin_rig
+from tests.support.rigs.snapshots import SnapshotTwins
 from tests.support.told import told
 
-_KEYS = [b"key-%d" % i for i in range(60)]
 
-
-class _Twins:
-    """A rig on twins that can be damaged, with three snapshots and a tail: each key was written in every stretch."""
-
-    def __init__(self, *, truncate: bool) -> None:
-        self.now_s = 1000.0
-        self.cluster = MemoryCluster()
-        self.disk = MemoryDisk(lambda: self.now_s)
-        self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
-        self.log = self.rig.log
-        with Writer(self.log, "w") as writer:
-            for stretch in range(1, 4):
-                self.rig.commit(writer, stretch, [(key, b"%d" % stretch) for key in _KEYS])
-                self.rig.snapshot()
-            self.rig.commit(writer, 4, [(key, b"tail") for key in _KEYS[::2]])
-        if truncate:
-            self.rig.drop(self.rig.manifests[0])
-            self.rig.truncate(self.rig.manifests[0])
-
-    @property
-    def expected(self) -> dict[object, object]:
-        return self.rig.state_at(self.rig.end())
-
-    def run_of(self, snapshot: int) -> str:
-        """The newest run of a snapshot, by its place in the list."""
-        return self.rig.manifests[snapshot].runs[-1].path
-
-    def hooked(self, hook: Callable[[str, str], None]) -> None:
-        """Let the recovery's store call `hook` with every method and path."""
-
-        def ask(method: str, path: str) -> Fault | None:
-            hook(method, path)
-            return None
-
-        self.log.store = MemoryStore(self.disk, "rig", faults=ask)
-        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
-
-
-def _fails(twins: _Twins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
+def _fails(twins: SnapshotTwins, kind: type[StatelogError], attempts: int = 5) -> StatelogError:
     """The error of a recovery that must fail, and leave nothing behind."""
     with pytest.raises(kind) as caught:
         recover(twins.log, settings=RecoverySettings(attempts=attempts)).to_dict()
@@ -98,7 +50,7 @@ def _fails(twins: _Twins, kind: type[StatelogError], attempts: int = 5) -> State
 
 def test_a_damaged_chunk_stops_the_recovery() -> None:
     """A committed chunk with a flipped byte is CorruptChunk, and no state comes out."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, record.value[:-1] + bytes([record.value[-1] ^ 1]))
     with pytest.raises(CorruptChunk) as caught:
@@ -108,7 +60,7 @@ def test_a_damaged_chunk_stops_the_recovery() -> None:
 
 def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
     """A committed chunk in whose place a stranger's record lies is told with partition, offsets and counts."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
     error = _fails(twins, IncompleteChangeSet)
@@ -118,7 +70,7 @@ def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
 
 def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
     """A chunk of the same head and counts, with its own right checksum, is not the one that the commit lists."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     found = decode_head(record.value)
     assert found is not None
@@ -159,7 +111,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
 
 def test_an_accepted_loss_is_passed() -> None:
     """What a person gave up is not missed, and all the rest comes out."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
     twins.cluster.overwrite("rig", 1, record.offset, b"a stranger's")
     accept_data_loss(twins.log, [LossRange(1, record.offset, record.offset + 1)], reason="test", operator="test")
@@ -170,7 +122,7 @@ def test_an_accepted_loss_is_passed() -> None:
 
 def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:
     """A partition that ends below its committed position is BeyondEnd with both numbers."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     end = twins.log.data_offsets()[2].end
     twins.cluster.lose_tail("rig", 2, end - 1)
     error = _fails(twins, BeyondEnd)
@@ -179,7 +131,7 @@ def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:
 
 def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
     """A ledger that ends below the newest snapshot is BeyondEnd, not an older snapshot in silence."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     position = twins.rig.manifests[-1].position
     twins.cluster.lose_tail("rig.ledger", 0, position - 1)
     error = _fails(twins, BeyondEnd)
@@ -189,7 +141,7 @@ def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> None:
     """A record that the snapshot was built on and that is another one now is told with topic and offset."""
-    twins = _Twins(truncate=False)
+    twins = SnapshotTwins(truncate=False)
     anchor = next(a for a in twins.rig.manifests[-1].anchors if a.topic == ("data" if topic == "rig" else "ledger"))
     twins.cluster.overwrite(topic, anchor.partition, anchor.offset, b"another")
     error = _fails(twins, AnchorMismatch)
@@ -199,7 +151,7 @@ def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> 
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_a_topic_made_anew_is_another_log(topic: str) -> None:
     """A topic that was deleted and made again under its name is refused before anything is read."""
-    twins = _Twins(truncate=False)
+    twins = SnapshotTwins(truncate=False)
     twins.cluster.recreate_topic(topic)
     error = _fails(twins, IdentityChanged)
     assert error.facts["expected"] != error.facts["found"]
@@ -207,7 +159,7 @@ def test_a_topic_made_anew_is_another_log(topic: str) -> None:
 
 def test_a_log_that_starts_too_high_is_offset_gone() -> None:
     """When more was truncated than any snapshot covers, planning again is bounded and ends with the offsets."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     end = twins.log.data_offsets()[0].end
     twins.cluster.truncate("rig", 0, end)
     plans: list[str] = []
@@ -220,19 +172,19 @@ def test_a_log_that_starts_too_high_is_offset_gone() -> None:
 # ---- the snapshot
 
 
-def _damage_manifest(twins: _Twins) -> None:
+def _damage_manifest(twins: SnapshotTwins) -> None:
     twins.disk.flip_byte(f"rig/{manifest_path(twins.rig.manifests[-1].number)}", -40)
 
 
-def _damage_run(twins: _Twins) -> None:
+def _damage_run(twins: SnapshotTwins) -> None:
     twins.disk.flip_byte(f"rig/{twins.run_of(-1)}", 30)
 
 
-def _cut_run(twins: _Twins) -> None:
+def _cut_run(twins: SnapshotTwins) -> None:
     twins.disk.truncate(f"rig/{twins.run_of(-1)}", 50)
 
 
-def _lose_run(twins: _Twins) -> None:
+def _lose_run(twins: SnapshotTwins) -> None:
     twins.disk.remove(f"rig/{twins.run_of(-1)}")
 
 
@@ -247,10 +199,10 @@ _DAMAGES = [
 @pytest.mark.parametrize(("damage", "_kind"), _DAMAGES)
 @pytest.mark.parametrize("truncate", [False, True])
 def test_a_damaged_newest_snapshot_falls_back_loudly(
-    damage: Callable[[_Twins], None], _kind: type[StatelogError], truncate: bool
+    damage: Callable[[SnapshotTwins], None], _kind: type[StatelogError], truncate: bool
 ) -> None:
     """The state is exact, read from the snapshot before, and both the warning and the recovery say so."""
-    twins = _Twins(truncate=truncate)
+    twins = SnapshotTwins(truncate=truncate)
     damage(twins)
     found: list[Recovery] = []
     for _ in range(2):  # It is told each time.
@@ -265,10 +217,10 @@ def test_a_damaged_newest_snapshot_falls_back_loudly(
 
 @pytest.mark.parametrize(("damage", "kind"), _DAMAGES)
 def test_a_damaged_snapshot_without_a_way_around_is_the_error(
-    damage: Callable[[_Twins], None], kind: type[StatelogError]
+    damage: Callable[[SnapshotTwins], None], kind: type[StatelogError]
 ) -> None:
     """If the log does not reach back to an older snapshot, the damage itself is what the caller gets."""
-    twins = _Twins(truncate=False)
+    twins = SnapshotTwins(truncate=False)
     twins.rig.truncate(twins.rig.manifests[-1])
     damage(twins)
     with told():
@@ -278,7 +230,7 @@ def test_a_damaged_snapshot_without_a_way_around_is_the_error(
 
 def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
     """If all manifests are damaged and nothing was truncated, the whole log is replayed."""
-    twins = _Twins(truncate=False)
+    twins = SnapshotTwins(truncate=False)
     for manifest in twins.rig.manifests:
         twins.disk.flip_byte(f"rig/{manifest_path(manifest.number)}", -40)
     with told():
@@ -290,7 +242,7 @@ def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
 
 def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
     """A truncated log whose manifests are gone is OffsetGone, never an empty state; who saw them knows better yet."""
-    twins = _Twins(truncate=True)
+    twins = SnapshotTwins(truncate=True)
     for manifest in twins.rig.manifests:
         twins.disk.remove(f"rig/{manifest_path(manifest.number)}")
     with pytest.raises(StoreUnavailable, match="went back"):
@@ -298,123 +250,3 @@ def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
     twins.log.manifests = ManifestChain(twins.log.store, twins.log.descriptor)
     with pytest.raises(DataLoss):
         recover(twins.log)
-
-
-# ---- races
-
-
-def _advance(twins: _Twins) -> None:
-    """Another snapshot stands, the older ones and what only they needed are gone."""
-    twins.rig.snapshot(merge=True)
-    for manifest in twins.rig.manifests[:-1]:
-        twins.rig.drop(manifest)
-    twins.rig.truncate(twins.rig.manifests[-1])
-
-
-def test_truncation_between_plan_and_lease_plans_again() -> None:
-    """What the materializer removes before the lease stands costs one more plan, and nothing else."""
-    twins = _Twins(truncate=True)
-    moved: list[str] = []
-
-    def hook(method: str, path: str) -> None:
-        if method == "put" and path.startswith("leases/") and not moved:
-            moved.append(path)
-            _advance(twins)
-
-    twins.hooked(hook)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        recovery = recover(twins.log)
-        assert recovery.to_dict() == twins.expected
-    assert moved
-    assert recovery.statistics().plans == 2
-    assert list_leases(twins.log.store) == []
-
-
-def test_cleanup_while_runs_are_read_plans_again() -> None:
-    """A run that goes away together with its manifest is no damage: the snapshot that replaced it is taken."""
-    twins = _Twins(truncate=True)
-    moved: list[str] = []
-
-    def hook(method: str, path: str) -> None:
-        if method == "open" and path == twins.run_of(-1) and not moved:
-            moved.append(path)
-            _advance(twins)
-
-    twins.hooked(hook)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        recovery = recover(twins.log)
-        assert recovery.to_dict() == twins.expected
-    assert moved
-    assert recovery.statistics().plans == 2
-
-
-def test_an_old_state_that_goes_away_meanwhile_is_not_found() -> None:
-    """A position that truncation took before the lease stood is NotFound with what is held, never another state."""
-    twins = _Twins(truncate=True)
-    position = twins.rig.manifests[0].position
-    moved: list[str] = []
-
-    def hook(method: str, path: str) -> None:
-        if method == "put" and path.startswith("leases/") and not moved:
-            moved.append(path)
-            _advance(twins)
-
-    twins.hooked(hook)
-    with pytest.raises(NotFound) as caught:
-        recover(twins.log, at=AtPosition(position)).to_dict()
-    assert caught.value.facts["oldest_position"] == twins.rig.manifests[-1].position
-
-
-def test_a_lease_is_held_while_reading_and_gone_afterwards() -> None:
-    """Every run is opened under exactly one lease, which names the snapshot that is read; a plan has none."""
-    twins = _Twins(truncate=True)
-    store = twins.log.store
-    seen: list[tuple[int, int]] = []
-
-    def look(method: str, path: str) -> None:
-        if method == "open" and path.startswith("runs/"):
-            seen.extend((held.lease.manifest_number, held.lease.position) for held in list_leases(store))
-
-    twins.hooked(look)
-    recovery = recover(twins.log)
-    assert list_leases(twins.log.store) == []
-    recovery.to_dict()
-    manifest = twins.rig.manifests[-1]
-    assert seen == [(manifest.number, manifest.position)] * len(manifest.runs)
-    assert list_leases(twins.log.store) == []
-
-
-def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
-    """Runs that take 50 seconds to open leave a lease of 60 seconds alive, because progress renews it."""
-    twins = _Twins(truncate=True)
-    store = twins.log.store
-    opened: list[str] = []
-
-    def live_leases() -> int:
-        held = list_leases(store)
-        return sum(not expired(h.lease, h.modified_s, twins.now_s, math.inf) for h in held)
-
-    def open_slowly(method: str, path: str) -> None:
-        if method == "open" and path.startswith("runs/"):
-            twins.now_s += 50.0
-            until(lambda: live_leases() == 1)
-            opened.append(path)
-
-    twins.hooked(open_slowly)
-    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), host=Host(clock=lambda: twins.now_s)).to_dict()
-    assert len(opened) == 3
-
-
-def test_a_failing_callback_ends_the_recovery() -> None:
-    """What the caller's progress function raises comes out as it is, and the lease is gone."""
-
-    def fail(_: object) -> None:
-        raise RuntimeError("the caller's own")
-
-    twins = _Twins(truncate=True)
-    recovery = recover(twins.log, progress=fail)
-    with pytest.raises(RuntimeError, match="the caller's own"):
-        recovery.to_dict()
-    assert list_leases(twins.log.store) == []

@@ -4,18 +4,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
 
-from statelog.storage.kafka import Kafka
+from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from tests.support.services.transactions import write_marker
 
-__all__ = ["World", "broker_world", "memory_world"]
+__all__ = [
+    "TIMEOUT_S",
+    "World",
+    "broker_world",
+    "memory_world",
+    "numbered",
+    "read_all",
+    "settle",
+    "spec_of",
+    "write_all",
+]
 
-_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
 _MAX_LOOKS = 2000
 
 
@@ -57,7 +68,7 @@ def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | 
     client = admin.AdminClient({"bootstrap.servers": bootstrap})
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
     answers = client.list_consumer_group_offsets([request])
-    (entry,) = answers[group].result(timeout=_TIMEOUT_S).topic_partitions or []
+    (entry,) = answers[group].result(timeout=TIMEOUT_S).topic_partitions or []
     return entry.offset
 
 
@@ -68,3 +79,47 @@ def _write_gap(kafka: Kafka, bootstrap: str, topic: str, partition: int) -> None
         if kafka.offsets(topic, [partition])[partition].end > marker:
             return
     raise AssertionError("the marker did not arrive")
+
+
+# ---- what the suites write and read
+
+
+def spec_of(name: str, partitions: int = 3) -> TopicSpec:
+    """A topic that keeps everything, on one broker."""
+    return TopicSpec(name=name, partitions=partitions, replication_factor=1, config={"retention.ms": "-1"})
+
+
+def settle(producer: Producer, count: int, reports: list[Delivery]) -> None:
+    """Poll until `count` reports are there."""
+    for _ in range(2000):
+        if len(reports) >= count:
+            return
+        producer.poll(0.05)
+    pytest.fail(f"{len(reports)} of {count} reports came")
+
+
+def write_all(kafka: Kafka, topic: str, partition: int, values: list[bytes]) -> list[int]:
+    """Write values, all of which must be acknowledged; returns their offsets."""
+    producer = kafka.producer()
+    reports: list[Delivery] = []
+    for value in values:
+        while not producer.send(topic, partition, value, reports.append):
+            producer.poll(0.05)
+    settle(producer, len(values), reports)
+    producer.close()
+    assert {report.status for report in reports} <= {DeliveryStatus.OK}
+    return [report.offset for report in reports]
+
+
+def read_all(kafka: Kafka, topic: str, ranges: dict[int, OffsetRange]) -> list[Record]:
+    """All records of these ranges, by a reader of their own."""
+    reader = kafka.reader(topic)
+    try:
+        return list(reader.read(ranges, stall_timeout_s=TIMEOUT_S))
+    finally:
+        reader.close()
+
+
+def numbered(count: int, prefix: bytes = b"v") -> list[bytes]:
+    """So many values, each with its number."""
+    return [prefix + str(number).encode() for number in range(count)]

@@ -21,7 +21,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topics.policy import parse_waivers
@@ -47,6 +47,7 @@ __all__ = [
     "TwinLog",
     "TwinRig",
     "apply_tail",
+    "key_in",
     "real_rig",
     "rolled_up",
     "settings_for",
@@ -258,3 +259,15 @@ def _apply(changes: pa.Table | pa.RecordBatch, state: State) -> None:
             state.pop(key, None)
         else:
             state[key] = value
+
+
+def key_in(log: Log, partition: int) -> bytes:
+    """A key of this partition."""
+    shape = log.descriptor
+    keys = (b"key-%d" % i for i in range(10_000))
+    return next(
+        key
+        for key in keys
+        if partition_of(key_group_of(key, shape.key_type, shape.key_groups), shape.partitions, shape.key_groups)
+        == partition
+    )

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from statelog.errors import AlreadyExists, ConfigError, NotFound, StorageFull, StoreRefused, StoreUnavailable
+from statelog.errors import (
+    AlreadyExists,
+    ConfigError,
+    NotFound,
+    StorageFull,
+    StoreRefused,
+    StoreUnavailable,
+    UnsafeStore,
+)
 from statelog.storage.store.fsspec import FsspecStore, client_options, open_store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import parse_root
-from tests.support.faults.file_systems import unique_directory
+from tests.support.faults.file_systems import CarelessFileSystem, unique_directory
 
 
 class ClientError(Exception):
@@ -259,3 +267,16 @@ def test_a_probe_that_cannot_be_made_tells_the_cause() -> None:
     fs.rm_file = refuse  # type: ignore[method-assign] # a store that refuses everything
     with pytest.raises(StoreRefused, match=r"Cannot create .*no writing here"):
         store.check()
+
+
+def test_the_proof_refuses_a_store_that_ignores_the_condition() -> None:
+    """check() raises UnsafeStore for a store whose second create succeeds, and removes its probe."""
+    base = unique_directory()
+    store = FsspecStore(
+        parse_root("memory://careless", cwd=Path("/")),
+        "orders",
+        connect=lambda: (CarelessFileSystem(), f"{base}/orders"),
+    )
+    with pytest.raises(UnsafeStore):
+        store.check()
+    assert not [path for path in CarelessFileSystem.store if path.startswith(base)]

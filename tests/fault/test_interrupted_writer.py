@@ -1,0 +1,185 @@
+"""A writer that is interrupted, forked, or closed in the middle of a call: it ends, and leaves nothing open."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from statelog.errors import (
+    ClosedError,
+)
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.guard import Life
+from statelog.producer.settings import WriterSettings
+from statelog.producer.task_writer import TaskWriter
+from statelog.producer.writer import Writer
+from statelog.seams import Seams
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import WAIVED, LogRig, twin_rig
+
+pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
+
+
+@pytest.fixture
+def rig() -> LogRig:
+    """A log's two places, in memory."""
+    return twin_rig("l")
+
+
+@pytest.fixture
+def log(rig: LogRig) -> Iterator[Log]:
+    """A new log of opaque values under bytes keys."""
+    with rig.create() as created:
+        yield created
+
+
+class InterruptedValue(bytes):
+    """A value during whose buffering Ctrl-C is pressed."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_put_ends_the_writer(rig: LogRig, log: Log) -> None:
+    """Ctrl-C half way through a put leaves the buffer in doubt, so nothing of it can be committed."""
+    writer = Writer(log, "w")
+    writer.put(b"k", b"v")
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(b"l", InterruptedValue(b"w"))
+    assert writer.life is Life.FAILED
+    with pytest.raises(ClosedError):
+        writer.commit(1)
+    writer.close()
+
+    assert rig.state() == {}
+
+
+def test_an_interrupted_task_ends(log: Log) -> None:
+    """The same for a task: it gives no handle after it."""
+    with Coordinator(log, "c") as coordinator:
+        task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
+        with pytest.raises(KeyboardInterrupt):
+            task.put(b"l", InterruptedValue(b"w"))
+        with pytest.raises(ClosedError):
+            task.finish()
+
+
+def test_a_forked_child_has_no_task(rig: LogRig, log: Log) -> None:
+    """Parent and child would send under one number, and a reader could not tell whose chunks are whose."""
+    with Coordinator(log, "c") as coordinator:
+        task = TaskWriter(log.kafka.producer(), coordinator.task(1), slot=0)
+        task.put(b"k", b"v")
+        child = os.fork()
+        if child == 0:
+            try:
+                task.finish()
+            except ClosedError:
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        coordinator.commit([task.finish()], checkpoint_id=1)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert rig.state() == {b"k": b"v"}
+
+
+def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -> None:
+    """Its owner may be inside the clients that would go. Once that thread has ended anybody may."""
+    made: list[Writer] = []
+    refusals: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            made[0].close()
+        except ClosedError as error:
+            refusals.append(error)
+
+    def in_thread(target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+
+    made.append(Writer(log, "w"))
+    made[0].put(b"k", b"v")
+    in_thread(close)
+    made[0].commit(1)
+    made[0].close()
+    with rig.open() as again:
+        in_thread(lambda: made.append(Writer(again, "x")))
+        made[1].close()
+
+    assert len(refusals) == 1
+    assert [writer.life for writer in made] == [Life.CLOSED, Life.CLOSED]
+
+
+def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: LogRig, log: Log) -> None:
+    """As a signal's handler does it: the commit fails with its own error, and nothing was written."""
+    writer = Writer(log, "w", seams=Seams(crash=lambda point: writer.close() if point == "commit-made" else None))
+    writer.put(b"k", b"v")
+    with pytest.raises(ClosedError, match="producer is closed"):
+        writer.commit(1)
+
+    assert writer.life is Life.CLOSED
+    assert rig.state() == {}
+
+
+def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
+    """Ctrl-C right after the Open: nobody holds the writer, so nobody else could close its clients."""
+    made: list[MemoryProducer] = []
+
+    class Remembering(MemoryKafka):
+        def producer(self) -> MemoryProducer:
+            made.append(super().producer())
+            return made[-1]
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    assert isinstance(log.kafka, MemoryKafka)
+    watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store, waived=WAIVED)
+    with pytest.raises(KeyboardInterrupt):
+        Writer(watched, "w", seams=Seams(crash=interrupt))
+
+    assert len(made) == 1
+    with pytest.raises(ClosedError):
+        made[0].poll(0)
+
+
+class Stuck:
+    """Every chunk stays on its way."""
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """Delayed, unless it is a record of the ledger."""
+        return Fate.DELIVER if attempt.topic.endswith(".ledger") else Fate.DELAY
+
+
+def test_an_interrupt_while_blocked_ends_the_writer() -> None:
+    """Ctrl-C while a full buffer waits for room: half of it is out, so the writer is over, and nothing counts."""
+    calls = 0
+
+    def clock() -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 8:
+            raise KeyboardInterrupt
+        return 0.0
+
+    rig = twin_rig("l", Stuck())
+    settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
+    with rig.create() as log:
+        writer = Writer(log, "w", settings=settings, seams=Seams(clock=clock))
+        with pytest.raises(KeyboardInterrupt):
+            for i in range(1_000):
+                writer.put(b"%d" % i, bytes(20))
+        assert not writer.available
+        with pytest.raises(ClosedError):
+            writer.put(b"k", b"v")
+        writer.close()
+
+    assert writer.statistics().in_flight_bytes == 0
+    assert rig.state() == {}

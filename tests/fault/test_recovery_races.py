@@ -1,0 +1,135 @@
+"""Recovery beside truncation, cleanup and time: it plans again, holds its lease, or says what went away."""
+
+import math
+import warnings
+
+import pytest
+
+from statelog.errors import (
+    NotFound,
+)
+from statelog.recovery.host import Host
+from statelog.recovery.planning.at import AtPosition
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.snapshot.lease import expired
+from statelog.storage.held_lease import list_leases
+from tests.support.rigs.cache import until
+from tests.support.rigs.snapshots import SnapshotTwins
+
+
+def _advance(twins: SnapshotTwins) -> None:
+    """Another snapshot stands, the older ones and what only they needed are gone."""
+    twins.rig.snapshot(merge=True)
+    for manifest in twins.rig.manifests[:-1]:
+        twins.rig.drop(manifest)
+    twins.rig.truncate(twins.rig.manifests[-1])
+
+
+def test_truncation_between_plan_and_lease_plans_again() -> None:
+    """What the materializer removes before the lease stands costs one more plan, and nothing else."""
+    twins = SnapshotTwins(truncate=True)
+    moved: list[str] = []
+
+    def hook(method: str, path: str) -> None:
+        if method == "put" and path.startswith("leases/") and not moved:
+            moved.append(path)
+            _advance(twins)
+
+    twins.hooked(hook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recovery = recover(twins.log)
+        assert recovery.to_dict() == twins.expected
+    assert moved
+    assert recovery.statistics().plans == 2
+    assert list_leases(twins.log.store) == []
+
+
+def test_cleanup_while_runs_are_read_plans_again() -> None:
+    """A run that goes away together with its manifest is no damage: the snapshot that replaced it is taken."""
+    twins = SnapshotTwins(truncate=True)
+    moved: list[str] = []
+
+    def hook(method: str, path: str) -> None:
+        if method == "open" and path == twins.run_of(-1) and not moved:
+            moved.append(path)
+            _advance(twins)
+
+    twins.hooked(hook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recovery = recover(twins.log)
+        assert recovery.to_dict() == twins.expected
+    assert moved
+    assert recovery.statistics().plans == 2
+
+
+def test_an_old_state_that_goes_away_meanwhile_is_not_found() -> None:
+    """A position that truncation took before the lease stood is NotFound with what is held, never another state."""
+    twins = SnapshotTwins(truncate=True)
+    position = twins.rig.manifests[0].position
+    moved: list[str] = []
+
+    def hook(method: str, path: str) -> None:
+        if method == "put" and path.startswith("leases/") and not moved:
+            moved.append(path)
+            _advance(twins)
+
+    twins.hooked(hook)
+    with pytest.raises(NotFound) as caught:
+        recover(twins.log, at=AtPosition(position)).to_dict()
+    assert caught.value.facts["oldest_position"] == twins.rig.manifests[-1].position
+
+
+def test_a_lease_is_held_while_reading_and_gone_afterwards() -> None:
+    """Every run is opened under exactly one lease, which names the snapshot that is read; a plan has none."""
+    twins = SnapshotTwins(truncate=True)
+    store = twins.log.store
+    seen: list[tuple[int, int]] = []
+
+    def look(method: str, path: str) -> None:
+        if method == "open" and path.startswith("runs/"):
+            seen.extend((held.lease.manifest_number, held.lease.position) for held in list_leases(store))
+
+    twins.hooked(look)
+    recovery = recover(twins.log)
+    assert list_leases(twins.log.store) == []
+    recovery.to_dict()
+    manifest = twins.rig.manifests[-1]
+    assert seen == [(manifest.number, manifest.position)] * len(manifest.runs)
+    assert list_leases(twins.log.store) == []
+
+
+def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
+    """Runs that take 50 seconds to open leave a lease of 60 seconds alive, because progress renews it."""
+    twins = SnapshotTwins(truncate=True)
+    store = twins.log.store
+    opened: list[str] = []
+
+    def live_leases() -> int:
+        held = list_leases(store)
+        return sum(not expired(h.lease, h.modified_s, twins.now_s, math.inf) for h in held)
+
+    def open_slowly(method: str, path: str) -> None:
+        if method == "open" and path.startswith("runs/"):
+            twins.now_s += 50.0
+            until(lambda: live_leases() == 1)
+            opened.append(path)
+
+    twins.hooked(open_slowly)
+    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), host=Host(clock=lambda: twins.now_s)).to_dict()
+    assert len(opened) == 3
+
+
+def test_a_failing_callback_ends_the_recovery() -> None:
+    """What the caller's progress function raises comes out as it is, and the lease is gone."""
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the caller's own")
+
+    twins = SnapshotTwins(truncate=True)
+    recovery = recover(twins.log, progress=fail)
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        recovery.to_dict()
+    assert list_leases(twins.log.store) == []
