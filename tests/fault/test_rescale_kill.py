@@ -1,4 +1,4 @@
-"""Re-scaling and taking over with processes on a real broker: four workers, two, three, killed or just left running.
+"""Rescaling and taking over with processes on a real broker: four workers, two, three, killed or just left running.
 
 The job counts events, so that a lost event and one counted twice both show. What it was told is what the log holds.
 """

@@ -1,5 +1,6 @@
 """The configuration: layers in order, nothing unknown, nothing contradictory, no secret shown."""
 
+import re
 from pathlib import Path
 
 import click
@@ -294,3 +295,14 @@ def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_owner("statelog.toml", owner, mode, 1000)
     check_owner("statelog.toml", 0, 0o644, 1000)
+
+
+def test_the_defaults_in_the_help_are_the_defaults() -> None:
+    """Whoever types what the help calls the default gets what nobody typed."""
+    named = [(one.name or "", one.help or "") for one in materialize_command.params if isinstance(one, click.Option)]
+    told = {name: found[1] for name, text in named if (found := re.search(r"Default (\w+)", text))}
+    assert len(told) > 8
+    for name, text in told.items():
+        key = name.removeprefix("key_of_").replace("__", ".")
+        typed = made(flags=flag_layer({key: text}, [], []))
+        assert materializer_settings(typed) == materializer_settings(made()), key

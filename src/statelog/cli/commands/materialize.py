@@ -23,38 +23,66 @@ SIGUSR1 starts a round now."""
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
-@click.option("--interval", "key_of_materializer__interval_s", metavar="TIME", help="Between rounds, such as 30s.")
-@click.option("--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round, 0 to 1.")
-@click.option("--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Of one round, such as 512MiB.")
 @click.option(
-    "--failures", "key_of_materializer__failures_tolerated", metavar="N", help="Failures in a row to tolerate."
+    "--interval",
+    "key_of_materializer__interval_s",
+    metavar="TIME",
+    help="From the end of a round to the next. Default 10min.",
+)
+@click.option(
+    "--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round, 0 to 1. Default 1."
+)
+@click.option(
+    "--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Size of one round. Default 512MiB."
+)
+@click.option(
+    "--failures",
+    "key_of_materializer__failures_tolerated",
+    metavar="N",
+    help="Failures in a row to tolerate. Default 3.",
 )
 @click.option(
     "--failures-for",
     "key_of_materializer__failures_tolerated_s",
     metavar="TIME",
-    help="Tolerate any number of failures for this long.",
+    help="Tolerate any number of failures for this long. Default 15min.",
 )
 @click.option(
-    "--stop-grace", "key_of_materializer__stop_grace_s", metavar="TIME", help="How long a round may go on after a stop."
+    "--stop-grace",
+    "key_of_materializer__stop_grace_s",
+    metavar="TIME",
+    help="How long a round may go on after a stop. Default 1min.",
 )
-@click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2.")
+@click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2. Default 2.")
 @click.option(
-    "--min-age", "key_of_materializer__min_age_s", metavar="TIME", help="Keep manifests superseded more recently."
+    "--min-age",
+    "key_of_materializer__min_age_s",
+    metavar="TIME",
+    help="Keep manifests superseded more recently. Default 1h.",
 )
-@click.option("--fanout", "key_of_materializer__fanout", metavar="N", help="Merge this many runs of one size.")
-@click.option("--scratch", "key_of_materializer__scratch", metavar="DIR", help="Where runs are written first.")
+@click.option(
+    "--fanout", "key_of_materializer__fanout", metavar="N", help="Merge this many runs of one size. Default 4."
+)
+@click.option(
+    "--scratch",
+    "key_of_materializer__scratch",
+    metavar="DIR",
+    help="Where runs are written first; default: the temporary directory.",
+)
 @click.option(
     "--alarm-age",
     "key_of_materializer__alarm_age_s",
     metavar="TIME",
-    help="Alarm on older changes that no snapshot holds.",
+    help="Alarm on older changes that no snapshot holds. Default 1h, or six intervals.",
 )
 @click.option(
     "--restore-within", "key_of_materializer__restore_budget_s", metavar="TIME", help="Keep a restore within this time."
 )
 @click.option(
-    "--round-timeout", "key_of_materializer__round_timeout_s", metavar="TIME", help="Give up a round after this time."
+    "--round-timeout",
+    "key_of_materializer__round_timeout_s",
+    metavar="TIME",
+    help="Give up a round after this time. Default 6h.",
 )
 @connected
 def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> None:

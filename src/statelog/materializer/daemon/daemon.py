@@ -77,9 +77,9 @@ class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
     `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
-    `statelog.materializer`. `wait` waits that many seconds, or until the
-    control wakes it. `start` runs a round or a look, on another thread unless a test replaces it. `rates` are used
-    until better ones have been measured. The `clock` of `seams` paces the daemon.
+    `statelog.materializer`. `wait` waits that many seconds, or until the control wakes it. `start` runs a round or a
+    look, on another thread unless a test replaces it. `rates` are used until better ones have been measured. The
+    `clock` of `seams` paces the daemon.
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler

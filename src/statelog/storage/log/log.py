@@ -278,7 +278,7 @@ class Log(Closing):
         """Every writer's last commit (checkpoint, ledger offset, metadata), now. Reads the ledger behind the newest
         manifest, and no data.
 
-        After a writer opened, those of the writers that it replaced are final: this is where a job that was re-scaled
+        After a writer opened, those of the writers that it replaced are final: this is where a job that was rescaled
         finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
         with closing(self.ledger.newest_client()) as client:
