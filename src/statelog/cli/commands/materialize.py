@@ -1,6 +1,8 @@
 """`statelog materialize`: rolls a log up, as a daemon or once."""
 
 import datetime
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -12,10 +14,16 @@ from statelog.materializer import Control, Event, Materializer, install_signal_h
 __all__ = ["command"]
 
 _LOOK_AGAIN_S = 2.0
+F = TypeVar("F", bound=Callable[..., Any])
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
 SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0; a second one gives the round up.
 SIGUSR1 starts a round now."""
+
+
+def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
+    """An option for a key of the configuration's table [materializer]."""
+    return click.option(flag, f"key_of_materializer__{key}", metavar=metavar, help=text)
 
 
 @click.command("materialize", help=_HELP)
@@ -23,67 +31,23 @@ SIGUSR1 starts a round now."""
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
-@click.option(
-    "--interval",
-    "key_of_materializer__interval_s",
-    metavar="TIME",
-    help="From the end of a round to the next. Default 10min.",
+@_setting("--interval", "interval_s", "TIME", "From the end of a round to the next. Default 10min.")
+@_setting("--jitter", "jitter", "0..1", "Spread of the first round, 0 to 1. Default 1.")
+@_setting("--budget", "budget_bytes", "SIZE", "Size of one round. Default 512MiB.")
+@_setting("--failures", "failures_tolerated", "N", "Failures in a row to tolerate. Default 3.")
+@_setting(
+    "--failures-for", "failures_tolerated_s", "TIME", "Tolerate any number of failures for this long. Default 15min."
 )
-@click.option(
-    "--jitter", "key_of_materializer__jitter", metavar="0..1", help="Spread of the first round, 0 to 1. Default 1."
+@_setting("--stop-grace", "stop_grace_s", "TIME", "How long a round may go on after a stop. Default 1min.")
+@_setting("--keep", "keep", "N", "Manifests to keep, at least 2. Default 2.")
+@_setting("--min-age", "min_age_s", "TIME", "Keep manifests superseded more recently. Default 1h.")
+@_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
+@_setting("--scratch", "scratch", "DIR", "Where runs are written first; default: the temporary directory.")
+@_setting(
+    "--alarm-age", "alarm_age_s", "TIME", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals."
 )
-@click.option(
-    "--budget", "key_of_materializer__budget_bytes", metavar="SIZE", help="Size of one round. Default 512MiB."
-)
-@click.option(
-    "--failures",
-    "key_of_materializer__failures_tolerated",
-    metavar="N",
-    help="Failures in a row to tolerate. Default 3.",
-)
-@click.option(
-    "--failures-for",
-    "key_of_materializer__failures_tolerated_s",
-    metavar="TIME",
-    help="Tolerate any number of failures for this long. Default 15min.",
-)
-@click.option(
-    "--stop-grace",
-    "key_of_materializer__stop_grace_s",
-    metavar="TIME",
-    help="How long a round may go on after a stop. Default 1min.",
-)
-@click.option("--keep", "key_of_materializer__keep", metavar="N", help="Manifests to keep, at least 2. Default 2.")
-@click.option(
-    "--min-age",
-    "key_of_materializer__min_age_s",
-    metavar="TIME",
-    help="Keep manifests superseded more recently. Default 1h.",
-)
-@click.option(
-    "--fanout", "key_of_materializer__fanout", metavar="N", help="Merge this many runs of one size. Default 4."
-)
-@click.option(
-    "--scratch",
-    "key_of_materializer__scratch",
-    metavar="DIR",
-    help="Where runs are written first; default: the temporary directory.",
-)
-@click.option(
-    "--alarm-age",
-    "key_of_materializer__alarm_age_s",
-    metavar="TIME",
-    help="Alarm on older changes that no snapshot holds. Default 1h, or six intervals.",
-)
-@click.option(
-    "--restore-within", "key_of_materializer__restore_budget_s", metavar="TIME", help="Keep a restore within this time."
-)
-@click.option(
-    "--round-timeout",
-    "key_of_materializer__round_timeout_s",
-    metavar="TIME",
-    help="Give up a round after this time. Default 6h.",
-)
+@_setting("--restore-within", "restore_budget_s", "TIME", "Keep a restore within this time.")
+@_setting("--round-timeout", "round_timeout_s", "TIME", "Give up a round after this time. Default 6h.")
 @connected
 def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> None:
     """Materialize a log."""
