@@ -14,6 +14,7 @@
     │   ├── SequenceTruncated       a sequence number that its writer has truncated
     │   ├── SequenceAhead           a sequence number that no change set of its writer has yet
     │   ├── LogInUse                another job, which may be alive, would be fenced by opening
+    │   ├── ReaderInUse             the reader id belongs to another reading
     │   ├── ClosedError             used after close, from another thread or after a fork
     │   └── OverlappingTasks        two tasks of one commit wrote the same key group
     ├── NotFound                    the log, checkpoint or position asked for does not exist
@@ -28,6 +29,7 @@
     │   └── RoundGivenUp            a round that exceeded its time; the log is as it was before
     ├── PersistFailed               change sets that did not become durable; nothing of them counts
     ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
+    ├── SubscriptionEnded           a reader's hold on truncation was ended, by the cap or by a person
     ├── Fenced                      a newer writer owns the partitions or the name; this one is over
     ├── CommitRefused               the ledger shows the commit void for another reason than fencing
     └── Damaged                     what was stored is not what is there
@@ -92,6 +94,7 @@ __all__ = [
     "OutcomeUnknown",
     "OverlappingTasks",
     "PersistFailed",
+    "ReaderInUse",
     "RoundGivenUp",
     "SequenceAhead",
     "SequenceTruncated",
@@ -100,6 +103,7 @@ __all__ = [
     "StorageFull",
     "StoreRefused",
     "StoreUnavailable",
+    "SubscriptionEnded",
     "Unavailable",
     "UncommittedChanges",
     "UnknownFormat",
@@ -192,6 +196,10 @@ class LogInUse(Misuse):
     """Opening would fence another job that may be alive, and no option allows that."""
 
 
+class ReaderInUse(Misuse):
+    """The subscription of this reader id belongs to another reading, which may come back."""
+
+
 class ClosedError(Misuse):
     """Used after close, from a second thread, or in a process that was forked later."""
 
@@ -256,6 +264,10 @@ class PersistFailed(StatelogError):
 
 class OutcomeUnknown(StatelogError):
     """A ledger record was sent and not answered: valid or not, only a new Open can settle it."""
+
+
+class SubscriptionEnded(StatelogError):
+    """A reader's subscription was ended, by the materializer's cap or by a person: truncation does not wait for it."""
 
 
 class Fenced(StatelogError):

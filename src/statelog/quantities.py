@@ -1,6 +1,8 @@
-"""Counts, sizes and durations as people read them. Pure, and quick to load."""
+"""Counts, sizes, durations and times as people read them. Pure, and quick to load."""
 
-__all__ = ["show_bytes", "show_count", "show_duration"]
+import datetime
+
+__all__ = ["show_bytes", "show_count", "show_duration", "show_time"]
 
 
 def show_count(number: float) -> str:
@@ -26,3 +28,8 @@ def show_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def show_time(seconds: float) -> str:
+    """A time since 1970, in UTC, to the second."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -206,10 +206,10 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         cleanup_plan: cleanup.CleanupPlan,
         chosen: MaterializerSettings,
         verified: VerifiedRuns,
-        crash: Callable[[str], None],
+        seams: Seams,
     ) -> Cleanup:
         late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified.manifests)
-        return cleanup.run_cleanup(log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, crash)
+        return cleanup.run_cleanup(log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, seams)
 
     monkeypatch.setattr("statelog.materializer.round.roll_up.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)

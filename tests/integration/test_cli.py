@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import rocksdict
 
+from statelog.errors import SubscriptionEnded
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
+from statelog.storage.held_subscription import HeldSubscription
 from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
 from tests.support.services.broker import Broker
 
@@ -36,6 +38,30 @@ def test_describe_names_topics_and_whoever_holds_the_log(shell: Shell) -> None:
     assert (found["data_topic"], found["ledger_topic"]) == (shell.name, f"{shell.name}.ledger")
     (lease,) = found["leases"]
     assert (lease["holder"], lease["position"], lease["manifest"]) == ("somebody", 0, None)
+
+
+def test_subscriptions_are_listed_and_removed(shell: Shell) -> None:
+    """Who holds truncation is shown, ends by command once, and its reader is told."""
+    with shell.open_log() as log, Writer(log, "w") as writer:
+        writer.put("a", b"1")
+        writer.commit()
+        held = HeldSubscription(log, "lake", holder_id="one", holder="query 7")
+        state = log.describe().state
+        held.hold(state, None, take_up=True)
+        writer.put("b", b"1")
+        writer.commit()
+        shell.json("materialize", shell.name, "--once")
+        found = shell.json("describe", shell.name)
+        (row,) = found["subscriptions"]
+        assert [row[name] for name in ("reader", "status", "position")] == ["lake", "holds", state.position]
+        assert found["truncation_held_by"] == "subscription lake of query 7"
+        assert shell.run("subscriptions", shell.name, "--remove", "lake", stdin=b"no\n").exit_code == 2
+        assert shell.json("subscriptions", shell.name, "--remove", "lake", "--yes")["ended"] == "removed"
+        (row,) = shell.json("subscriptions", shell.name)["subscriptions"]
+        assert row["status"] == "ended: removed by command"
+        assert shell.json("subscriptions", shell.name, "--remove", "other", "--yes", code=3)["error"] == "NotFound"
+        with pytest.raises(SubscriptionEnded, match="removed by command"):
+            held.hold(state, None)
 
 
 def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.samples.hostile import TARGETS, hostile, make_target
 
-UNSEALED = [name for name in (*TARGETS, "run") if name not in ("manifest", "lease", "descriptor", "applied", "frame")]
+_ONLY_SEALED = ("manifest", "lease", "subscription", "descriptor", "applied", "frame")
+UNSEALED = [name for name in (*TARGETS, "run") if name not in _ONLY_SEALED]
 SEALED = [name for name in (*TARGETS, "run") if not name.endswith(" file")]
 SOAK_S = 60.0
 

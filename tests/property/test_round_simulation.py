@@ -7,9 +7,11 @@ import pytest
 
 from statelog.errors import StatelogError
 from statelog.materializer.round import cleanup
+from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.snapshot.lease import Lease
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, condemned, truncation_floor
+from statelog.schemas.snapshot.subscription import Subscription, SubscriptionFile
 from tests.support.worlds.round import RoundWorld, ViolationError
 
 SEEDS = range(6)
@@ -31,6 +33,8 @@ def test_snapshots_are_always_recoverable(tmp_path: Path) -> None:
     assert sum(world.killed for world in worlds) > 0
     assert sum(world.reads - world.replans for world in worlds) > 0
     assert sum(world.recoveries for world in worlds) > 0
+    assert sum(world.moves for world in worlds) > 0
+    assert sum(world.capped for world in worlds) > 0
 
 
 def test_garbage_is_collected_in_the_end(tmp_path: Path) -> None:
@@ -67,7 +71,14 @@ def _no_kept_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "condemned", own_only)
 
 
-@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files])
+def _no_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_files: Sequence[SubscriptionFile], _identity: LogIdentity) -> list[Subscription]:
+        return []
+
+    monkeypatch.setattr(cleanup, "holding", nothing)
+
+
+@pytest.mark.parametrize("remove", [_no_floor, _no_kept_files, _no_subscriptions])
 def test_a_missing_guard_is_noticed(
     remove: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

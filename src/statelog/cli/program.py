@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "describe": "Show what a log is, and its current status.",
+    "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
     "dev": "Start, stop or show the development broker.",

@@ -24,8 +24,10 @@ from statelog.materializer.daemon.events import (
     RoundSkipped,
     RoundStarted,
     Started,
+    SubscriptionCapped,
 )
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.subscription import SubscriptionCap
 
 __all__ = ["event_fields", "event_line", "materializer_settings", "outcome_report"]
 
@@ -39,8 +41,11 @@ def materializer_settings(config: CliConfig) -> MaterializerSettings:
     if "alarm_age_s" not in given and "interval_s" in given:
         usual = MaterializerSettings().alarm_age_s
         given["alarm_age_s"] = max(usual, _INTERVALS_BEFORE_ALARM * cast("float", given["interval_s"]))
+    cap = {name: given.pop(f"subscription_{name}") for name in ("idle_s", "records") if f"subscription_{name}" in given}
     return MaterializerSettings(
-        **cast("dict[str, Any]", given), retention=RetentionPolicy(**cast("dict[str, Any]", retention))
+        **cast("dict[str, Any]", given),
+        retention=RetentionPolicy(**cast("dict[str, Any]", retention)),
+        subscriptions=SubscriptionCap(**cast("dict[str, Any]", cap)),
     )
 
 
@@ -75,6 +80,7 @@ def _completed(outcome: CompletedRound) -> tuple[Fact, ...]:
         Fact("held_by", cleanup.held_by or None),
         Fact("manifests_dropped", cleanup.manifests_dropped, Unit.COUNT),
         Fact("files_deleted", cleanup.files_deleted, Unit.COUNT),
+        Fact("subscriptions_ended", ", ".join(one.reader for one in cleanup.capped) or None),
         Fact("cleanup_held_back", cleanup.held_back or None),
         Fact("unpublished", outcome.unpublished or None),
     )
@@ -111,6 +117,8 @@ def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
             }
         case CleanupHeldBack() | OffsetUnpublished():
             return {**head, "reason": event.reason}
+        case SubscriptionCapped():
+            return {**head, "reader": event.reader, "reason": event.reason}
         case LogAgeAlarm():
             return {**head, "age_s": event.age_s}
         case RestoreBudgetOutOfReach():

@@ -17,19 +17,28 @@ from statelog.materializer.daemon.events import (
     RoundStarted,
     Started,
     Stopped,
+    SubscriptionCapped,
 )
 from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, RestoreWork, Speed
 from statelog.materializer.daemon.schedule import RoundCause
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
-from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.round.outcome import (
+    CappedSubscription,
+    Cleanup,
+    CompletedRound,
+    LostRound,
+    RoundOutcome,
+    SkippedRound,
+)
 from statelog.materializer.round.round import run_round
 from statelog.materializer.round.steps import CRASH_POINTS
 from statelog.materializer.settings import MaterializerSettings
 
 __all__ = [
     "CRASH_POINTS",
+    "CappedSubscription",
     "Cleanup",
     "CleanupHeldBack",
     "CompletedRound",
@@ -57,6 +66,7 @@ __all__ = [
     "Speed",
     "Started",
     "Stopped",
+    "SubscriptionCapped",
     "Tail",
     "ThreadStarter",
     "install_signal_handlers",

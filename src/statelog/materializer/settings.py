@@ -7,6 +7,7 @@ from pathlib import Path
 
 from statelog.errors import ConfigError
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.subscription import SubscriptionCap
 
 __all__ = ["MaterializerSettings"]
 
@@ -29,6 +30,7 @@ class MaterializerSettings:
     scratch               where runs are written before they are uploaded: room for two copies of the state, and not
                           a RAM disk
     lease_cap_s           no lease holds anything back for longer
+    subscriptions         when a reader's subscription that holds something back is ended
     alarm_age_s           alarm once a committed change is this old and in no snapshot
     round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge,
                           because the next round starts that merge over
@@ -55,6 +57,7 @@ class MaterializerSettings:
     fanout: int = 4
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     lease_cap_s: float = 86_400.0
+    subscriptions: SubscriptionCap = field(default_factory=SubscriptionCap)
     alarm_age_s: float = 3600.0
     round_timeout_s: float = 6 * 3600.0
     restore_budget_s: float | None = None

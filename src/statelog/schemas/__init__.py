@@ -23,6 +23,7 @@ from statelog.schemas.ledger.state import LastCommit, LedgerState, LiveEpoch, Me
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
+from statelog.schemas.snapshot.subscription import SubscriptionCap
 from statelog.schemas.topics.policy import Waiver
 from statelog.schemas.topics.rights import Rights
 from statelog.schemas.values.schema import ValueSchema
@@ -63,6 +64,7 @@ __all__ = [
     "RunIndex",
     "RunRef",
     "Step",
+    "SubscriptionCap",
     "ValueField",
     "ValueSchema",
     "ValueType",

@@ -19,12 +19,16 @@ __all__ = [
     "manifest_path",
     "run_path",
     "schema_path",
+    "subscription_path",
+    "subscription_slot",
 ]
 
 DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
 _MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
+_SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
+_LARGEST = 2**63 - 2
 
 
 def check_name(what: str, name: object) -> str:
@@ -81,3 +85,17 @@ def schema_path(schema_id: int) -> str:
 def lease_path(lease_id: str) -> str:
     """Path of a reader's lease below the log's directory."""
     return f"leases/{check_name('lease', lease_id)}.avro"
+
+
+def subscription_path(reader: str, number: int) -> str:
+    """Path of a file of a reader's subscription below the log's directory; numbers start at 1."""
+    return f"subscriptions/{check_name('reader', reader)}.{number:020d}.avro"
+
+
+def subscription_slot(path: str) -> tuple[str, int] | None:
+    """Reader and number in the path of a subscription's file, or None for any other path."""
+    match = _SUBSCRIPTION.match(path)
+    if match is None or not _NAME.match(match.group(1)) or ".." in match.group(1):
+        return None
+    number = int(match.group(2))
+    return (match.group(1), number) if 1 <= number <= _LARGEST else None

@@ -13,10 +13,11 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Han
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
-from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path
+from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
 from statelog.schemas.snapshot.lease import Lease
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
+from statelog.schemas.snapshot.subscription import Subscription
 
 __all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]
 
@@ -112,6 +113,24 @@ def _lease() -> Lease:
     return Lease(id="r", holder="ann", manifest_number=1, next_offsets={1: 9}, position=3, ttl_s=60.0, created_s=1000.0)
 
 
+def _subscription() -> Subscription:
+    return Subscription(
+        reader="r",
+        number=2,
+        nonce=_NONCE,
+        identity=_IDENTITY,
+        holder_id="h",
+        holder="ann",
+        is_taken_up=True,
+        position=3,
+        next_offsets={0: 0, 1: 9},
+        state=LedgerState(position=3, partitions=(PartitionState(1, 1, 9),)),
+        anchor=(2, 9),
+        created_s=1000.0,
+        moved_s=1060.0,
+    )
+
+
 def _schema_text(avsc: str) -> bytes:
     return RecordCodec(avsc).text.encode()
 
@@ -119,7 +138,7 @@ def _schema_text(avsc: str) -> bytes:
 def _examples() -> dict[str, Example]:
     loss, opened, commit, handle = _loss(), _open(), _commit(), _handle()
     mark, restart = _mark(), _restart()
-    manifest, descriptor, lease = _manifest(), _descriptor(), _lease()
+    manifest, descriptor, lease, subscription = _manifest(), _descriptor(), _lease(), _subscription()
     return {
         "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
         "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
@@ -140,6 +159,13 @@ def _examples() -> dict[str, Example]:
             lease.to_bytes(),
             _schema_text("lease"),
             partial(Lease.from_bytes, path=lease_path("r")),
+        ),
+        "subscription": Example(
+            "format-subscription",
+            subscription,
+            subscription.to_bytes(),
+            _schema_text("subscription"),
+            partial(Subscription.from_bytes, path=subscription_path("r", 2)),
         ),
         "descriptor": Example(
             "format-descriptor",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable
+from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable, SubscriptionEnded
 from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
@@ -18,8 +18,10 @@ from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.subscription import Subscription, SubscriptionCap, newest_files
 from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder
+from statelog.storage.held_subscription import HeldSubscription, list_subscriptions
 from statelog.storage.kafka.memory import MemoryReader
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
@@ -31,6 +33,9 @@ __all__ = ["RoundWorld", "ViolationError"]
 KEEP = 2
 _SETTINGS = RecoverySettings(lease_ttl_s=80.0, attempts=100)
 """It may be stalled longer than its lease lasts, again and again."""
+
+
+_CAP = SubscriptionCap(idle_s=500.0)
 
 
 class ViolationError(AssertionError):
@@ -60,12 +65,15 @@ class RoundWorld:
         self.history: dict[int, State] = {}
         self.void: set[int] = set()
         self.completed = self.lost = self.reads = self.replans = self.killed = self.recoveries = self._ids = 0
+        self.moves = self.capped = 0
+        self._held: dict[str, Subscription] = {}
         self._scratch = scratch
         self._seen: tuple[object, ...] = ()
         self._observer = self.twin.open()
         self._names: list[int] = []
         self._remember()
         kinds = [self._materialize] * self.rng.randint(1, 3) + [self._read] * self.rng.randint(0, 1)
+        kinds += [self._subscribe] * self.rng.randint(0, 2)
         self._kinds = kinds
         self._actors: list[Actor] = [self.stepper.actor(kind) for kind in kinds]
         self._asleep = [0] * len(kinds)
@@ -81,9 +89,11 @@ class RoundWorld:
                     actor.kill()
 
     def settle(self) -> None:
-        """Let the leases of the dead run out, then run undisturbed rounds until nothing of the past is left."""
-        self.twin.now_s += 2 * _SETTINGS.lease_ttl_s
-        settings = settings_for(self._scratch)
+        """Let the leases of the dead and the cap of their subscriptions run out, then run undisturbed rounds until
+        nothing of the past is left.
+        """
+        self.twin.now_s += 2 * _CAP.idle_s
+        settings = settings_for(self._scratch, subscriptions=_CAP)
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
             outcome = run_round(self.twin.open(), settings, seams=self.twin.seams)
@@ -104,7 +114,11 @@ class RoundWorld:
     def _materialize(self) -> None:
         min_age_s = self.rng.choice((0.0, 40.0))
         settings = settings_for(
-            self._scratch, fanout=2, retention=RetentionPolicy(keep=KEEP, min_age_s=min_age_s), lease_cap_s=400.0
+            self._scratch,
+            fanout=2,
+            retention=RetentionPolicy(keep=KEEP, min_age_s=min_age_s),
+            lease_cap_s=400.0,
+            subscriptions=_CAP,
         )
         while True:
             try:
@@ -114,6 +128,7 @@ class RoundWorld:
                 self.lost += 1
             else:
                 self.completed += isinstance(outcome, CompletedRound)
+                self.capped += len(outcome.cleanup.capped) if isinstance(outcome, CompletedRound) else 0
                 self.lost += isinstance(outcome, LostRound)
             self.stepper.pause()
 
@@ -138,6 +153,38 @@ class RoundWorld:
             raise ViolationError(f"a recovery that began at {floor} read the state at {recovery.position}")
         if state != self._state_at(recovery.position):
             raise ViolationError(f"a recovery returned a wrong state of position {recovery.position}")
+
+    def _subscribe(self) -> None:
+        while True:
+            self._follow()
+            self.stepper.pause()
+
+    def _follow(self) -> None:
+        """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
+        self._ids += 1
+        reader, log = f"reader{self._ids}", self._log()
+        held = HeldSubscription(log, reader, holder_id=reader, holder=reader, seams=Seams(nonce=self._new_nonce))
+        stored = log.manifests.newest()
+        if stored is None:
+            return
+        ledger = log.ledger.client(stored.manifest)
+        try:
+            while True:
+                ledger.fold_end()
+                written = held.hold(ledger.fold.freeze(), ledger.last, take_up=True)
+                if held.is_sure:
+                    self._held[reader] = written
+                self.moves += 1
+                self.stepper.pause()
+        except (OffsetGone, SubscriptionEnded):
+            if held.is_sure and not self._has_ended(reader):
+                raise ViolationError(f"{reader} lost what it held") from None
+        finally:
+            ledger.close()
+
+    def _has_ended(self, reader: str) -> bool:
+        newest = newest_files(list_subscriptions(self._observer.store, reader).files)
+        return bool(newest[reader].subscription.ended)
 
     def _new_nonce(self) -> bytes:
         self._ids += 1
@@ -203,6 +250,7 @@ class RoundWorld:
         log = self._observer
         numbers = log.manifests.numbers()
         self._note_void(numbers)
+        self._check_held(log)
         now = (numbers, self.twin.run_paths(), log.data_offsets(), log.kafka.offsets(log.ledger_topic, [0]))
         if now == self._seen or not numbers:
             return
@@ -211,6 +259,19 @@ class RoundWorld:
             raise ViolationError(f"the newest manifest {numbers[-1]} is void")
         for number in [number for number in numbers if number not in self.void][-KEEP:]:
             self._check_manifest(log, number)
+
+    def _check_held(self, log: Log) -> None:
+        """Whatever a reader was sure to hold is there, unless its newest file says that it ended."""
+        ledger, data = log.kafka.offsets(log.ledger_topic, [0])[0].start, log.data_offsets()
+        for reader, held in list(self._held.items()):
+            needed = {
+                **{p: data[p].start - offset for p, offset in held.next_offsets.items()},
+                -1: ledger - held.position,
+            }
+            if max(needed.values()) > 0:
+                if not self._has_ended(reader):
+                    raise ViolationError(f"{reader} held {held.position}, and the log starts above: {needed}")
+                del self._held[reader]
 
     def _note_void(self, numbers: list[int]) -> None:
         for number in set(numbers) - set(self._names):

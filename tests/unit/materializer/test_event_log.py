@@ -21,6 +21,7 @@ from statelog.materializer import (
     RoundStarted,
     Started,
     Stopped,
+    SubscriptionCapped,
     run_round,
 )
 from statelog.materializer.daemon.event_log import log_event
@@ -53,6 +54,7 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
         logging.WARNING,
         "about 9.0 s of 8.0 s",
     ),
+    (SubscriptionCapped(log="l", at_s=0.0, reader="r", reason="idle"), logging.ERROR, "of reader r was ended: idle"),
     (Stopped(log="l", at_s=0.0), logging.INFO, "stopped"),
 )
 

@@ -1,19 +1,27 @@
 """`statelog describe`: what a log is, and its current status."""
 
-import datetime
 import time
 from collections.abc import Sequence
 
 import click
 
+from statelog.cli.commands.subscriptions import subscriptions_listing
+from statelog.cli.round_report import materializer_settings
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import Tail, tail_now
+from statelog.quantities import show_time
 from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.snapshot.lease import expired
+from statelog.schemas.snapshot.retention import truncation_floor
+from statelog.schemas.snapshot.subscription import holding
 from statelog.storage.held_lease import HeldLease, list_leases
-from statelog.storage.log.log import LogDescription
+from statelog.storage.held_subscription import StoredSubscriptions, list_subscriptions
+from statelog.storage.log.log import Log, LogDescription
 
 __all__ = ["command", "describe"]
+
+_NONE = StoredSubscriptions(files=(), unreadable=())
 
 
 @click.command("describe", help="Show what the log NAME is, and its current status.")
@@ -22,16 +30,44 @@ __all__ = ["command", "describe"]
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        session.output.report(describe(log.describe(), tail_now(log, clock=time.time), list_leases(log.store)))
+        tail, leases, subscriptions = (
+            tail_now(log, clock=time.time),
+            list_leases(log.store),
+            list_subscriptions(log.store),
+        )
+        held_by = _held_by(log, leases, subscriptions, materializer_settings(session.config).lease_cap_s)
+        session.output.report(describe(log.describe(), tail, leases, subscriptions, held_by))
 
 
-def describe(found: LogDescription, tail: Tail, leases: Sequence[HeldLease] = ()) -> Report:
-    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet."""
+def describe(
+    found: LogDescription,
+    tail: Tail,
+    leases: Sequence[HeldLease] = (),
+    subscriptions: StoredSubscriptions = _NONE,
+    held_by: str = "",
+) -> Report:
+    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet; `held_by` names what
+    holds truncation back now.
+    """
+    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found))
     return Report(
         found.descriptor.name,
-        (*_what_it_is(found), *_how_it_stands(found), *_lag(tail)),
-        (_partitions(found), _writers(found), _value_schemas(found), _runs(found), _leases(leases)),
+        (*_what_it_is(found), *_how_it_stands(found), *_lag(tail), Fact("truncation_held_by", held_by or None)),
+        (*listings, _leases(leases), subscriptions_listing(subscriptions)),
     )
+
+
+def _held_by(log: Log, leases: Sequence[HeldLease], subscriptions: StoredSubscriptions, lease_cap_s: float) -> str:
+    """The manifest, lease or subscription that the ledger cannot be truncated past now; empty without a snapshot."""
+    if subscriptions.unreadable:
+        return f"subscription {subscriptions.unreadable[0].reader}, which cannot be read"
+    now_s = log.store.now_s()
+    live = [held.lease for held in leases if not expired(held.lease, held.modified_s, now_s, lease_cap_s)]
+    listed = log.manifests.numbers()
+    if not listed:
+        return ""
+    oldest = log.manifests.read(listed[0]).manifest
+    return truncation_floor([oldest], [*live, *holding(subscriptions.files, log.descriptor.identity)]).ledger_held_by
 
 
 def _what_it_is(found: LogDescription) -> tuple[Fact, ...]:
@@ -64,7 +100,7 @@ def _how_it_stands(found: LogDescription) -> tuple[Fact, ...]:
         Fact("manifests", found.manifests, Unit.COUNT),
         Fact("newest_manifest", manifest.number if manifest else None, Unit.COUNT),
         Fact("manifest_position", manifest.position if manifest else None, Unit.COUNT),
-        Fact("manifest_time", _time(manifest.created_s) if manifest else None),
+        Fact("manifest_time", show_time(manifest.created_s) if manifest else None),
         Fact("snapshot_rows", sum(run.rows for run in runs), Unit.COUNT),
         Fact("snapshot_bytes", sum(run.size_bytes for run in runs), Unit.BYTES),
         Fact("lag_ledger_records", found.state.position - (manifest.position if manifest else 0), Unit.COUNT),
@@ -132,14 +168,10 @@ def _leases(leases: Sequence[HeldLease]) -> Listing:
             held.lease.holder,
             held.lease.position,
             held.lease.manifest_number or None,
-            _time(held.modified_s),
+            show_time(held.modified_s),
             held.lease.ttl_s,
             held.path,
         )
         for held in leases
     )
     return Listing("leases", tuple(zip(names, units, strict=True)), rows)
-
-
-def _time(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

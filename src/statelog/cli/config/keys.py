@@ -94,6 +94,8 @@ _ALL = (
     Key("fanout", _whole, MATERIALIZER),
     Key("scratch", _path, MATERIALIZER),
     Key("lease_cap_s", duration_s, MATERIALIZER),
+    Key("subscription_idle_s", duration_s, MATERIALIZER),
+    Key("subscription_records", _whole, MATERIALIZER),
     Key("alarm_age_s", duration_s, MATERIALIZER),
     Key("round_timeout_s", duration_s, MATERIALIZER),
     Key("restore_budget_s", duration_s, MATERIALIZER),

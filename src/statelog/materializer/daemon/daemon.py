@@ -47,6 +47,7 @@ from statelog.materializer.daemon.events import (
     RoundStarted,
     Started,
     Stopped,
+    SubscriptionCapped,
 )
 from statelog.materializer.daemon.first_delay import ask_first_delay_s
 from statelog.materializer.daemon.restore_time import Rates
@@ -369,6 +370,8 @@ class Materializer:
                 self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
                 if outcome.cleanup.held_back:
                     self._on_event(CleanupHeldBack(log=name, at_s=at_s, reason=outcome.cleanup.held_back))
+                for one in outcome.cleanup.capped:
+                    self._on_event(SubscriptionCapped(log=name, at_s=at_s, reader=one.reader, reason=one.reason))
                 if outcome.unpublished:
                     self._on_event(OffsetUnpublished(log=name, at_s=at_s, reason=outcome.unpublished))
             case SkippedRound():

@@ -2,7 +2,7 @@
 
 info     a round started, completed, was skipped or lost; the daemon started or stopped
 warning  a round failed, or what it did is not all that it should
-error    an alarm: changes stay out of every snapshot for too long
+error    an alarm: changes stay out of every snapshot for too long; a reader's subscription was ended
 
 A daemon logs its events under `statelog.materializer` unless its caller takes them.
 """
@@ -22,6 +22,7 @@ from statelog.materializer.daemon.events import (
     RoundSkipped,
     RoundStarted,
     Started,
+    SubscriptionCapped,
 )
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.quantities import show_bytes, show_count, show_duration
@@ -39,7 +40,7 @@ def log_event(event: Event) -> None:
 def event_level(event: Event) -> int:
     """The level of `logging` that suits an event."""
     match event:
-        case LogAgeAlarm():
+        case LogAgeAlarm() | SubscriptionCapped():
             return logging.ERROR
         case RoundFailed() | CleanupHeldBack() | OffsetUnpublished() | RestoreBudgetOutOfReach():
             return logging.WARNING
@@ -70,8 +71,8 @@ def event_text(event: Event) -> str:
             return f"cleanup held back, the log grows: {event.reason}"
         case OffsetUnpublished():
             return f"the position for Kafka's lag tools was not published; nothing else depends on it: {event.reason}"
-        case LogAgeAlarm():
-            return f"no snapshot holds what was committed {show_duration(event.age_s)} ago"
+        case SubscriptionCapped() | LogAgeAlarm():
+            return _alarm(event)
         case RestoreBudgetOutOfReach():
             return (
                 f"restore budget out of reach: the snapshot alone takes about {show_duration(event.snapshot_s)} of"
@@ -88,3 +89,9 @@ def _completed(outcome: CompletedRound) -> str:
         f" {show_count(outcome.cleanup.records_truncated)} records truncated, in {show_duration(outcome.duration_s)}"
         f"{', more to do' if outcome.behind else ''}"
     )
+
+
+def _alarm(event: SubscriptionCapped | LogAgeAlarm) -> str:
+    if isinstance(event, LogAgeAlarm):
+        return f"no snapshot holds what was committed {show_duration(event.age_s)} ago"
+    return f"the subscription of reader {event.reader} was ended: {event.reason}"

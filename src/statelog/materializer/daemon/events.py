@@ -24,6 +24,7 @@ __all__ = [
     "RoundStarted",
     "Started",
     "Stopped",
+    "SubscriptionCapped",
 ]
 
 
@@ -102,6 +103,16 @@ class CleanupHeldBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionCapped:
+    """A round ended a reader's subscription, because it was over the cap: what it held goes with the next rounds."""
+
+    log: str
+    at_s: float
+    reader: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetUnpublished:
     """A round completed, but its position could not be published. Only lag tools are affected."""
 
@@ -156,6 +167,7 @@ Event = (
     | OffsetUnpublished
     | LogAgeAlarm
     | RestoreBudgetOutOfReach
+    | SubscriptionCapped
     | Stopped
 )
 """What a daemon tells its `on_event`."""

@@ -8,8 +8,10 @@ Invariants:
 - Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
   built on the older one; with fewer manifests than the policy keeps, nothing is
   truncated.
-- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases of that moment;
-  and only while the directory is still the log's.
+- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases and subscriptions
+  that are listed after manifests were dropped; and only while the directory is still the log's.
+- A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
+  with a later round.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +20,7 @@ from itertools import pairwise
 
 from statelog.errors import CorruptManifest, CorruptRun, NotFound
 from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifests
-from statelog.materializer.round.outcome import Cleanup
+from statelog.materializer.round.outcome import CappedSubscription, Cleanup
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import manifest_number, manifest_path
@@ -26,14 +28,17 @@ from statelog.schemas.snapshot.lease import Lease, expired
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
 from statelog.schemas.snapshot.retention import (
     Floor,
+    Hold,
     condemned,
     dropped_numbers,
     kept_numbers,
     superseded_times,
     truncation_floor,
 )
-from statelog.seams import CrashPoint
+from statelog.schemas.snapshot.subscription import holding, newest_files, over_cap, superseded_paths
+from statelog.seams import CrashPoint, Seams
 from statelog.storage.held_lease import list_leases
+from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
 
@@ -69,7 +74,10 @@ def plan_cleanup(
     return CleanupPlan(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
-        condemned=condemned([info.path for info in files], own, [one.manifest for one in beside], over),
+        condemned=(
+            *condemned([info.path for info in files], own, [one.manifest for one in beside], over),
+            *superseded_paths(list_subscriptions(log.store).files),
+        ),
     )
 
 
@@ -91,29 +99,34 @@ def run_cleanup(
     cleanup_plan: CleanupPlan,
     settings: MaterializerSettings,
     verified: VerifiedRuns,
-    crash: CrashPoint,
+    seams: Seams,
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
     links = verified.manifests.read(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     kept = [link.manifest for link in links]
-    held_back = _check_oldest(log, own, kept, verified) or _check_links(links)
-    crash("after-check")
+    subscriptions = list_subscriptions(log.store)
+    held_back = _check_oldest(log, own, kept, verified) or _check_links(links) or _check_readable(subscriptions)
+    seams.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
+    capped = _end_over_cap(log, own, subscriptions, settings, seams)
+    seams.crash("after-cap")
     for number in cleanup_plan.dropped:
         log.store.delete(manifest_path(number))
-    crash("after-drop")
+    seams.crash("after-drop")
     truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
     now_s = log.store.now_s()
     if len(kept) >= settings.retention.keep:
-        live, _ = _leases(log, now_s, settings.lease_cap_s)
-        floor = truncation_floor(kept, live)
+        subscriptions = list_subscriptions(log.store)
+        if held_back := _check_readable(subscriptions):
+            return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
+        floor = truncation_floor(kept, _holds(log, subscriptions, now_s, settings.lease_cap_s))
         log.manifests.check_place()
-        truncated = _truncate(log, floor, crash)
+        truncated = _truncate(log, floor, seams.crash)
     for path in cleanup_plan.condemned:
         log.store.delete(path)
     log.store.sweep(now_s)
-    crash("after-delete")
+    seams.crash("after-delete")
     verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
     verified.manifests.forget_all_but(cleanup_plan.kept)
     there = log.data_offsets()
@@ -124,7 +137,39 @@ def run_cleanup(
         records_left=sum(end - start for start, end in there.values()),
         records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
         held_by=floor.ledger_held_by,
+        capped=capped,
     )
+
+
+def _check_readable(subscriptions: StoredSubscriptions) -> str:
+    """Why it is unknown what a reader still needs, or an empty string."""
+    for one in subscriptions.unreadable:
+        return (
+            f"the subscription of reader {one.reader} cannot be read, so it holds everything; upgrade statelog, or"
+            f" remove it: {one.problem}"
+        )
+    return ""
+
+
+def _end_over_cap(
+    log: Log, own: Manifest, subscriptions: StoredSubscriptions, settings: MaterializerSettings, seams: Seams
+) -> tuple[CappedSubscription, ...]:
+    """End the subscriptions that are over the cap. One that its reader moves just now goes on."""
+    capped: list[CappedSubscription] = []
+    now_s = log.store.now_s()
+    for reader, newest in newest_files(subscriptions.files).items():
+        reason = over_cap(
+            newest, settings.subscriptions, position=own.position, next_offsets=own.next_offsets, now_s=now_s
+        )
+        if reason and end_subscription(log.store, newest.subscription, reason, seams=seams):
+            capped.append(CappedSubscription(reader=reader, reason=reason))
+    return tuple(capped)
+
+
+def _holds(log: Log, subscriptions: StoredSubscriptions, now_s: float, lease_cap_s: float) -> list[Hold]:
+    """What readers still need."""
+    live, _ = _leases(log, now_s, lease_cap_s)
+    return [*live, *holding(subscriptions.files, log.descriptor.identity)]
 
 
 def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:

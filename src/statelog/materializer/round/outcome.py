@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Cleanup", "CompletedRound", "LostRound", "RoundOutcome", "SkippedRound"]
+__all__ = ["CappedSubscription", "Cleanup", "CompletedRound", "LostRound", "RoundOutcome", "SkippedRound"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CappedSubscription:
+    """A subscription that the round ended, and why: it was over the cap, and its reader will be told."""
+
+    reader: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +20,7 @@ class Cleanup:
     `records_truncated` counts offsets, of the data topic and the ledger. `records_left` are offsets of the data topic
     between log start and log end afterwards; `records_overdue` those of them that lie below the truncation floor, which
     is not 0 only if the broker did not truncate as it was asked. `held_by` names what the floor follows from.
+    `capped` are the subscriptions that were ended; the next round lets go what they held.
     """
 
     manifests_dropped: int = 0
@@ -21,6 +30,7 @@ class Cleanup:
     records_overdue: int = 0
     held_by: str = ""
     held_back: str = ""
+    capped: tuple[CappedSubscription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -94,9 +94,8 @@ class RollUp:
         won = self._put(draft)
         if isinstance(won, LostRound):
             return won
-        removed = run_cleanup(
-            self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, self._steps.passed
-        )
+        seams = replace(self._seams, crash=self._steps.passed)
+        removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, seams)
         unpublished = self._publish(won.manifest.position)
         return CompletedRound(
             number=won.manifest.number,

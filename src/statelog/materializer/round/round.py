@@ -142,6 +142,8 @@ class Round:
 def _log_shortfalls(log: Log, outcome: CompletedRound) -> None:
     if outcome.cleanup.held_back:
         _LOG.warning("%s: cleanup held back, the log grows: %s", log.name, outcome.cleanup.held_back)
+    for one in outcome.cleanup.capped:
+        _LOG.error("%s: the subscription of reader %s was ended: %s", log.name, one.reader, one.reason)
     if outcome.unpublished:
         _LOG.warning("%s: the position for Kafka's lag tools was not published: %s", log.name, outcome.unpublished)
 

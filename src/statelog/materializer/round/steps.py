@@ -20,6 +20,7 @@ CRASH_POINTS = (
     "after-put",  # the manifest exists; we do not know yet whether it counts
     "after-win",  # we know
     "after-check",  # the oldest kept snapshot was verified
+    "after-cap",  # subscriptions over their cap were ended
     "after-drop",  # old manifests are gone
     "after-truncate-data",
     "after-truncate-ledger",

@@ -47,6 +47,11 @@ class Lease:
         if not (math.isfinite(self.ttl_s) and self.ttl_s > 0 and math.isfinite(self.created_s)):
             raise ConfigError("a lease needs a time to live above 0", lease=self.id, ttl_s=self.ttl_s)
 
+    @property
+    def name(self) -> str:
+        """What to call it where it holds something back."""
+        return f"lease {self.id} of {self.holder}"
+
     def to_bytes(self) -> bytes:
         """The file."""
         offsets = [

@@ -6,7 +6,8 @@ kept manifests again, verifies the oldest one's runs, and truncates to `truncati
 
 Invariants:
 - The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
-- Age and leases serve readers, never safety: without them readers plan again more often, and nothing breaks.
+- Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
+  breaks.
 - Only files of a listing taken before the put are condemned, and only ones that are recognised as runs or as expired
   leases. Whatever is published later starts from this manifest or a newer one, so it cannot name them.
 """
@@ -16,6 +17,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Protocol
 
 from statelog.errors import ConfigError, Misuse
 from statelog.schemas.names import check_name, lease_path
@@ -24,6 +26,7 @@ from statelog.schemas.snapshot.manifest import Manifest, RunRef
 
 __all__ = [
     "Floor",
+    "Hold",
     "RetentionPolicy",
     "choose_merge",
     "condemned",
@@ -62,7 +65,7 @@ class RetentionPolicy:
 class Floor:
     """Up to where the log may be truncated: per data partition, and the ledger. Offsets below may go.
 
-    `held_by` and `ledger_held_by` say which manifest or lease holds each of them back, for people.
+    `held_by` and `ledger_held_by` say which manifest, lease or subscription holds each of them back, for people.
     """
 
     data: Mapping[int, int]
@@ -104,19 +107,36 @@ def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> t
 # ---- truncation
 
 
-def truncation_floor(kept: Collection[Manifest], leases: Iterable[Lease]) -> Floor:
-    """The lowest offsets that a kept manifest or a live lease still needs.
+class Hold(Protocol):
+    """What a reader still needs: a live lease, or a subscription."""
+
+    @property
+    def name(self) -> str:
+        """What to call it, for people."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The next ledger offset that it needs."""
+        ...
+
+    @property
+    def next_offsets(self) -> Mapping[int, int]:
+        """The next data offset that it needs, of the partitions that it reads."""
+        ...
+
+
+def truncation_floor(kept: Collection[Manifest], holds: Iterable[Hold]) -> Floor:
+    """The lowest offsets that a kept manifest or a reader's hold still needs.
 
     `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
-    from 0 where it has committed nothing; a lease only those that it names.
+    from 0 where it has committed nothing; a hold only those that it names.
     """
     needs = [_Need(f"manifest {manifest.number}", manifest.position, manifest.next_offsets, 0) for manifest in kept]
     if not needs:
         raise ConfigError("there is no kept manifest to truncate to")
     partitions = sorted({partition for need in needs for partition in need.next_offsets})
-    needs += [
-        _Need(f"lease {lease.id} of {lease.holder}", lease.position, lease.next_offsets, None) for lease in leases
-    ]
+    needs += [_Need(hold.name, hold.position, hold.next_offsets, None) for hold in holds]
     ledger = min(needs, key=lambda need: need.position)
     lowest = {partition: _lowest(needs, partition) for partition in partitions}
     return Floor(

@@ -1,0 +1,268 @@
+"""Subscriptions: a reader's durable claim on what it has not read yet. Truncation stops short of it, as of a lease.
+
+A lease ends soon after its reader; a subscription holds while its reader is stopped, too: until the reader has moved
+on, a person removes it, or the materializer's cap ends it. Each write of it is a file of its own with the next number,
+so that put-if-absent orders readers, people and materializers that write at once.
+
+Invariants:
+- The newest file of a reader says how it stands, and is never deleted: so a number is never used twice.
+- Unless the newest says that it ended, every file of a reader holds: the older one until the newer one stands.
+- It carries the ledger folded to its position: a reader goes on from there without any manifest.
+- It belongs to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from statelog.errors import ConfigError, Corrupt, Misuse, ReaderInUse, SubscriptionEnded
+from statelog.schemas.avro import Datum, FileCodec, RecordCodec
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import check_name, subscription_path, subscription_slot
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Subscription",
+    "SubscriptionCap",
+    "SubscriptionFile",
+    "check_holder",
+    "following",
+    "holding",
+    "newest_files",
+    "over_cap",
+    "superseded_paths",
+]
+
+FORMAT_VERSION = 1
+_FILE = FileCodec("subscription", version=FORMAT_VERSION, error=Corrupt)
+_STATE = RecordCodec("ledger_state")
+_NO_ANCHOR = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What `reader` still needs: the ledger from `position`, and `next_offsets` of every partition.
+
+    `state` is the ledger folded to `position`; `anchor` offset and xxh3-64 of the ledger record below it, if it is
+    known. `holder_id` is the reading's, `holder` says for people who reads. Until it `is_taken_up`, no checkpoint of
+    the reading is known, and another one may take its place. `ended` says why it holds nothing any more, and is empty
+    while it holds. Times are the store's. Raises InvalidName, ConfigError.
+    """
+
+    reader: str
+    number: int
+    nonce: bytes
+    identity: LogIdentity
+    holder_id: str
+    holder: str
+    is_taken_up: bool
+    position: int
+    next_offsets: Mapping[int, int]
+    state: LedgerState
+    anchor: tuple[int, int] | None
+    created_s: float
+    moved_s: float
+    ended: str = ""
+
+    def __post_init__(self) -> None:
+        check_name("reader", self.reader)
+        numbers = [self.position, *self.next_offsets.keys(), *self.next_offsets.values()]
+        if min(numbers) < 0 or self.number < 1 or self.position != self.state.position:
+            raise ConfigError("a subscription holds impossible numbers", reader=self.reader, number=self.number)
+        if len(self.nonce) != 16 or not (math.isfinite(self.created_s) and math.isfinite(self.moved_s)):
+            raise ConfigError("a subscription holds impossible values", reader=self.reader, number=self.number)
+
+    @property
+    def name(self) -> str:
+        """What to call it where it holds something back."""
+        return f"subscription {self.reader} of {self.holder}"
+
+    @property
+    def path(self) -> str:
+        """Where its file lies."""
+        return subscription_path(self.reader, self.number)
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        offset, digest = self.anchor or (_NO_ANCHOR, 0)
+        return _FILE.encode(
+            {
+                "reader": self.reader,
+                "number": self.number,
+                "nonce": self.nonce,
+                "identity": self.identity.to_datum(),
+                "holder_id": self.holder_id,
+                "holder": self.holder,
+                "is_taken_up": self.is_taken_up,
+                "position": self.position,
+                "next_offsets": [
+                    {"partition": partition, "offset": offset}
+                    for partition, offset in sorted(self.next_offsets.items())
+                ],
+                "state": _STATE.encode(self.state.to_datum()),
+                "anchor_offset": offset,
+                "anchor_hash": digest.to_bytes(8, "little"),
+                "created_s": self.created_s,
+                "moved_s": self.moved_s,
+                "ended": self.ended,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Subscription":
+        """From the bytes of the file at `path`, which it must name. Raises Corrupt, UnknownFormat."""
+        datum = _FILE.decode(data, path)
+        try:
+            found = _from_datum(datum)
+        except (Misuse, Corrupt) as error:
+            raise Corrupt(f"{path} holds impossible values: {error}", path=path) from error
+        if subscription_slot(path) != (found.reader, found.number):
+            raise Corrupt(f"{path} is another subscription's file", path=path, reader=found.reader, number=found.number)
+        return found
+
+
+def _from_datum(datum: Datum) -> Subscription:
+    encoded = cast("bytes", datum["state"])
+    state, size = _STATE.decode(encoded)
+    if size != len(encoded):
+        raise Corrupt(f"{len(encoded) - size} bytes follow its ledger state")
+    offsets = cast("list[dict[str, int]]", datum["next_offsets"])
+    anchor_offset = cast("int", datum["anchor_offset"])
+    digest = int.from_bytes(cast("bytes", datum["anchor_hash"]), "little")
+    return Subscription(
+        reader=cast("str", datum["reader"]),
+        number=cast("int", datum["number"]),
+        nonce=cast("bytes", datum["nonce"]),
+        identity=LogIdentity.from_datum(datum["identity"]),
+        holder_id=cast("str", datum["holder_id"]),
+        holder=cast("str", datum["holder"]),
+        is_taken_up=cast("bool", datum["is_taken_up"]),
+        position=cast("int", datum["position"]),
+        next_offsets={row["partition"]: row["offset"] for row in offsets},
+        state=LedgerState.from_datum(state),
+        anchor=None if anchor_offset < 0 else (anchor_offset, digest),
+        created_s=cast("float", datum["created_s"]),
+        moved_s=cast("float", datum["moved_s"]),
+        ended=cast("str", datum["ended"]),
+    )
+
+
+class SubscriptionFile(NamedTuple):
+    """A subscription as it lies on the store; `modified_s` is the store's time of its write."""
+
+    subscription: Subscription
+    modified_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionCap:
+    """When the materializer ends a subscription that holds something back, so that no forgotten reader does for ever.
+
+    idle_s   its reader has not written it for so long
+    records  it holds more records (offsets of the data topic) that are in a snapshot; None for any number
+
+    Raises ConfigError.
+    """
+
+    idle_s: float = 7 * 86_400.0
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.idle_s > 0:
+            raise ConfigError("the cap of subscriptions must be above 0 seconds", idle_s=self.idle_s)
+        if self.records is not None and self.records < 0:
+            raise ConfigError("the cap of subscriptions is a negative number of records", records=self.records)
+
+
+# ---- what holds
+
+
+def newest_files(files: Iterable[SubscriptionFile]) -> dict[str, SubscriptionFile]:
+    """The newest file of every reader, by reader."""
+    newest: dict[str, SubscriptionFile] = {}
+    for one in sorted(files, key=lambda file: file.subscription.number):
+        newest[one.subscription.reader] = one
+    return dict(sorted(newest.items()))
+
+
+def holding(files: Collection[SubscriptionFile], identity: LogIdentity) -> list[Subscription]:
+    """What holds truncation of the log with this identity back: every file of a reader, unless its newest one ended."""
+    ended = {reader for reader, one in newest_files(files).items() if one.subscription.ended}
+    return [
+        one.subscription
+        for one in files
+        if one.subscription.reader not in ended and one.subscription.identity == identity
+    ]
+
+
+def superseded_paths(files: Collection[SubscriptionFile]) -> list[str]:
+    """The files below one that ended: they hold nothing, and may be deleted at any later time."""
+    newest = newest_files(files)
+    over = (one.subscription for one in files if newest[one.subscription.reader].subscription.ended)
+    return sorted(one.path for one in over if one.number < newest[one.reader].subscription.number)
+
+
+# ---- who may write it next
+
+
+def check_holder(found: Subscription | None, holder_id: str) -> None:
+    """See that the reading with this id may write the next file of its reader, `found` being the newest.
+
+    It may take the place of another reading that ended or was never taken up. Raises SubscriptionEnded, ReaderInUse.
+    """
+    if found is None or (found.ended and found.holder_id != holder_id):
+        return
+    if found.ended:
+        raise SubscriptionEnded(
+            f"the subscription of reader {found.reader} was ended: {found.ended}",
+            reader=found.reader,
+            position=found.position,
+            hint="Read on under another reader id: that works while the log still holds the position; else begin anew"
+            " from a snapshot",
+        )
+    if found.holder_id != holder_id and found.is_taken_up:
+        raise ReaderInUse(
+            f"the reader id {found.reader} belongs to another reading",
+            reader=found.reader,
+            holder=found.holder,
+            position=found.position,
+            hint="Use a reader id of its own for each reading; if the other one is gone for good, remove its"
+            " subscription with `statelog subscriptions NAME --remove READER`",
+        )
+
+
+def following(found: Subscription | None, wanted: Subscription) -> Subscription:
+    """`wanted` as the file after `found`: the next number, and the same creation while it is the same reading's."""
+    if found is None:
+        return replace(wanted, number=1)
+    is_same = found.holder_id == wanted.holder_id and not found.ended
+    return replace(
+        wanted,
+        number=found.number + 1,
+        created_s=found.created_s if is_same else wanted.created_s,
+        is_taken_up=wanted.is_taken_up or (is_same and found.is_taken_up),
+    )
+
+
+# ---- the cap
+
+
+def over_cap(
+    newest: SubscriptionFile, cap: SubscriptionCap, *, position: int, next_offsets: Mapping[int, int], now_s: float
+) -> str:
+    """Why the subscription has to end, or an empty string. `position` and `next_offsets` are the newest snapshot's.
+
+    One that holds nothing back which is in a snapshot never ends, however old it is.
+    """
+    found = newest.subscription
+    if found.ended or found.position >= position:
+        return ""
+    idle_s = now_s - newest.modified_s
+    held = sum(max(0, offset - found.next_offsets.get(partition, 0)) for partition, offset in next_offsets.items())
+    if idle_s > cap.idle_s:
+        return f"its reader did not move it for {idle_s:.0f} s, and the materializer allows {cap.idle_s:.0f} s"
+    if cap.records is not None and held > cap.records:
+        return f"it held {held} records that are in a snapshot, and the materializer allows {cap.records}"
+    return ""

@@ -1,0 +1,258 @@
+"""Subscriptions on the store: written before their reader checks its plan, moved as it commits, ended by one more file.
+
+It executes; who may write the next file, what holds and when the cap ends one is decided in
+`schemas.snapshot.subscription`.
+
+Invariants:
+- The next file is put if absent, and its nonce tells whose it is. Older ones are deleted only from a listing taken
+  before that put, so never the newest, and never one that holds alone.
+- A listing that shows a file which is gone, and none after it, is taken again: the reader has moved meanwhile.
+- What cannot be read is told, never left out: whoever truncates must not.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from statelog.errors import (
+    AlreadyExists,
+    Corrupt,
+    NotFound,
+    OffsetGone,
+    StoreUnavailable,
+    UnknownFormat,
+)
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import subscription_path, subscription_slot
+from statelog.schemas.snapshot.subscription import (
+    Subscription,
+    SubscriptionFile,
+    check_holder,
+    following,
+    newest_files,
+)
+from statelog.seams import REAL, Seams
+from statelog.storage.ledger_client import LastRecord
+from statelog.storage.log.log import Log
+from statelog.storage.store import FileInfo, Store
+
+__all__ = [
+    "HeldSubscription",
+    "StoredSubscriptions",
+    "UnreadableSubscription",
+    "end_subscription",
+    "list_subscriptions",
+    "remove_subscription",
+]
+
+_FOLDER = "subscriptions/"
+_LOOKS = 10
+
+
+class UnreadableSubscription(NamedTuple):
+    """A file that does not decode, or that a newer statelog wrote. Until it is removed, it holds everything."""
+
+    reader: str
+    number: int
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSubscriptions:
+    """All files of all subscriptions, by path, and those that cannot be read (below one that ended, none matters)."""
+
+    files: tuple[SubscriptionFile, ...]
+    unreadable: tuple[UnreadableSubscription, ...]
+
+
+def list_subscriptions(store: Store, reader: str | None = None) -> StoredSubscriptions:
+    """All subscriptions that lie on the store, or those of one reader. Raises StoreUnavailable, InvalidName."""
+    folder = _FOLDER if reader is None else subscription_path(reader, 1).removesuffix(f"{1:020d}.avro")
+    for _ in range(_LOOKS):
+        found = _read_all(store, folder, reader)
+        if found is not None:
+            return found
+    raise StoreUnavailable(
+        "subscriptions are listed, and then are not there", store=store.url, hint="Check the store, then retry"
+    )
+
+
+def _read_all(store: Store, folder: str, reader: str | None) -> StoredSubscriptions | None:
+    """All files, or None if one is gone and no later one of its reader was listed."""
+    listed: dict[tuple[str, int], FileInfo] = {}
+    # Twice: a listing in no order can miss the file before a move and the one after it; moves are seconds apart.
+    for info in (*store.list(folder), *store.list(folder)):
+        slot = subscription_slot(info.path)
+        if slot is not None and reader in (None, slot[0]):
+            listed[slot] = info
+    files: list[SubscriptionFile] = []
+    unreadable: list[UnreadableSubscription] = []
+    for (name, number), info in sorted(listed.items()):
+        try:
+            files.append(SubscriptionFile(Subscription.from_bytes(store.read(info.path), info.path), info.modified_s))
+        except NotFound:
+            if not any(other == name and later > number for other, later in listed):
+                return None
+        except (Corrupt, UnknownFormat) as error:
+            unreadable.append(UnreadableSubscription(name, number, info.path, str(error)))
+    newest = newest_files(files)
+    ended = {one.subscription.reader: one.subscription.number for one in newest.values() if one.subscription.ended}
+    return StoredSubscriptions(
+        files=tuple(files), unreadable=tuple(one for one in unreadable if one.number > ended.get(one.reader, 0))
+    )
+
+
+# ---- a reader's own
+
+
+class HeldSubscription:
+    """One reading's subscription: made, continued and moved by the process that reads. Belongs to one thread.
+
+    `holder_id` is in the reading's own checkpoint, `holder` says for people who reads.
+    """
+
+    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str, seams: Seams = REAL) -> None:
+        self._log = log
+        self._reader = reader
+        self._holder_id = holder_id
+        self._holder = holder
+        self._seams = seams
+        self._is_checked = False
+        self.is_sure = False
+        """Whether no truncation that was decided before the first file stood can pass it (see `hold`)."""
+
+    def newest(self) -> Subscription | None:
+        """How the reader's subscription stands, or None. Raises Corrupt if that cannot be read, StoreUnavailable."""
+        return self._look()[1]
+
+    def hold(self, state: LedgerState, anchor: LastRecord | None, *, take_up: bool = False) -> Subscription:
+        """Hold the position of `state`; what was held before is let go once this stands. Returns what was written.
+
+        `anchor` is the ledger record below it. `take_up` says that the reading's checkpoint exists: from then on no
+        other reading takes its place. The first time, the log's start is looked at again after the write.
+
+        Raises SubscriptionEnded, ReaderInUse, OffsetGone, InvalidName, StoreRefused, Unavailable, Corrupt.
+        """
+        for _ in range(_LOOKS):
+            numbers, newest = self._look()
+            check_holder(newest, self._holder_id)
+            written = following(newest, self._wanted(state, anchor, take_up=take_up))
+            if _put(self._log.store, written):
+                if not self._is_checked:
+                    self._check_start(written)
+                    self._is_checked = True
+                for number in numbers:
+                    self._log.store.delete(subscription_path(self._reader, number))
+                return written
+        raise StoreUnavailable("a subscription is written by others again and again", reader=self._reader)
+
+    def _look(self) -> tuple[list[int], Subscription | None]:
+        """The numbers there are, and the newest file."""
+        found = list_subscriptions(self._log.store, self._reader)
+        numbers = [one.subscription.number for one in found.files]
+        newest = newest_files(found.files).get(self._reader)
+        for one in found.unreadable:
+            if newest is None or one.number > newest.subscription.number:
+                raise Corrupt(
+                    f"the subscription of reader {self._reader} cannot be read: {one.problem}",
+                    path=one.path,
+                    hint="Remove it with `statelog subscriptions NAME --remove READER`, and start again",
+                )
+            numbers.append(one.number)
+        return sorted(numbers), newest.subscription if newest else None
+
+    def _wanted(self, state: LedgerState, anchor: LastRecord | None, *, take_up: bool) -> Subscription:
+        committed, now_s = state.committed_positions, self._log.store.now_s()
+        return Subscription(
+            reader=self._reader,
+            number=1,
+            nonce=self._seams.nonce(),
+            identity=self._log.descriptor.identity,
+            holder_id=self._holder_id,
+            holder=self._holder,
+            is_taken_up=take_up,
+            position=state.position,
+            next_offsets={p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)},
+            state=state,
+            anchor=(anchor.offset, anchor.hash) if anchor else None,
+            created_s=now_s,
+            moved_s=now_s,
+        )
+
+    def _check_start(self, written: Subscription) -> None:
+        """See that the log still begins at or below what is held, and whether that will stay so.
+
+        A round drops the manifests that it does not keep before it asks what holds truncation. So while one at or below
+        our position is still there, no round that asked before our write truncates above it. Without any, none asked.
+        """
+        listed = self._log.manifests.listed()
+        try:
+            oldest = self._log.manifests.read(min(listed)).manifest.position if listed else 0
+        except NotFound:
+            oldest = written.position + 1  # It was dropped just now.
+        self.is_sure = oldest <= written.position
+        start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
+        if start > written.position:
+            raise OffsetGone(
+                "the log starts above the position of a subscription",
+                topic=self._log.ledger_topic,
+                reader=self._reader,
+                needed_offset=written.position,
+                log_start=start,
+                hint="It was truncated before the subscription stood: begin anew from a snapshot",
+            )
+
+
+# ---- for who truncates, and for people
+
+
+def end_subscription(store: Store, newest: Subscription, reason: str, *, seams: Seams = REAL) -> bool:
+    """End a subscription that stands at `newest`. False if its reader, or somebody else, has written it meanwhile.
+
+    Raises StoreRefused, Unavailable.
+    """
+    return _put(store, replace(newest, number=newest.number + 1, nonce=seams.nonce(), ended=reason))
+
+
+def remove_subscription(log: Log, reader: str, reason: str, *, seams: Seams = REAL) -> Subscription:
+    """End the subscription of `reader`, whatever stands there, also one that cannot be read. Returns what it was.
+
+    One that ended before stays as it is. Raises NotFound, InvalidName, StoreRefused, Unavailable.
+    """
+    for _ in range(_LOOKS):
+        found = list_subscriptions(log.store, reader)
+        newest = newest_files(found.files).get(reader)
+        now = newest.subscription if newest else None
+        broken = max((one.number for one in found.unreadable), default=0)
+        if broken > (now.number if now else 0):
+            now = _blank(reader, broken, log.descriptor.identity, log.store.now_s())
+        if now is None:
+            raise NotFound(f"there is no subscription of reader {reader}", log=log.name, reader=reader)
+        if now.ended or end_subscription(log.store, now, reason, seams=seams):
+            return now
+    raise StoreUnavailable("a subscription is written again and again while it is to be removed", reader=reader)
+
+
+def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Subscription:
+    """What stands in for a file that cannot be read."""
+    return Subscription(
+        reader=reader, number=number, nonce=bytes(16), identity=identity, holder_id="", holder="", is_taken_up=False,
+        position=0, next_offsets={}, state=LedgerState(), anchor=None, created_s=now_s, moved_s=now_s,
+    )  # fmt: skip
+
+
+def _put(store: Store, subscription: Subscription) -> bool:
+    """Put a file if its slot is free. Whether it is ours that stands there."""
+    try:
+        store.put_if_absent(subscription.path, subscription.to_bytes())
+    except (AlreadyExists, StoreUnavailable) as error:
+        # A store's client retries below us, so "exists" may be our own write, and a failure may have landed.
+        try:
+            found = Subscription.from_bytes(store.read(subscription.path), subscription.path)
+        except NotFound:
+            raise StoreUnavailable("a subscription was neither written nor refused", path=subscription.path) from error
+        except (Corrupt, UnknownFormat):
+            return False
+        return found.nonce == subscription.nonce
+    return True
