@@ -8,6 +8,7 @@ from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.history.bounds import AtTime, Bound
 from statelog.recovery.history.change_plan import ChangePlan, CommitFacts, CommitSpan
 from statelog.recovery.history.commit_ledger import LedgerBase
+from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.recovery.history.splitting import split_changes
@@ -64,6 +65,7 @@ __all__ = [
     "SpillStatistics",
     "Start",
     "Stream",
+    "newest_changes",
     "plan_changes",
     "read_changes",
     "read_rocksdb_state",

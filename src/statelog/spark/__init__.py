@@ -1,7 +1,8 @@
 """Spark: `format("statelog")`, `upsert` for `foreachBatch`, frames by key group, typed errors. Needs pyspark."""
 
 from statelog.spark.key_groups import key_group_column, repartition_by_key_group
+from statelog.spark.lake.export import Exported, export
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import Upsert, upsert
 
-__all__ = ["Upsert", "error_of", "key_group_column", "repartition_by_key_group", "upsert"]
+__all__ = ["Exported", "Upsert", "error_of", "export", "key_group_column", "repartition_by_key_group", "upsert"]

@@ -1,0 +1,69 @@
+"""`newest_changes`: the newest change of each key among those of a plan: what brings a copy of the state up to date.
+
+The changes are read whole, and verified, before the first one comes out, in bounded memory; a lease holds them as long
+as they are read, and no longer.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from itertools import count
+
+import pyarrow as pa
+
+from statelog.recovery.history.change_plan import ChangePlan
+from statelog.recovery.history.plan_changes import hold_changes
+from statelog.recovery.host import Host
+from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
+from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.recovery.settings import RecoverySettings, disk_queue
+from statelog.storage.log.log import Log
+from statelog.storage.runs.merge import merge_streams
+
+__all__ = ["newest_changes"]
+
+_FRAME_BYTES = 256 * 1024
+
+
+def newest_changes(
+    log: Log, plan: ChangePlan, *, settings: RecoverySettings | None = None, host: Host | None = None
+) -> Generator[pa.Table]:
+    """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
+
+        plan = plan_changes(log, AtPosition(0))
+        for table in newest_changes(log, plan):
+            print(table.num_rows)
+
+    Memory is about three times `fold_bytes`; what does not fit is spilled. Close the generator to release the disk.
+    Raises OffsetGone if the log was truncated past the plan, StorageFull, and as `read_changes`.
+    """
+    chosen, machine = settings or RecoverySettings(), host or Host()
+    numbers = count()
+    tail = SpilledTail(
+        fold_bytes=chosen.fold_bytes,
+        frame_bytes=_FRAME_BYTES,
+        open_queue=lambda: disk_queue(chosen, machine.open_spill_file, number=next(numbers)),
+    )
+    with closing(tail):
+        _fill(tail, log, plan, chosen, machine)
+        yield from merge_streams(tail.streams(), drop_deletes=False)
+
+
+def _fill(tail: SpilledTail, log: Log, plan: ChangePlan, settings: RecoverySettings, host: Host) -> None:
+    converter = Converter(log, settings, plan.value_schema_id)
+    lease = hold_changes(log, plan, holder=settings.holder, ttl_s=settings.lease_ttl_s, seams=host)
+    try:
+        chunks = committed_chunks(
+            log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=host.clock
+        )
+        with closing(chunks):
+            for chunk in chunks:
+                tail.add(chunk.partition, chunk.changes)
+                lease.renew()
+    finally:
+        lease.release()
+
+
+def _pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

@@ -1,0 +1,3 @@
+"""Lake: a Delta Lake table that is kept equal to a log."""
+
+__all__: list[str] = []

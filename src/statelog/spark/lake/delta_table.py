@@ -1,0 +1,212 @@
+"""`DeltaExport`: the Delta Lake table of an export, written by delta-rs (the package `deltalake`).
+
+Owns what of the table belongs to the export: its rows, and the position of the log that they are the state at. Decides
+nothing, and never reads the log.
+
+Invariants:
+- Rows and position change in one Delta commit. The position is the version of an application transaction, Delta's own
+  way of making a writer idempotent, under an id that names the log and its ledger topic.
+- A commit is made of the table as it was when this object was opened: if anybody committed meanwhile it fails, and
+  delta-rs tries no merge of its own. Two exporters therefore never apply the same changes twice.
+- A source that fails leaves the table as it was.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from statelog.errors import AlreadyExists, ConfigError, StoreUnavailable
+from statelog.storage.store.url import mask_url
+
+if TYPE_CHECKING:
+    import deltalake
+
+__all__ = ["DELETED", "DeltaExport", "DeltaPlace", "Merged", "TableMoved", "require_deltalake"]
+
+DELETED = "__statelog_deleted"
+"""The column of a merge's source that says which keys are gone. Never one of the table."""
+
+
+class TableMoved(Exception):
+    """Somebody else committed to the table since it was opened."""
+
+
+class Merged(NamedTuple):
+    """Rows that a merge inserted, updated and deleted."""
+
+    inserted: int
+    updated: int
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaPlace:
+    """Where a table is, and whose export it holds. `application` is the id of its transactions."""
+
+    url: str
+    application: str
+    storage_options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """The URL without secrets."""
+        return mask_url(self.url)
+
+
+def require_deltalake() -> None:
+    """Raise ConfigError if the extra is not installed."""
+    if find_spec("deltalake") is None:
+        hint = "Install the extra: pip install 'statelog[delta]'"
+        raise ConfigError("Delta Lake needs the package deltalake", hint=hint)
+
+
+class DeltaExport:
+    """The table as it is now. `position` is the state it holds, None if it is not there or was never exported to.
+
+    Raises StoreUnavailable.
+    """
+
+    def __init__(self, place: DeltaPlace) -> None:
+        require_deltalake()
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        self._place = place
+        self._table: deltalake.DeltaTable | None = None
+        self.position: int | None = None
+        try:
+            self._table = DeltaTable(place.url, storage_options=dict(place.storage_options) or None)
+            self.position = self._table.transaction_version(place.application)
+        except TableNotFoundError:
+            return
+        except (DeltaError, OSError) as error:
+            raise _unavailable(place, "be opened", error) from error
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no table yet."""
+        return self._table is None
+
+    def has_columns(self, columns: pa.Schema) -> bool:
+        """Whether the table has exactly these columns, of these types."""
+        from deltalake import Schema
+
+        return self._table is not None and self._table.schema() == Schema.from_arrow(columns)
+
+    def check_own(self) -> None:
+        """Raise AlreadyExists if the table holds anything that is not an export of this log."""
+        if not self.is_new and self.position is None:
+            raise AlreadyExists(
+                "the table holds something else than this log's export, or an export of topics it had before",
+                url=self._place.shown,
+                hint="Name another table, or write this one anew with replace=True",
+            )
+
+    def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, position: int) -> None:
+        """Make the table, or replace all its rows and columns. Raises TableMoved, StoreUnavailable."""
+        from deltalake import write_deltalake
+
+        source, commit = _Source(rows, columns), self._commit(position)
+        options = dict(self._place.storage_options) or None
+        with source.raising(self._place):
+            if self._table is None:
+                write_deltalake(
+                    self._place.url, source.reader, mode="error", storage_options=options, commit_properties=commit
+                )
+            else:
+                write_deltalake(
+                    self._table, source.reader, mode="overwrite", schema_mode="overwrite", commit_properties=commit
+                )
+
+    def merge(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], position: int) -> Merged:
+        """Apply the newest change of each key. `rows` have `columns`, and `DELETED`. Raises as `write`."""
+        assert self._table is not None, "only what was exported is merged into"
+        values = {name: f"s.{_quoted(name)}" for name in columns.names}
+        source = _Source(rows, columns.append(pa.field(DELETED, pa.bool_())))
+        with source.raising(self._place):
+            found = (
+                self._table.merge(
+                    source.reader,
+                    " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
+                    source_alias="s",
+                    target_alias="t",
+                    commit_properties=self._commit(position),
+                )
+                .when_matched_delete(f"s.{DELETED}")
+                .when_matched_update({_quoted(name): value for name, value in values.items()})
+                .when_not_matched_insert(
+                    {_quoted(name): value for name, value in values.items()}, predicate=f"NOT s.{DELETED}"
+                )
+                .execute()
+            )
+        return Merged(*(found[f"num_target_rows_{kind}"] for kind in Merged._fields))
+
+    def _commit(self, position: int) -> "deltalake.CommitProperties":
+        """What every commit carries. No retries: delta-rs would add our rows to another's, which may be the same."""
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={"statelog.application": self._place.application, "statelog.position": str(position)},
+            app_transactions=[Transaction(self._place.application, position)],
+            max_commit_retries=0,
+        )
+
+
+class _Source:
+    """Batches as a reader for delta-rs, which remembers what they raised: delta-rs would hand on text."""
+
+    def __init__(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema) -> None:
+        self._failure: BaseException | None = None
+        self.reader = pa.RecordBatchReader.from_batches(columns, self._remembering(rows))
+
+    def _remembering(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def raising(self, place: DeltaPlace) -> "_Raising":
+        """Around the use of the reader: raises what the batches raised, TableMoved, StoreUnavailable."""
+        return _Raising(self, place)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What reading the batches raised."""
+        return self._failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Raising:
+    source: _Source
+    place: DeltaPlace
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        if error is None:
+            return
+        if self.source.failure is not None:
+            raise self.source.failure from None
+        if isinstance(error, CommitFailedError):
+            raise TableMoved from error
+        if isinstance(error, (DeltaError, OSError)):
+            raise _unavailable(self.place, "be written", error) from error
+
+
+def _unavailable(place: DeltaPlace, what: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the table cannot {what}: {error}",
+        url=place.shown,
+        hint="Nothing of this export counts; export again once the table's store answers",
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

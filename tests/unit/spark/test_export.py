@@ -1,0 +1,209 @@
+"""`export`: a Delta Lake table stays equal to a log, whatever happens between and during two calls."""
+
+import random
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from statelog.errors import AlreadyExists, BeyondEnd, StoreUnavailable
+from statelog.materializer.round.round import run_round
+from statelog.producer.writer import Writer
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.spark.lake.delta_table import DeltaExport
+from statelog.spark.lake.export import export
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+
+_VISITS = """{"type": "record", "name": "Visit", "fields": [
+    {"name": "count", "type": "long"},
+    {"name": "seen", "type": {"type": "long", "logicalType": "timestamp-millis"}}]}"""
+_WITH_PAGE = _VISITS.replace("]}", ', {"name": "page", "type": "string", "default": "/"}]}')
+
+
+def _listed(table: Path) -> list[dict[str, Any]]:
+    """The table's rows, in no order."""
+    opened: Any = DeltaTable(table)  # The types of delta-rs know pyarrow's partly.
+    rows: list[dict[str, Any]] = opened.to_pyarrow_table().to_pylist()
+    return rows
+
+
+def _rows(table: Path) -> dict[Any, Any]:
+    """The table's rows by key; fails if a key comes twice."""
+    rows = _listed(table)
+    found = {row["key"]: row["value"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def _at(second: int) -> datetime:
+    return datetime.fromtimestamp(second, UTC)
+
+
+def test_a_table_is_the_state_at_the_position_of_each_export(tmp_path: Path) -> None:
+    """Puts, changes and deletes, exported after each of many random commits, or after several of them."""
+    rng, made, table = random.Random(7), TwinLog(), tmp_path / "table"
+    for _ in range(12):
+        for _ in range(rng.randrange(3)):
+            keys = rng.sample([b"k%d" % number for number in range(20)], rng.randrange(1, 8))
+            made.write({key: None if rng.random() < 0.3 else rng.randbytes(3) for key in keys})
+        with made.open() as log:
+            done = export(log, str(table))
+            assert done.position == log.ledger.end()
+        assert _rows(table) == made.model
+        assert not done.is_rewritten or done.previous_position is None
+
+
+def test_what_a_merge_did_is_counted(tmp_path: Path) -> None:
+    """Inserted, updated and deleted rows, and the position that the table held before."""
+    made, table = TwinLog(), str(tmp_path / "table")
+    made.write({b"a": b"1", b"b": b"1"})
+    with made.open() as log:
+        first = export(log, table)
+    made.write({b"a": b"2", b"b": None, b"c": b"1", b"never": None})
+    with made.open() as log:
+        done = export(log, table)
+        again = export(log, table)
+    assert (first.is_rewritten, first.inserted) == (True, 2)
+    assert (done.previous_position, done.inserted, done.updated, done.deleted) == (first.position, 1, 1, 1)
+    assert (again.position, again.inserted, again.updated, again.deleted) == (done.position, 0, 0, 0)
+
+
+def test_an_idle_export_makes_no_version(tmp_path: Path) -> None:
+    """Nothing was committed since the last one."""
+    made, table = TwinLog(), str(tmp_path / "table")
+    made.write({b"a": b"1"})
+    with made.open() as log:
+        export(log, table)
+        export(log, table)
+    assert DeltaTable(table).version() == 0
+
+
+def test_a_table_behind_truncation_is_written_anew(tmp_path: Path) -> None:
+    """The log does not hold the changes any more, but its snapshot holds the state."""
+    made, table = TwinLog(), tmp_path / "table"
+    made.write({b"a": b"1", b"gone": b"1"})
+    with made.open() as log:
+        export(log, str(table))
+    for number in range(4):
+        made.write({b"a": b"%d" % number, b"gone": None})
+        made.now_s += 10_000.0
+        with made.open() as log:
+            run_round(log, settings_for(tmp_path), seams=made.seams)
+    with made.open() as log:
+        done = export(log, str(table))
+    assert done.is_rewritten
+    assert _rows(table) == made.model
+
+
+def test_typed_values_are_columns_and_evolve(tmp_path: Path) -> None:
+    """A new field comes with its default, also in rows that did not change."""
+    rig, table = twin_rig("visits"), tmp_path / "table"
+    with rig.create(key_type=KeyType.STRING, value_schema=_VISITS) as log, Writer(log, "w") as writer:
+        writer.put("a", {"count": 1, "seen": _at(1)})
+        writer.commit()
+        export(log, str(table))
+        log.evolve_value_schema(_WITH_PAGE)
+    with rig.open() as log, Writer(log, "w") as writer:
+        writer.put("b", {"count": 2, "seen": _at(2), "page": "/b"})
+        writer.commit()
+        done = export(log, str(table))
+    rows = {row["key"]: row for row in _listed(table)}
+    assert done.is_rewritten
+    assert {key: (row["count"], row["page"]) for key, row in rows.items()} == {"a": (1, "/"), "b": (2, "/b")}
+    assert rows["a"]["seen"] == _at(1)
+
+
+def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
+    """One key in two key groups is two rows, and a change is merged into its own."""
+    rig, table = twin_rig("placed"), tmp_path / "table"
+    with rig.create(hash_rule=HashRule.CALLER) as log, Writer(log, "w") as writer:
+        for group in (1, 2):
+            writer.append(group, b"a", b"1")
+        writer.commit()
+        export(log, str(table))
+        writer.append(2, b"a", b"2")
+        writer.commit()
+        export(log, str(table))
+    rows = _listed(table)
+    assert {(row["key_group"], row["value"]) for row in rows} == {(1, b"1"), (2, b"2")}
+
+
+def test_two_exporters_at_once_apply_nothing_twice(tmp_path: Path) -> None:
+    """Both begin with the same table, new or not; the one that is late starts again and finds nothing to do."""
+    made, table = TwinLog(), tmp_path / "table"
+    for number in range(6):
+        made.write({b"a%d" % number: b"1", b"both": b"%d" % number})
+        both, failures = Barrier(2), list[BaseException]()
+
+        def work(both: Barrier = both, failures: list[BaseException] = failures) -> None:
+            try:
+                with made.open() as log:
+                    both.wait(30.0)
+                    export(log, str(table))
+            except BaseException as error:  # noqa: BLE001 - the test's own thread raises it
+                failures.append(error)
+
+        threads = [Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert _rows(table) == made.model
+
+
+def test_a_failure_on_the_way_leaves_the_table_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reading the log raises comes out as itself, and the next export carries on."""
+    made, table = TwinLog(), tmp_path / "table"
+    made.write({b"a": b"1"})
+    with made.open() as log:
+        export(log, str(table))
+    made.write({b"a": b"2"})
+    real = DeltaExport.merge
+
+    def failing(self: DeltaExport, rows: Iterable[pa.RecordBatch], *arguments: Any) -> Any:
+        def cut() -> Iterator[pa.RecordBatch]:
+            yield from rows
+            raise StoreUnavailable("the store went away", path="x")
+
+        return real(self, cut(), *arguments)
+
+    monkeypatch.setattr(DeltaExport, "merge", failing)
+    with made.open() as log, pytest.raises(StoreUnavailable, match="the store went away"):
+        export(log, str(table))
+    assert _rows(table) == {b"a": b"1"}
+    monkeypatch.undo()
+    with made.open() as log:
+        export(log, str(table))
+    assert _rows(table) == made.model
+
+
+def test_a_foreign_table_is_refused_and_replaced_on_request(tmp_path: Path) -> None:
+    """Other rows, or the export of another log, are nobody's to overwrite by mistake."""
+    made, table = TwinLog(), tmp_path / "table"
+    made.write({b"a": b"1"})
+    write_deltalake(table, pa.table({"mine": [1, 2]}))
+    with made.open() as log:
+        with pytest.raises(AlreadyExists, match="something else"):
+            export(log, str(table))
+        assert DeltaTable(table).version() == 0
+        assert export(log, str(table), replace=True).is_rewritten
+    assert _rows(table) == made.model
+
+
+def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
+    """The ledger ends below the position that the table holds: commits that were exported are gone."""
+    made, table = TwinLog(), str(tmp_path / "table")
+    made.write({b"a": b"1"})
+    made.write({b"a": b"2"})
+    with made.open() as log:
+        export(log, table)
+    made.cluster.lose_tail("log.ledger", 0, 2)
+    with made.open() as log, pytest.raises(BeyondEnd):
+        export(log, table)
