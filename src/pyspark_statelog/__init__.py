@@ -38,6 +38,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> "StructType":
         """The columns of the state. Raises ConfigError, NotFound, Unavailable."""
+        _require_spark()
         from statelog.spark.source.source import plan_state
 
         columns, self._plan = plan_state(self.options)
@@ -45,24 +46,35 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """A batch reader of the state."""
+        _require_spark()
         from statelog.spark.source.source import StateReader
 
         return StateReader(self.options, schema, self._plan)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
         """A reader that says that there is no streaming read; Spark hides what is raised here."""
+        _require_spark()
         from statelog.spark.source.refused_stream import RefusedStream
 
         return RefusedStream()
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer of changes; does no I/O."""
+        _require_spark()
         from statelog.spark.sink.batch_sink import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamArrowWriter":  # noqa: N802  # Spark's name
         """A streaming writer of changes; does no I/O."""
+        _require_spark()
         from statelog.spark.sink.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def _require_spark() -> None:
+    """Raise ConfigError for a Spark that is too old, before an import fails on it."""
+    from statelog.spark.version import require_spark
+
+    require_spark()

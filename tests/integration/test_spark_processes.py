@@ -12,13 +12,24 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
 
-from statelog.errors import CheckpointMismatch, ConfigError, Fenced, LogInUse, Misuse, OverlappingTasks
+from statelog.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    Fenced,
+    KeyGroupMismatch,
+    LogInUse,
+    Misuse,
+    OverlappingTasks,
+)
 from statelog.producer.commits.grant import TaskGrant
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger.handle import Checkpoint
 from statelog.seams import Seams
 from statelog.spark import clients
 from statelog.spark.clients import task_producer
@@ -203,6 +214,46 @@ def test_who_comes_second_fences_nobody(rig: SparkLog, tmp_path: Path, caplog: p
     assert rig.numbers() == {1: 1, 2: 2, 3: 3}
 
 
+def keys_of(rig: SparkLog, partitions: range) -> list[int]:
+    """Some keys in these partitions."""
+    descriptor = rig.log.descriptor
+    kind, groups, count = descriptor.key_type, descriptor.key_groups, descriptor.partitions
+    return [key for key in range(200) if partition_of(key_group_of(key, kind, groups), count, groups) in partitions]
+
+
+def test_jobs_share_a_log_by_partitions(rig: SparkLog, tmp_path: Path) -> None:
+    """Two queries and a plain write with partitions of their own never meet; one that overlaps another's is refused
+    before an Open, and told whose; a row outside of its share commits nothing.
+    """
+    one = query_options(rig, tmp_path / "a", "qa", writerId="one", share="0/2")
+    two = query_options(rig, tmp_path / "b", "qb", writerId="two", partitions="2")
+    load = write_options({**rig.options, "writerId": "load", "partitions": "3"}, streaming=False)
+    low, high, last = (keys_of(rig, part) for part in (range(2), range(2, 3), range(3, 4)))
+    for batch in range(2):
+        for slot, (options, keys, query) in enumerate(((one, low, "qa"), (two, high, "qb"))):
+            task = plan_batch(options)
+            assert commit_batch(
+                options, [run_task(task, options, 2 * batch + slot, {keys[batch]: batch}, query)], batch
+            )
+        assert commit_write(load, [run_task(plan_batch(load), load, batch, {last[batch]: batch}, query="")])
+    assert rig.opens() == 3
+    assert rig.numbers() == {keys[batch]: batch for keys in (low, high, last) for batch in range(2)}
+
+    overlapping = query_options(rig, tmp_path / "c", "qc", writerId="three", partitions="1:3")
+    with pytest.raises(LogInUse, match="option partitions or share") as in_use:
+        plan_batch(overlapping)
+    assert in_use.value.facts["partitions"] in ("0:2", "2")
+    task = plan_batch(one)
+    with pytest.raises(KeyGroupMismatch) as outside:
+        run_task(task, one, 9, {low[5]: 5, high[5]: 5}, "qa")
+    assert outside.value.facts["owned_partitions"] == "0:2"
+    assert outside.value.facts["key_group"] == key_group_of(high[5], rig.log.descriptor.key_type, 16)
+
+    wider = replace(one, share=None, partitions=(0,))
+    assert commit_batch(wider, [run_task(plan_batch(wider), wider, 10, {}, "qa")], 2)
+    assert rig.opens() == 4, "the same query, started with other partitions, opens anew and waits for nobody"
+
+
 def test_the_same_query_takes_over_at_once(rig: SparkLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started again in another session, a query waits for nobody, before its first commit and after; the session that
     it left does not take it back.
@@ -276,8 +327,16 @@ def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
     with pytest.raises(CheckpointMismatch, match="older"):
         commit_batch(options, [run_task(task, options, 4, {1: 5})], 3)
     assert commit_batch(options, [], 5), "no task, no change, no commit"
-    with pytest.raises(Misuse, match="did not return a handle"):
-        commit_batch(options, [run_task(task, options, 6, {1: 7}), None], 6)
+    good = run_task(task, options, 6, {1: 7})
+    stale = replace(run_task(task, options, 7, {9: 7}), base=Checkpoint(0, b""))
+    for messages in (
+        [good, None],
+        [good, WriterCommitMessage()],
+        [good, replace(good, query_id="other")],
+        [good, stale],
+    ):
+        with pytest.raises(Misuse, match="did not all return a handle"):
+            commit_batch(options, messages, 6)
     assert rig.ledger_end() == end
     assert commit_batch(options, [run_task(task, options, 5, {1: 6})], 6)
     assert rig.numbers() == {1: 6}

@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.errors import ConfigError, Fenced, InvalidChange, StatelogError
+from statelog.errors import ConfigError, Fenced, InvalidChange, KeyGroupMismatch, LogInUse, StatelogError
 from statelog.producer.writer import Writer
-from statelog.spark.key_groups import repartition_by_key_group
+from statelog.spark.key_groups import key_group_column, repartition_by_key_group
 from statelog.spark.reported import error_of
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import (
@@ -168,6 +168,86 @@ def test_what_cannot_be_written_is_refused_with_a_hint(spark: SparkSession, rig:
     refused(InvalidChange, "unknown=m", batch.withColumnRenamed("n", "m"), writerId="job")
     refused(InvalidChange, "no column key", batch.withColumnRenamed("key", "k"), writerId="job")
     assert rig.state() == {}
+
+
+def test_columns_are_checked_before_anything_is_opened(spark: SparkSession, rig: SparkLog) -> None:
+    """A type that never fits is refused at planning with the cast; names follow Spark's rule for case; a null value
+    deletes only if it is said; rows of a key are put in sequence, or refused.
+    """
+
+    def save(query: str, **given: str) -> None:
+        rows = spark.sql(query).coalesce(1)
+        rows.write.format("statelog").mode("append").options(**rig.options, writerId="job", **given).save()
+
+    with pytest.raises(Exception, match=r"Write cast\(n as bigint\)") as caught:
+        save("SELECT 1 AS key, 'x' AS n")
+    error = error_of(caught.value)
+    assert isinstance(error, InvalidChange)
+    assert (error.facts["given"], error.facts["expected"]) == ("string", "bigint")
+    assert rig.opens() == 0
+
+    save("SELECT 1 AS KEY, 2 AS N, 'a' AS Note")
+    assert rig.state() == {1: {"n": 2, "note": "a"}}
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(Exception, match="caseSensitive is set"):
+            save("SELECT 1 AS KEY, 3 AS n")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+    with pytest.raises(Exception, match="a null where the schema has long") as caught:
+        save("SELECT 1 AS key, CAST(NULL AS BIGINT) AS n")
+    error = error_of(caught.value)
+    assert isinstance(error, InvalidChange)
+    assert error.hint == "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out"
+
+    twice = "SELECT * FROM VALUES (1, 10, 1), (1, 30, 3), (1, 20, 2), (2, 5, 1) AS t(key, n, seq)"
+    with pytest.raises(Exception, match="more than once in a task"):
+        save(f"SELECT key, n FROM ({twice})")
+    save(twice, sequenceBy="seq")
+    assert rig.numbers() == {1: 30, 2: 5}
+    nulled = "SELECT * FROM VALUES (1, named_struct('n', 1)), (2, NULL) AS t(key, value)"
+    with pytest.raises(Exception, match="no column op"):
+        save(nulled)
+    save(nulled, nullDeletes="true")
+    assert rig.numbers() == {1: 1}
+
+
+def test_a_one_off_write_beside_a_running_query(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Of a partition that the query writes to it is refused, and nobody is fenced; of others it is committed while the
+    query goes on. Neither can write what is not its own.
+    """
+    group = key_group_column("key", "long", 16)
+    write_batches(tmp_path / "input", [[(key, 1) for key in range(30)]])
+    low = read_stream(spark, tmp_path / "input").where(group < 8)
+    start = low.writeStream.format("statelog").options(**rig.options, writerId="job", uniqueKeys="true", share="0/2")
+    query = start.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        query.processAllAvailable()
+        rows = spark.range(30).selectExpr("id AS key", "2L AS n").coalesce(1)
+
+        def save(df: DataFrame, **given: str) -> None:
+            df.write.format("statelog").mode("append").options(**rig.options, writerId="fix", **given).save()
+
+        with pytest.raises(Exception, match="LogInUse") as caught:
+            save(rows)
+        error = error_of(caught.value)
+        assert isinstance(error, LogInUse)
+        assert (error.facts["writer"], error.facts["partitions"]) == ("job", "0:2")
+        assert rig.opens() == 1
+        with pytest.raises(Exception, match="KeyGroupMismatch") as caught:
+            save(rows, share="1/2")
+        error = error_of(caught.value)
+        assert isinstance(error, KeyGroupMismatch)
+        assert error.facts["owned_partitions"] == "2:4"
+        save(rows.where(group >= 8), share="1/2")
+        write_batches(tmp_path / "input", [[(key, 3) for key in range(30)]], first=1)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    in_low = {row.key for row in rows.where(group < 8).collect()}
+    assert rig.numbers() == {key: 3 if key in in_low else 2 for key in range(30)}
+    assert rig.opens() == 2
 
 
 def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None:

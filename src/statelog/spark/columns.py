@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from statelog.errors import ConfigError, InvalidChange
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.errors import ConfigError
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema, columns_of
 
-__all__ = ["check_written", "chosen", "same_columns", "spark_arrow_schema", "state_batches", "state_columns"]
+__all__ = ["STATE_NAMES", "chosen", "same_columns", "spark_arrow_schema", "state_batches", "state_columns"]
 
 STATE_NAMES = ("key", "key_group", "op")
 """Columns whose names belong to statelog."""
@@ -54,26 +54,6 @@ def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch
             given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
         arrays = [given[field.name].cast(field.type) for field in wanted]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
-def check_written(names: Collection[str], descriptor: Descriptor, value: ValueSchema) -> None:
-    """Raise InvalidChange with both lists if a DataFrame with these columns cannot be written to the log."""
-    needed = {"key"}
-    if descriptor.hash_rule is HashRule.CALLER:
-        needed.add("key_group")
-    allowed = {"value"} if value.is_opaque else {name for name, _ in _fields_of(value)}
-    if value.is_opaque:
-        needed.add("value")
-    unknown = sorted(set(names) - set(STATE_NAMES) - allowed - {"value"})
-    missing = sorted(needed - set(names))
-    if unknown or missing:
-        raise InvalidChange(
-            "the columns do not match the log",
-            unknown=", ".join(unknown),
-            missing=", ".join(missing),
-            expected=", ".join(["key", "op (optional)", *sorted(allowed)]),
-            hint="Select and rename: key, op if there are deletes, and the value",
-        )
 
 
 def chosen(columns: StructType, names: Collection[str] | None) -> StructType:

@@ -33,14 +33,17 @@ __all__ = ["JobSettings", "StrikingSource", "StrikingWriter"]
 
 _VARIABLE = "STATELOG_TEST_STRIKE"
 _HOLD_TIMEOUT_S = 280
+_SLEEP_S = 45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """One life of the job.
 
-    `strike` is kill, fail or none; it happens once, at `point` of `batch`. With `hold` whoever struck then waits until
-    `directory`/released is there, goes on, and leaves what came of it in `directory`/outcome-<point>.
+    `strike` is none, or happens once, at `point` of `batch`: kill (the driver and its JVM), executor (the JVM that the
+    task runs in), worker (the Python process of the task), fail, or sleep (for longer than another attempt takes). With
+    `hold` whoever struck then waits until `directory`/released is there, goes on, and leaves what came of it in
+    `directory`/outcome-<point>.
     """
 
     options: Mapping[str, str]
@@ -52,6 +55,7 @@ class JobSettings:
     batch: int = 0
     hold: bool = False
     driver: int = 0
+    master: str = "local[2,3]"
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> str:
@@ -141,9 +145,14 @@ def _strike(point: str, batch: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings.marker.touch()
-    if settings.strike == "kill":
+    if settings.strike in ("kill", "executor"):
         os.kill(_parent(os.getppid()), signal.SIGKILL)
+    if settings.strike == "kill":
         os.kill(settings.driver, signal.SIGKILL)
+    if settings.strike == "worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if settings.strike == "sleep":
+        time.sleep(_SLEEP_S)
     if settings.hold:
         _await(settings.released)
     if settings.strike == "fail":
@@ -171,7 +180,7 @@ def main() -> None:
     settings = replace(JobSettings(**json.loads(sys.argv[1])), driver=os.getpid())
     os.environ[_VARIABLE] = settings.to_json()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,3]")
+    builder = SparkSession.builder.master(settings.master)
     for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", **settings.extra}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

@@ -19,9 +19,9 @@ from statelog.spark.options.read import read_options
 from statelog.spark.options.write import write_options
 from statelog.spark.reported import error_of
 from statelog.spark.sink.batch_sink import BatchWriter
-from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.sink.sink import StreamWriter
 from statelog.spark.source.source import slices
+from statelog.spark.version import require_spark
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 
@@ -158,6 +158,25 @@ def test_making_a_writer_does_no_io(tmp_path: Path, sink: type[StreamWriter | Ba
     with pytest.raises(pickle.PicklingError, match="no log flights") as caught:
         pickle.dumps(writer)
     assert isinstance(error_of(caught.value), NotFound)
+
+
+def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
+    """Spark 4.0 lacks classes that ours derive from; whatever is asked for, the answer is which Spark is needed."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import pyspark, pyspark.sql.datasource as d\n"
+        "pyspark.__version__ = '4.0.1'; del d.DataSourceStreamArrowWriter\n"
+        "sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "import pyspark_statelog as p\n"
+        "source = p.DefaultSource(options={})\n"
+        "for ask in (source.schema, lambda: source.reader(None), lambda: source.streamReader(None),\n"
+        "            lambda: source.writer(None, False), lambda: source.streamWriter(None, False)):\n"
+        "    try: ask()\n"
+        "    except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    told = done.stdout.splitlines()
+    assert len(told) == 5
+    assert {line.partition(". ")[0] for line in told} == {"ConfigError statelog needs pyspark 4.2 or newer, not 4.0.1"}
 
 
 def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schema, changes_batch, chunk_slices
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_groups_of, key_groups_of_partition, partition_of
+from statelog.schemas.keys.shares import ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 __all__ = ["ChangeMaker", "Key", "Value", "cut"]
@@ -49,6 +50,7 @@ class ChangeMaker:
         self._descriptor = descriptor
         self._value_schema = value_schema
         self._schema = change_schema(descriptor.key_type, value_schema.arrow_type)
+        self._owned = frozenset(owned)
         self._foreign = _foreign_groups(descriptor, owned)
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
@@ -66,6 +68,7 @@ class ChangeMaker:
                 "a change belongs to a partition that this writer does not own",
                 key_group=key_group,
                 partition=partition_of(key_group, descriptor.partitions, descriptor.key_groups),
+                owned_partitions=ranges_text(self._owned),
             )
 
     def of_rows(self, keys: Sequence[Key], values: Sequence[Value | None], named: Sequence[int]) -> pa.RecordBatch:

@@ -8,9 +8,11 @@ Invariants, for any count and any number of workers:
 - Their sizes differ by at most one. With more workers than things to share, some shares are empty.
 """
 
+from collections.abc import Iterable
+
 from statelog.errors import ConfigError
 
-__all__ = ["share"]
+__all__ = ["ranges_text", "share"]
 
 
 def share(count: int, *, worker: int, workers: int) -> range:
@@ -24,3 +26,14 @@ def share(count: int, *, worker: int, workers: int) -> range:
             hint="Workers are numbered from 0, and there is at least one",
         )
     return range(-(-worker * count // workers), -(-(worker + 1) * count // workers))
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: single ones and half-open ranges, such as "0:4,6"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, number + 1])
+    return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges)

@@ -20,6 +20,7 @@ from statelog.schemas.values.types import ValueField, ValueType
 
 __all__ = [
     "default_array",
+    "family",
     "fit",
     "fit_fields",
     "from_rows",
@@ -209,7 +210,7 @@ def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
     return pc.if_else(is_null, pa.scalar(None, column.type), column)
 
 
-def _family(kind: pa.DataType) -> str:
+def family(kind: pa.DataType) -> str:
     """Types of one family convert into each other, as long as no value changes."""
     text = str(kind)
     if text in ("string", "large_string", "string_view"):
@@ -228,7 +229,7 @@ def _family(kind: pa.DataType) -> str:
 def _cast(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     if column.type == kind.arrow:
         return column
-    _expect(_family(column.type) == _family(kind.arrow), column, kind, path)
+    _expect(family(column.type) == family(kind.arrow), column, kind, path)
     try:
         return column.cast(kind.arrow, safe=True)
     except (pa.ArrowException, ValueError) as error:

@@ -122,13 +122,17 @@ def _stamped(result: TaskResult, checkpoint_id: int) -> Handle:
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    """The tasks' results. Raises Misuse if one is missing: without its rows the commit would not be the batch."""
+    """The tasks' results. Raises Misuse if one is missing, no result of ours, or of another batch: the commit would not
+    be the batch.
+    """
     results = [message for message in messages if isinstance(message, TaskResult)]
-    if len(results) != len(messages):
+    batches = {(one.grant.nonce, one.base, one.query_id) for one in results}
+    if len(results) != len(messages) or len(batches) > 1:
         raise Misuse(
-            "a task of this batch did not return a handle",
+            "the tasks of this batch did not all return a handle of it",
             tasks=len(messages),
             results=len(results),
+            batches=len(batches),
             hint="Nothing was committed: run the batch again, and report this",
         )
     return results

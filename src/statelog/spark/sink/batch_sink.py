@@ -30,8 +30,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
-        """Write a task's rows, on an executor. Raises InvalidChange, PersistFailed, Unavailable."""
-        return write_task(iterator, self._planned.task, self._planned.options)
+        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
+        return write_task(iterator, *self._planned.plan, self._planned.options)
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

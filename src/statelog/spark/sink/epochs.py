@@ -15,6 +15,7 @@ Invariants:
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -22,8 +23,10 @@ from urllib.parse import unquote, urlparse
 from statelog.errors import Fenced
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
+from statelog.schemas.values.schema import ValueSchema
 from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options.address import LogAddress
@@ -38,7 +41,10 @@ __all__ = ["plan_batch", "sibling_nonces"]
 
 _LOG = logging.getLogger("statelog.spark")
 
-_Key = tuple[LogAddress, str, str | None]
+Check = Callable[[Descriptor, ValueSchema], object]
+"""Raises if what is to be written does not fit the log."""
+
+_Key = tuple[LogAddress, str, str | None, object]
 
 
 @dataclass(slots=True)
@@ -60,22 +66,23 @@ class _Epoch:
 _epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
 
 
-def plan_batch(options: WriteOptions, *, seams: Seams = REAL) -> TaskGrant:
-    """The right to write the next batch.
+def plan_batch(options: WriteOptions, *, check: Check | None = None, seams: Seams = REAL) -> TaskGrant:
+    """The right to write the next batch. `check` may refuse the log before an epoch is opened.
 
     Raises LogInUse and CheckpointMismatch before anything is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
     ConfigError.
     """
-    key = (options.where, options.writer, options.checkpoint_location or options.query_id)
+    part = (options.partitions, options.share)
+    key = (options.where, options.writer, options.checkpoint_location or options.query_id, part)
     epoch = _epochs.get(key)
     log = cached_log(options.where)  # After the epoch, so that no log is idle for longer than what was made of it.
     try:
         if epoch is None:
-            epoch = _epochs.put(key, _first(log, options, seams))
+            epoch = _epochs.put(key, _first(log, options, check, seams))
         else:
             epoch.ledger.fold_end()
             if not epoch.is_live:
-                epoch = _next(log, options, key, epoch, seams)
+                epoch = _next(log, options, key, epoch, check, seams)
     except BaseException:
         _epochs.drop(key)
         raise
@@ -89,7 +96,7 @@ def sibling_nonces(nonce: bytes) -> NewNonce:
     return lambda: sibling_nonce(nonce)
 
 
-def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
+def _first(log: Log, options: WriteOptions, check: Check | None, seams: Seams) -> _Epoch:
     """The epoch for a worker that has none: a sibling's, or a new one."""
     run = run_of(options)
     ledger = log.ledger.newest_client()
@@ -100,6 +107,8 @@ def _first(log: Log, options: WriteOptions, seams: Seams) -> _Epoch:
             return _Epoch(_shared(log, ledger.fold, newest), ledger)
         if options.serves_query and run.has_opened:
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
+        if check is not None:
+            check(log.descriptor, log.value_schemas.newest())
         rivals = rivals_of(log, ledger.fold, options, seams.wall_clock())
         check_ownership(
             options,
@@ -124,6 +133,7 @@ def _next(
     options: WriteOptions,
     key: _Key,
     epoch: _Epoch,
+    check: Check | None,
     seams: Seams,
 ) -> _Epoch:
     """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
@@ -136,12 +146,12 @@ def _next(
     run = run_of(options)
     if options.serves_query and run.has_opened:
         raise _taken_over(options, run, newest)
-    return _epochs.put(key, _first(log, options, seams))
+    return _epochs.put(key, _first(log, options, check, seams))
 
 
 def _newest(log: Log, fold: LedgerFold, options: WriteOptions) -> LiveEpoch | None:
-    """The newest epoch on our name or any partition, if it is live."""
-    return fold.live_epoch(fold.prior(options.writer, range(log.descriptor.partitions)))
+    """The newest epoch on our name or any partition that we take, if it is live."""
+    return fold.live_epoch(fold.prior(options.writer, options.taken(log.descriptor.partitions)))
 
 
 def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
@@ -162,7 +172,9 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
 def _open(log: Log, options: WriteOptions, run: QueryRun, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
     """Open an epoch, unless another one was opened since the ownership check."""
     ours = None if seen is None else [seen.nonce]
-    opened = open_epoch(log, options.writer, ours=ours, seams=replace(seams, nonce=sibling_nonces(run.tag)))
+    taken = options.taken(log.descriptor.partitions)
+    named = replace(seams, nonce=sibling_nonces(run.tag))
+    opened = open_epoch(log, options.writer, partitions=taken, ours=ours, seams=named)
     opened.producer.close()
     try:
         if options.serves_query:

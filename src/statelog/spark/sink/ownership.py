@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statelog.errors import LogInUse
+from statelog.schemas.keys.shares import ranges_text
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.decision import NO_QUERY, check_take_over, owner_of
@@ -32,6 +33,7 @@ class Rival:
 
     writer: str
     nonce: bytes
+    partitions: frozenset[int]
     age_s: float | None
     has_committed: bool
     last: LastCommit | None
@@ -55,9 +57,11 @@ def check_ownership(
             raise LogInUse(
                 "another Spark job writes to this log",
                 writer=rival.writer,
+                partitions=ranges_text(rival.partitions),
                 query_id=owner_of(rival.last) if rival.last is not None else None,
                 last_seen_s=None if rival.age_s is None else round(rival.age_s),
-                hint="A log has one writing job at a time: stop that one and set takeOver=true, or use another log",
+                hint="A partition has one writing job at a time: give each job its own, by the option partitions or"
+                " share; or stop that one and set takeOver=true",
             )
 
 

@@ -24,9 +24,12 @@ _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
 
 
 def run_tag(options: WriteOptions) -> bytes:
-    """What all nonces of this run begin with; the same in all planning workers of a session."""
+    """What all nonces of this run begin with; the same in all planning workers of a session.
+
+    Started again with other partitions, a query is another run, which opens anew.
+    """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
-    session = (platform.node(), *_session())
+    session = (platform.node(), *_session(), options.partitions, options.share)
     kind = _QUERY if options.serves_query else _PLAIN
     return kind + _hashed(where) + _hashed((where, session))
 

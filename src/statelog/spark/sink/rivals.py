@@ -16,9 +16,15 @@ _READ_TIMEOUT_S = 10.0
 
 
 def rivals_of(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
-    """The live epochs that an Open would fence: all that there are, because it takes all partitions."""
+    """The live epochs that an Open would fence: those on a partition that it takes, and the writer's own.
+
+    Raises ConfigError if the options take no partition that the log has.
+    """
+    taken = frozenset(options.taken(log.descriptor.partitions))
     found: list[Rival] = []
     for epoch in fold.freeze().live:
+        if epoch.writer != options.writer and taken.isdisjoint(epoch.partitions):
+            continue
         last = fold.last_commit(epoch.writer)
         has_committed = last is not None and last.offset > epoch.epoch
         offset = last.offset if last is not None and has_committed else epoch.epoch
@@ -26,6 +32,7 @@ def rivals_of(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -
             Rival(
                 writer=epoch.writer,
                 nonce=epoch.nonce,
+                partitions=epoch.partitions,
                 age_s=None if options.take_over else _age_s(log, offset, now_s),
                 has_committed=has_committed,
                 last=last,

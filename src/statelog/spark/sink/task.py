@@ -17,10 +17,12 @@ from statelog.producer.task_writer import TaskWriter
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark.clients import task_producer
 from statelog.spark.options.write import WriteOptions
+from statelog.spark.rows.row_plan import RowPlan, write_rows
 
 __all__ = ["QUERY_PROPERTY", "TaskResult", "write_task"]
 
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
+_CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class TaskResult(WriterCommitMessage):
     query_id: str
 
 
-def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: WriteOptions) -> TaskResult:
+def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, rows: RowPlan, options: WriteOptions) -> TaskResult:
     """Write this task's rows. Raises InvalidChange, KeyGroupMismatch, PersistFailed, BrokerUnavailable."""
     context = TaskContext.get()
     if context is None:
@@ -45,8 +47,8 @@ def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, options: Writ
     query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
     slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
     with task_producer(options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
-        for batch in batches:
-            writer.append_batch(batch)
+        is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
+        write_rows(batches, rows, writer, is_case_sensitive=is_case_sensitive)
         handle = writer.finish()
     return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
 

@@ -5,13 +5,14 @@ carries the batch id; tasks know the query id themselves. So it shares planning,
 sink, and keeps no client in the driver's process.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statelog.errors import ConfigError
+from statelog.schemas.keys.shares import ranges_text
 from statelog.spark.options.address import storage_text
 from statelog.spark.options.write import write_options
 from statelog.spark.sink.task import QUERY_PROPERTY
@@ -51,6 +52,10 @@ def upsert(
     root: str,
     writer: str,
     unique_keys: bool = False,
+    sequence_by: str | None = None,
+    null_deletes: bool = False,
+    partitions: Sequence[int] | None = None,
+    share: tuple[int, int] | None = None,
     allow_unsafe: Collection[str] = (),
     storage_options: Mapping[str, object] | None = None,
     take_over: bool = False,
@@ -59,8 +64,10 @@ def upsert(
 ) -> Upsert:
     """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value.
 
-    `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key. `query_id` names the
-    query where Spark does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+    `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
+    the column whose greatest value in a task decides for a key. `partitions`, or `share` (a worker's number, from 0,
+    and their number), leave the rest of the log to other jobs. `query_id` names the query where Spark does not (Spark
+    Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
 
         >>> kafka = {"bootstrap.servers": "127.0.0.1:9092"}
         >>> write = upsert("visits", writer="job-1", kafka=kafka, root="/tmp/statelog")
@@ -71,11 +78,18 @@ def upsert(
         "root": root,
         "writerId": writer,
         "uniqueKeys": _flag("unique_keys", unique_keys),
+        "nullDeletes": _flag("null_deletes", null_deletes),
         "takeOver": _flag("take_over", take_over),
         "allowUnsafe": ",".join(allow_unsafe),
         **{f"kafka.{name}": value for name, value in kafka.items()},
         **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
     }
+    if sequence_by is not None:
+        options["sequenceBy"] = sequence_by
+    if partitions is not None:
+        options["partitions"] = ranges_text(partitions)
+    if share is not None:
+        options["share"] = "{}/{}".format(*share)
     if take_over_from is not None:
         options["takeOverFrom"] = take_over_from
     if query_id is not None:

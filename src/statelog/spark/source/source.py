@@ -19,7 +19,6 @@ from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options.read import ReadOptions, read_options
 from statelog.spark.reported import reported
-from statelog.spark.sink.planned_write import require_spark
 from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading
 
 __all__ = ["StateReader", "StateSlice", "plan_state", "slices"]
@@ -28,7 +27,6 @@ __all__ = ["StateReader", "StateSlice", "plan_state", "slices"]
 @reported()
 def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
-    require_spark()
     read = read_options(options)
     return _columns(read), plan_read(read)
 
@@ -51,7 +49,6 @@ class StateReader(DataSourceReader):
 
     @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, plan: ReadPlan | None) -> None:
-        require_spark()
         self._options = read_options(options)
         if plan is None and self._options.at is None:
             raise ConfigError(

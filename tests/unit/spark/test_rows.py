@@ -1,0 +1,296 @@
+"""Rows on their way into a log: names, types, nulls, and keys that come twice. Without Spark's JVM."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
+from statelog.spark.options.write import WriteOptions, write_options
+from statelog.spark.rows.newest_rows import NewestRows
+from statelog.spark.rows.row_plan import RowPlan, plan_rows, write_rows
+from statelog.spark.rows.unique_keys import UniqueKeys
+from tests.support.rigs.log import twin_rig
+
+WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "b:1", "writerId": "job"}
+AVSC = (
+    '{"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"},'
+    '{"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": null}]}'
+)
+TYPED = parse_value_schema(AVSC, 1)
+
+
+class Written:
+    """Takes what is written."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+
+    def append_batch(self, table: pa.RecordBatch) -> None:
+        """Keep it."""
+        self.batches.append(table)
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """All rows."""
+        return [row for batch in self.batches for row in batch.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def descriptor() -> Descriptor:
+    """Of a log with long keys."""
+    with twin_rig("log").create(key_type="long") as log:
+        return log.descriptor
+
+
+def options(**given: str) -> WriteOptions:
+    """The options of a batch write."""
+    return write_options({**WHERE, **given}, streaming=False)
+
+
+def columns(**kinds: DataType) -> StructType:
+    """A DataFrame's columns."""
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+def planned(descriptor: Descriptor, schema: StructType, value: ValueSchema = OPAQUE, **given: str) -> RowPlan:
+    """The plan for these columns and options."""
+    return plan_rows(schema, options(**given), descriptor, value)
+
+
+def written(plan: RowPlan, *batches: pa.RecordBatch, strict: bool = False) -> list[dict[str, object]]:
+    """What a task writes of these batches."""
+    sink = Written()
+    write_rows(batches, plan, sink, is_case_sensitive=strict)
+    return sink.rows
+
+
+def batch(keys: Sequence[int], **more: Sequence[object]) -> pa.RecordBatch:
+    """Rows with these keys and values."""
+    return pa.RecordBatch.from_pydict({"key": list(keys), "value": [b"v"] * len(keys), **more})
+
+
+# ---- names
+
+
+def test_names_follow_sparks_rule(descriptor: Descriptor) -> None:
+    """Case does not count, unless the session says so; an exact name wins."""
+    plan = planned(descriptor, columns(KEY=LongType(), Value=BinaryType()))
+    rows = pa.RecordBatch.from_pydict({"KEY": [1], "Value": [b"v"]})
+    assert written(plan, rows) == [{"key": 1, "value": b"v"}]
+    with pytest.raises(InvalidChange, match="caseSensitive is set"):
+        written(plan, rows, strict=True)
+    for other in ("key", "Key"):
+        with pytest.raises(InvalidChange, match="two columns of one name"):
+            planned(descriptor, columns(KEY=LongType(), value=BinaryType()).add(other, LongType()))
+    mixed = parse_value_schema(AVSC.replace('"at"', '"N"'), 1)
+    assert planned(descriptor, columns(key=LongType(), n=IntegerType(), N=TimestampType()), mixed).names.is_exact
+
+
+def test_columns_that_are_not_the_logs_are_named(descriptor: Descriptor) -> None:
+    """Unknown ones, missing ones, and a sequence that is not there."""
+    with pytest.raises(InvalidChange, match="unknown=m, missing=value"):
+        planned(descriptor, columns(key=LongType(), m=LongType()))
+    with pytest.raises(InvalidChange, match="no column seq"):
+        planned(descriptor, columns(key=LongType(), value=BinaryType()), sequenceBy="seq")
+
+
+# ---- types
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "column", "texts"),
+    [
+        (columns(key=StringType(), value=BinaryType()), OPAQUE, "key", ("string", "bigint", "cast(key as bigint)")),
+        (columns(key=LongType(), value=LongType()), OPAQUE, "value", ("bigint", "binary", "as string) as binary)")),
+        (columns(key=LongType(), n=StringType()), TYPED, "n", ("string", "int", "cast(n as int)")),
+        (columns(key=LongType(), n=IntegerType(), at=LongType()), TYPED, "at", ("timestamp", "cast(at as timestamp)")),
+        (columns(key=LongType()), TYPED, "n", ("nothing", "int", "Add n")),
+        (columns(key=LongType(), value=columns(n=StringType())), TYPED, "value", ("cast(value as struct<n:int",)),
+    ],
+    ids=str,
+)
+def test_what_can_never_fit_is_refused_at_planning(
+    descriptor: Descriptor, schema: StructType, value: ValueSchema, column: str, texts: tuple[str, ...]
+) -> None:
+    """With the column, both types and the cast to write."""
+    with pytest.raises(InvalidChange) as caught:
+        planned(descriptor, schema, value)
+    assert caught.value.facts["column"] == column
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_what_may_not_fit_is_named_when_it_does_not(descriptor: Descriptor) -> None:
+    """A timestamp with microseconds, a number too large, a null: the task's error says what to write."""
+    plan = planned(descriptor, columns(key=LongType(), n=LongType(), at=TimestampType()), TYPED)
+    for path, advice in (
+        ("value.at", "Write date_trunc('millisecond', at)"),
+        ("value.n", "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out; Write cast(n as int)"),
+    ):
+        with pytest.raises(InvalidChange, match="cannot hold") as caught:
+            write_rows([batch([1])], _without_values(plan), _Refusing(path), is_case_sensitive=False)
+        assert caught.value.hint == advice
+
+
+def _without_values(plan: RowPlan) -> RowPlan:
+    names = type(plan.names)(given=("key", "value"), columns=("key", "value"))
+    return RowPlan(
+        names=names, advice=plan.advice, key_type=plan.key_type, is_grouped=False, unique_keys=True, null_deletes=True
+    )
+
+
+class _Refusing:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def append_batch(self, table: pa.RecordBatch) -> None:  # what a sink takes
+        """As a writer whose schema a value does not fit."""
+        raise InvalidChange("a value that int cannot hold", hint="Give values of the schema", field=self._path)
+
+
+# ---- nulls
+
+
+def test_a_null_value_deletes_only_by_a_word(descriptor: Descriptor) -> None:
+    """Of nullDeletes, or of a column op; without, it is refused, because a failed cast is no deletion."""
+    schema = columns(key=LongType(), value=BinaryType())
+    rows = pa.RecordBatch.from_pydict({"key": [1, 2], "value": [b"v", None]})
+    with pytest.raises(InvalidChange, match="no column op") as caught:
+        written(planned(descriptor, schema), rows)
+    assert caught.value.facts == {"column": "value", "nulls": 1}
+    assert len(written(planned(descriptor, schema, nullDeletes="true"), rows)) == 2
+    with pytest.raises(ConfigError, match="nullDeletes"):
+        planned(descriptor, columns(key=LongType(), op=StringType(), value=BinaryType()), nullDeletes="true")
+    with pytest.raises(InvalidChange, match="a key is null"):
+        written(planned(descriptor, schema), pa.RecordBatch.from_pydict({"key": [None], "value": [b"v"]}))
+
+
+# ---- keys that come twice
+
+
+def test_a_key_comes_once_in_a_task(descriptor: Descriptor) -> None:
+    """In one batch or in two; uniqueKeys declares it and is believed."""
+    schema = columns(key=LongType(), value=BinaryType())
+    plan = planned(descriptor, schema)
+    assert len(written(plan, batch([1, 2]), batch([3]))) == 3
+    for batches in ([batch([1, 2, 1])], [batch([1, 2]), batch([3, 2])]):
+        with pytest.raises(InvalidChange, match="more than once") as caught:
+            written(plan, *batches)
+        assert caught.value.facts["repeated_rows"] == 1
+        assert "sequenceBy" in caught.value.hint
+        assert written(planned(descriptor, schema, uniqueKeys="true"), *batches)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        options(uniqueKeys="true", sequenceBy="seq")
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_many_keys_are_compared_in_bounded_memory(text: bool) -> None:
+    """Above the budget they lie in a file; a key that comes again in another part of it is found."""
+    numbers = list(range(10_000))
+    random.Random(5).shuffle(numbers)
+    again = [numbers[17], numbers[6_000]]
+
+    def column(some: list[int]) -> pa.Array:
+        return pa.array([f"key-{one}" for one in some]) if text else pa.array(some)
+
+    with UniqueKeys(memory_rows=1000) as keys:
+        for start in range(0, 10_000, 700):
+            keys.add(column(numbers[start : start + 700]))
+        keys.check()
+    with UniqueKeys(memory_rows=1000) as keys:
+        for start in range(0, 10_000, 700):
+            keys.add(column(numbers[start : start + 700]))
+        keys.add(column(again))
+        with pytest.raises(InvalidChange, match="more than once"):
+            keys.check()
+
+
+def test_a_key_may_come_in_two_key_groups_of_the_callers() -> None:
+    """There the key group is part of the key."""
+    key_groups = pa.array([0, 1, 2], pa.uint16()).to_numpy()
+    with UniqueKeys() as keys:
+        keys.add(pa.array([1, 1, 1]), key_groups)
+        keys.check()
+        keys.add(pa.array([1]), key_groups[1:2])
+        with pytest.raises(InvalidChange):
+            keys.check()
+
+
+def test_the_greatest_sequence_wins_in_any_order(descriptor: Descriptor) -> None:
+    """However the rows of a key come, and wherever a batch ends; the sequence need not be part of the value."""
+    schema = columns(key=LongType(), value=BinaryType(), seq=LongType())
+    plan = planned(descriptor, schema, sequenceBy="SEQ")
+    rows = [(1, b"a", 1), (1, b"b", 3), (1, b"c", 2), (2, b"d", 9), (2, b"d", 9), (3, b"e", -1)]
+    for order in itertools.permutations(rows):
+        parts = [order[:2], order[2:]]
+        batches = [
+            pa.RecordBatch.from_pydict(dict(zip(("key", "value", "seq"), zip(*part, strict=True), strict=True)))
+            for part in parts
+        ]
+        found = sorted((row["key"], row["value"]) for row in written(plan, *batches))
+        assert found == [(1, b"b"), (2, b"d"), (3, b"e")]
+    assert written(plan) == []
+
+
+def test_a_tie_of_different_rows_is_refused() -> None:
+    """Only where it decides, and in whichever order and portions the rows come."""
+    rows = [(1, b"a", 1), (1, b"b", 1), (1, b"c", 2), (2, b"d", 5), (2, b"e", 5)]
+
+    def newest(some: Sequence[tuple[int, bytes, int]], budget_bytes: int) -> list[bytes]:
+        kept = NewestRows("seq", budget_bytes)
+        for key, value, sequence in some:
+            kept.add(pa.RecordBatch.from_pydict({"key": [key], "value": [value], "seq": [sequence]}))
+        found = kept.take()
+        assert found is not None
+        return sorted(found.column("value").to_pylist())
+
+    for budget_bytes in (1, 1 << 20):
+        for order in itertools.permutations(rows[:3]):
+            assert newest(order, budget_bytes) == [b"c"]
+        for order in itertools.permutations(rows[2:]):
+            with pytest.raises(InvalidChange, match="same sequence"):
+                newest(order, budget_bytes)
+    with pytest.raises(InvalidChange, match="no sequence"):
+        NewestRows("seq").add(pa.RecordBatch.from_pydict({"key": [1], "seq": pa.array([None], pa.int64())}))
+
+
+def test_what_is_held_is_bounded_by_the_keys() -> None:
+    """Rows that a newer one of their key replaced are dropped on the way."""
+    kept = NewestRows("seq", budget_bytes=10_000)
+    for sequence in range(200):
+        kept.add(pa.RecordBatch.from_pydict({"key": list(range(100)), "seq": [sequence] * 100}))
+        assert kept._held_bytes <= 12_000  # pyright: ignore[reportPrivateUsage] # what the test is about
+    found = kept.take()
+    assert found is not None
+    assert (found.num_rows, set(found.column("seq").to_pylist())) == (100, {199})
+
+
+# ---- partitions
+
+
+def test_a_job_takes_the_partitions_that_it_names() -> None:
+    """All, some by number, or a share; none, and one that the log lacks, are refused."""
+    assert options().taken(4) == (0, 1, 2, 3)
+    assert options(partitions="0:2,3").taken(4) == (0, 1, 3)
+    assert [options(share=f"{one}/3").taken(4) for one in range(3)] == [(0, 1), (2,), (3,)]
+    for wrong in ({"partitions": "4"}, {"share": "4/5"}):
+        with pytest.raises(ConfigError, match="what the log lacks"):
+            options(**wrong).taken(4)
+    for wrong in ({"share": "3/3"}, {"share": "1"}, {"partitions": "x"}, {"partitions": "1", "share": "0/2"}):
+        with pytest.raises(ConfigError, match=r"partitions|share"):
+            options(**wrong)
