@@ -11,7 +11,7 @@ from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, S
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.log import open_or_create
+from statelog.storage.log import open_or_create, ports
 from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
@@ -129,15 +129,13 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     """Settings, and not a port, were given: nobody else could close what was made of them."""
     made = MemoryKafka(cluster=world.cluster)
     closed: list[bool] = []
-
-    def open_ports(*_: object) -> tuple[MemoryKafka, MemoryStore]:
-        return made, MemoryStore(world.disk, "visits")
-
-    monkeypatch.setattr(open_or_create, "open_ports", open_ports)
+    monkeypatch.setattr(ports, "_client", lambda *_: made)
     monkeypatch.setattr(made, "close", lambda: closed.append(True))
     with pytest.raises(NotFound):
-        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root="/nowhere")
-    assert closed == [True]
+        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root=MemoryStore(world.disk, "visits"))
+    with pytest.raises(ConfigError, match="unsupported protocol"):
+        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root="gopher://hole")
+    assert closed == [True, True]
 
 
 # ---- rivals

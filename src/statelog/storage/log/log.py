@@ -22,9 +22,9 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
-from statelog.schemas.names import check_log_name, data_topic, ledger_topic
+from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
+from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange
@@ -32,7 +32,7 @@ from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.life import delete_log, make_log
-from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
+from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.settings import check_log_counts
 from statelog.storage.log.topics import check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
@@ -112,9 +112,7 @@ class Log(Closing):
         check_log_counts(partitions, key_groups, replication_factor)
         rule, kind = one_of(HashRule, "hash_rule", hash_rule), one_of(KeyType, "key_type", key_type)
         schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
-        waived = parse_waivers(allow_unsafe)
-        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
-        with closing_port(client, kafka, on_success=False):
+        with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
             descriptor = make_log(
                 client,
                 store,
@@ -143,9 +141,7 @@ class Log(Closing):
 
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
-        waived = parse_waivers(allow_unsafe)
-        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
-        with closing_port(client, kafka, on_success=False):
+        with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
             descriptor = descriptor_or_none(store)
             if descriptor is None:
                 hint = "Open it with statelog.open(..., create=True), or make it with `statelog init`"
@@ -176,9 +172,7 @@ class Log(Closing):
 
         Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
         """
-        waived = parse_waivers(allow_unsafe)
-        client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
-        with closing_port(client, kafka, on_success=True):
+        with opened_ports(name, kafka, root, storage_options, allow_unsafe, keeps=False) as (client, store, _):
             delete_log(client, store, name)
 
     def verify(self, rights: Rights = NO_RIGHTS) -> None:

@@ -14,11 +14,9 @@ from statelog.errors import AlreadyExists, ConfigError, NotFound
 from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.names import check_log_name
-from statelog.schemas.topics.policy import parse_waivers
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.log.log import Log
-from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
+from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 
 __all__ = ["LogOptions", "open"]
 
@@ -104,9 +102,7 @@ def open(  # noqa: A001 - the name for users is statelog.open, as it is gzip.ope
         value_schema=value_schema,
         replication_factor=replication_factor,
     )
-    waived = parse_waivers(allow_unsafe)
-    client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
-    with closing_port(client, kafka, on_success=False):
+    with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, _):
         place: dict[str, Any] = {"kafka": client, "root": store, "allow_unsafe": allow_unsafe}
         return _open_or_create(name, place, options) if create else _open(name, place, options)
 

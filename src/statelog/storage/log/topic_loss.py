@@ -23,9 +23,9 @@ import xxhash
 from statelog.errors import ConfigError, Damaged, IdentityChanged, NotFound, UnsafeTopic
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import VOID_VALUE, Restart, encode
-from statelog.schemas.names import check_log_name, data_topic, ledger_topic
+from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, restart_manifest
-from statelog.schemas.topics.policy import TopicRole, Waiver, parse_waivers
+from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import WRITING
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S
@@ -34,7 +34,7 @@ from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts, check_acceptance, check_runs
-from statelog.storage.log.ports import KafkaSource, StoreSource, closing_port, open_ports
+from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
 from statelog.storage.manifest_chain import ManifestChain, StoredManifest
 from statelog.storage.store import Store
@@ -90,9 +90,7 @@ def accept_topic_loss(
     a topic that cannot be taken over; OutcomeUnknown, Unavailable (run it again: it goes on).
     """
     check_acceptance(reason, operator)
-    waived = parse_waivers(allow_unsafe)
-    client, store = open_ports(check_log_name(name), kafka, root, storage_options, waived)
-    with closing_port(client, kafka, on_success=False):
+    with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
         made = descriptor_or_none(store)
         if made is None:
             raise NotFound(f"there is no log {name}", url=store.url)
