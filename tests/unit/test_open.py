@@ -129,7 +129,11 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     """Settings, and not a port, were given: nobody else could close what was made of them."""
     made = MemoryKafka(cluster=world.cluster)
     closed: list[bool] = []
-    monkeypatch.setattr(ports, "_client", lambda *_: made)
+
+    def client(*_: object) -> MemoryKafka:
+        return made
+
+    monkeypatch.setattr(ports, "_client", client)
     monkeypatch.setattr(made, "close", lambda: closed.append(True))
     with pytest.raises(NotFound):
         statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root=MemoryStore(world.disk, "visits"))
