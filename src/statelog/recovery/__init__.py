@@ -3,8 +3,6 @@
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
-from statelog.recovery.filling.monitor import OnProgress
-from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.history.bounds import AtTime, Bound
 from statelog.recovery.history.change_plan import ChangePlan, CommitFacts, CommitSpan
 from statelog.recovery.history.commit_ledger import LedgerBase
@@ -26,8 +24,10 @@ from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
 from statelog.recovery.streaming.stream import Stream
+from statelog.recovery.targets.monitor import OnProgress
 from statelog.recovery.targets.rocksdb_read import read_rocksdb_state
 from statelog.recovery.targets.rocksdb_state import ResumePoint, RocksdbState
+from statelog.recovery.targets.statistics import RecoveryStatistics
 
 __all__ = [
     "At",

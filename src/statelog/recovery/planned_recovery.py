@@ -12,9 +12,6 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.errors import Misuse
-from statelog.recovery.filling.fill import fill
-from statelog.recovery.filling.monitor import Monitor, OnProgress
-from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.streaming.cursor import Cursor
@@ -22,8 +19,11 @@ from statelog.recovery.streaming.read_ahead import ReadAhead
 from statelog.recovery.streaming.stream import Stream
 from statelog.recovery.targets.arrow import ArrowTarget
 from statelog.recovery.targets.dict import DictTarget
+from statelog.recovery.targets.fill import fill
+from statelog.recovery.targets.monitor import Monitor, OnProgress
 from statelog.recovery.targets.parquet import ParquetTarget
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
+from statelog.recovery.targets.statistics import RecoveryStatistics
 from statelog.recovery.targets.target import Target
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.state import LastCommit

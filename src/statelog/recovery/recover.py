@@ -13,7 +13,6 @@ Invariant: the newest state that is planned is never older than what this proces
 from collections.abc import Iterable
 
 from statelog.errors import BeyondEnd, Misuse, NotFound
-from statelog.recovery.filling.monitor import OnProgress
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtPosition
@@ -21,6 +20,7 @@ from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.cursor import Cursor
+from statelog.recovery.targets.monitor import OnProgress
 from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.log import Log
 

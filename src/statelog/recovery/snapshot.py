@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from statelog.errors import NotFound
-from statelog.recovery.filling.monitor import OnProgress
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import AtPosition
@@ -21,6 +20,7 @@ from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, make_plan
 from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.targets.monitor import OnProgress
 from statelog.schemas.names import check_log_name
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.log import Log

@@ -22,13 +22,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from statelog.closing import Closing
-from statelog.recovery.filling.monitor import Monitor
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.spill.frame import Place, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
 from statelog.recovery.streaming.read_ahead import ReadAhead
+from statelog.recovery.targets.monitor import Monitor
 
 __all__ = ["Stream"]
 

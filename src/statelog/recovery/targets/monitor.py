@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from statelog.errors import Misuse
-from statelog.recovery.filling.statistics import RecoveryStatistics
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
+from statelog.recovery.targets.statistics import RecoveryStatistics
 
 __all__ = ["Monitor", "OnProgress"]
 

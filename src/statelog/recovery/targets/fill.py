@@ -18,12 +18,12 @@ Invariants:
 from typing import TypeVar
 
 from statelog.errors import OffsetGone
-from statelog.recovery.filling.monitor import Monitor
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
+from statelog.recovery.targets.monitor import Monitor
 from statelog.recovery.targets.target import Target
 
 __all__ = ["fill"]
