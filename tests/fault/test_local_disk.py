@@ -11,7 +11,7 @@ import rocksdict
 
 from statelog.errors import StorageFull, StoreUnavailable
 from statelog.materializer import run_round
-from statelog.materializer.round import delta
+from statelog.materializer.engine import delta
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round
 from statelog.recovery import recover

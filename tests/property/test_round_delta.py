@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.materializer.round.delta import delta_tables
+from statelog.materializer.engine.delta import delta_tables
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.schemas.changes.replay_plan import plan_replay

@@ -24,6 +24,9 @@ from statelog.materializer.daemon.schedule import RoundCause
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
+from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
+from statelog.materializer.engine.local import LocalEngine
+from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
 from statelog.materializer.round.outcome import (
     CappedSubscription,
     Cleanup,
@@ -43,13 +46,19 @@ __all__ = [
     "CleanupHeldBack",
     "CompletedRound",
     "Control",
+    "Engine",
+    "EngineMaker",
     "Event",
+    "FoldTask",
+    "LocalEngine",
     "LogAgeAlarm",
     "LostRound",
     "Materializer",
     "MaterializerSettings",
     "MaterializerStatistics",
+    "MergeTask",
     "OffsetUnpublished",
+    "Output",
     "Rates",
     "RestoreBudgetOutOfReach",
     "RestoreEstimate",
@@ -62,13 +71,16 @@ __all__ = [
     "RoundOutcome",
     "RoundSkipped",
     "RoundStarted",
+    "RoundWork",
     "SkippedRound",
     "Speed",
     "Started",
     "Stopped",
     "SubscriptionCapped",
     "Tail",
+    "Task",
     "ThreadStarter",
+    "Written",
     "install_signal_handlers",
     "run_round",
     "tail_now",

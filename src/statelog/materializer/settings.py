@@ -27,6 +27,8 @@ class MaterializerSettings:
     stop_grace_s          how long the round in flight may go on after a stop, before it is given up
     retention             which manifests are kept
     fanout                this many runs of one size are merged into one
+    max_run_bytes         a run is cut into several files where it would be larger, at the next key group's end: small
+                          beside what any store holds in one object, and read, verified and merged in a minute
     scratch               where runs are written before they are uploaded: room for two copies of the state, and not
                           a RAM disk
     lease_cap_s           no lease holds anything back for longer
@@ -55,6 +57,7 @@ class MaterializerSettings:
     stop_grace_s: float = 60.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     fanout: int = 4
+    max_run_bytes: int = 4 << 30
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     lease_cap_s: float = 86_400.0
     subscriptions: SubscriptionCap = field(default_factory=SubscriptionCap)
@@ -71,7 +74,7 @@ class MaterializerSettings:
                 0 < self.restore_budget_s < math.inf, "restore_budget_s", self.restore_budget_s, "positive and finite"
             )
         _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
-        for name in ("budget_bytes", "budget_commits"):
+        for name in ("budget_bytes", "budget_commits", "max_run_bytes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
         _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
         for name in ("failures_tolerated_s", "stop_grace_s"):

@@ -21,6 +21,7 @@ from statelog.schemas.ledger.records import (
 )
 from statelog.schemas.ledger.state import LastCommit, LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.snapshot.merges import Cuts
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
 from statelog.schemas.snapshot.subscription import SubscriptionCap
@@ -36,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "Commit",
     "CommitBody",
+    "Cuts",
     "Descriptor",
     "Entry",
     "Extent",

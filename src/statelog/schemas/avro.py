@@ -96,10 +96,14 @@ class RecordCodec:
 
 
 class FileCodec:
-    """Encodes and decodes a file that holds one record: an Avro object container, format version `version`."""
+    """Encodes and decodes a file that holds one record: an Avro object container, format version `version`.
 
-    def __init__(self, avsc: str, version: int, error: type[Corrupt]) -> None:
+    `earlier` names the schemas of the versions before it that are still read. Their records may lack fields.
+    """
+
+    def __init__(self, avsc: str, version: int, error: type[Corrupt], earlier: Mapping[int, str] | None = None) -> None:
         self._codec = RecordCodec(avsc)
+        self._readers = {version: self._codec, **{v: RecordCodec(name) for v, name in (earlier or {}).items()}}
         self._version = version
         self._error = error
 
@@ -137,13 +141,13 @@ class FileCodec:
         version = int(meta[_FORMAT_KEY])
         if version > self._version:
             raise UnknownFormat("a file has a newer format version", found=version, known=self._version)
-        if version != self._version or meta["avro.codec"] != b"null":
+        if version not in self._readers or meta["avro.codec"] != b"null":
             raise Corrupt(f"it has format version {version}, codec {meta['avro.codec']!r}")
         count = schemaless_reader(source, _LONG, None)
         datum = cast("bytes", schemaless_reader(source, _BYTES, None))
         if count != 1 or not data[source.tell() :] == header["sync"] == xxhash.xxh3_128_digest(datum):
             raise Corrupt("its checksum differs")
-        record, size = self._codec.decode_datum(datum)
+        record, size = self._readers[version].decode_datum(datum)
         if size != len(datum):
             raise Corrupt(f"{len(datum) - size} bytes follow its record")
         return record

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from statelog.materializer.round.delta import fold
+from statelog.materializer.engine.delta import fold
 from statelog.schemas.values.schema import OPAQUE
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk

@@ -9,27 +9,31 @@ back to them. `off` names a guard to leave out.
 """
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.lease import Lease, expired
 from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
+from statelog.schemas.snapshot.merges import choose_merges
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
-    choose_merge,
     condemned,
     dropped_numbers,
     kept_numbers,
     superseded_times,
     truncation_floor,
 )
+from statelog.schemas.snapshot.run_ref import check_tiles, in_order
 from statelog.schemas.snapshot.runs import RunIndex
 
 __all__ = ["ManifestWorld", "Stored", "ViolationError", "simulate"]
 
+CUTS = (10, 11, 90)
 KEEP, MIN_AGE_S, TTL_S, CAP_S = 2, 40.0, 80.0, 400.0
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
 NO_ROW_GROUPS = RunIndex(row_groups=(), footer_offset=0, footer_checksum=0)
@@ -54,6 +58,7 @@ class ManifestWorld:
 
     def __init__(self, seed: int, off: str = "") -> None:
         self.rng = random.Random(seed)
+        self.cut_rng = random.Random(seed)  # Of its own: the schedules do not depend on how runs are cut.
         self.off = off
         self.now_s = 0.0
         self.start = self.end = 0
@@ -73,17 +78,25 @@ class ManifestWorld:
         """The newest number, 0 before the first."""
         return max(self.manifests, default=0)
 
-    def write_run(self, start: int, end: int, level: int) -> RunRef:
-        """Write a run that covers these positions."""
+    def write_runs(self, positions: range, key_groups: range, level: int) -> list[RunRef]:
+        """Write runs that tile these positions times these key groups, cut somewhere or nowhere."""
+        inner = [cut for cut in CUTS if key_groups.start < cut < key_groups.stop]
+        cuts = sorted(self.cut_rng.sample(inner, self.cut_rng.randint(0, len(inner))))
+        bounds = pairwise([key_groups.start, *cuts, key_groups.stop])
+        return [self._write_run(positions, range(*bound), level) for bound in bounds]
+
+    def _write_run(self, positions: range, key_groups: range, level: int) -> RunRef:
         path = run_path(f"run-{self.next_id()}")
         self.files.add(path)
         return RunRef(
             path=path,
-            start_position=start,
-            end_position=end,
+            start_position=positions.start,
+            end_position=positions.stop,
+            first_key_group=key_groups.start,
+            end_key_group=key_groups.stop,
             level=level,
             rows=0,
-            size_bytes=(end - start) << 20,
+            size_bytes=len(positions) << 20,
             sha256=bytes(32),
             value_schema_id=0,
             index=NO_ROW_GROUPS,
@@ -163,21 +176,24 @@ def _round(world: ManifestWorld, base: Stored | None) -> Iterator[None]:
         if world.newest() == number:
             raise ViolationError(f"the log starts at {world.start}, above the newest manifest {number} at {position}")
         return
-    delta = world.write_run(position, target, 0)
-    runs = [*(base.manifest.runs if base else ()), delta]
+    below = base.manifest.runs if base else ()
+    runs = in_order([*below, *world.write_runs(range(position, target), range(MAX_KEY_GROUPS), 0)])
     yield
-    merge = choose_merge(runs, 2)
-    if merge is not None and world.rng.random() < 0.6:
-        if any(run.path not in world.files for run in runs[merge]):
+    merges = choose_merges(runs, 2)
+    merges = merges if merges and world.rng.random() < 0.6 else ()
+    if merges:
+        if any(run.path not in world.files for merge in merges for run in merge.runs):
             return
         yield
-        merging = runs[merge]
-        runs[merge] = [world.write_run(merging[0].start_position, merging[-1].end_position, 1)]
+    for merge in merges:
+        positions = range(merge.start_position, merge.end_position)
+        merged = world.write_runs(positions, range(merge.first_key_group, merge.end_key_group), merge.level)
+        runs = in_order([*(run for run in runs if run not in merge.runs), *merged])
     yield
     yield from _publish(world, base, runs, target)
 
 
-def _publish(world: ManifestWorld, base: Stored | None, runs: list[RunRef], target: int) -> Iterator[None]:
+def _publish(world: ManifestWorld, base: Stored | None, runs: Sequence[RunRef], target: int) -> Iterator[None]:
     mine = next_manifest(
         base.manifest if base else None,
         base.data if base else b"",
@@ -286,16 +302,14 @@ def _read(world: ManifestWorld, manifest: Manifest, lease: Lease) -> Generator[N
     found = world.manifests.get(manifest.number)
     if found is None or found.manifest.nonce != manifest.nonce or world.start > manifest.position:
         return False
-    target, covered = world.end, 0
+    target = world.end
+    check_tiles(manifest.runs, manifest.position)
     for run in manifest.runs:
         yield
         if lease.id in world.leases and world.rng.random() < 0.5:
             world.leases[lease.id] = (lease, world.now_s)
         if run.path not in world.files:
             return False
-        if run.start_position != covered:
-            raise ViolationError(f"the runs of manifest {manifest.number} leave a gap at {covered}")
-        covered = run.end_position
     yield
     if target < manifest.position:
         raise ViolationError("a reader's target lies below its snapshot")

@@ -1,6 +1,7 @@
 """A simulated world of real rounds: materializers, writers and readers on the twins, interleaved at every call.
 
-Each materializer is the real `run_round`, cut into steps at every store call, at Kafka's calls and at its crash points.
+Each materializer is the real `run_round`, cut into steps at every store call, at Kafka's calls and at its crash points;
+some cut their runs at every key group, or write a round's runs in several tasks.
 A step may be followed by a stall of any length, or by the process' death. After every step that changed anything, the
 invariants of DESIGN.md section 3 are checked with a plain reader. One seed decides everything.
 """
@@ -25,6 +26,7 @@ from statelog.storage.held_subscription import HeldSubscription, list_subscripti
 from statelog.storage.kafka.memory import MemoryReader
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import MemoryStore
+from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import UNSAFE, State, TwinLog, apply_tail, settings_for, state_of_snapshot
 from tests.support.worlds.stepper import Actor, SteppedKafka, Stepper
 
@@ -116,13 +118,16 @@ class RoundWorld:
         settings = settings_for(
             self._scratch,
             fanout=2,
+            max_run_bytes=self.rng.choice((1, 4 << 30)),
             retention=RetentionPolicy(keep=KEEP, min_age_s=min_age_s),
             lease_cap_s=400.0,
             subscriptions=_CAP,
         )
+        make_engine = split_engine(self.rng.choice((1, 3)))
         while True:
             try:
-                outcome = run_round(self._log(), settings, seams=replace(self.twin.seams, crash=self.stepper.pause))
+                seams = replace(self.twin.seams, crash=self.stepper.pause)
+                outcome = run_round(self._log(), settings, make_engine=make_engine, seams=seams)
             except StoreUnavailable:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.materializer.round import segments as module
-from statelog.materializer.round.segments import Segments
+from statelog.materializer.engine import segments as module
+from statelog.materializer.engine.segments import Segments
 from statelog.schemas.changes.merge import cut_by_bytes, merge_tables
 from statelog.storage.runs.merge import merge_streams
 

@@ -4,16 +4,19 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statelog.errors import CorruptManifest, UnknownFormat
 from statelog.schemas.avro import RecordCodec
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from tests.support.samples.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
 from tests.support.samples.mutation import mutations
 
@@ -42,7 +45,7 @@ def test_every_mutation_of_the_file_is_refused() -> None:
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version says so, instead of looking damaged."""
-    newer = first_manifest().to_bytes().replace(b"statelog.format\x021", b"statelog.format\x022")
+    newer = first_manifest().to_bytes().replace(b"statelog.format\x022", b"statelog.format\x023")
     with pytest.raises(UnknownFormat):
         Manifest.from_bytes(newer, manifest_path(1))
 
@@ -81,6 +84,21 @@ def _with_state(**changes: Any) -> Callable[[], Manifest]:
     return _with(state=replace(second_manifest().state, **changes))
 
 
+def _split(
+    first: range, second: range, *, start: int = 5, end: int = 8, spans: range | None = None, number: int = 0
+) -> tuple[RunRef, ...]:
+    """One run up to position 5, then two side by side; the second over other positions, one with other row groups."""
+    runs: list[RunRef] = []
+    for i, (key_groups, positions) in enumerate([(first, (5, 8)), (second, (start, end))]):
+        held = spans if spans is not None and i == number else key_groups
+        index = RunIndex(
+            row_groups=(RowGroupSpan(held.start, held.stop, 12, 4, 500, 1),), footer_offset=504, footer_checksum=3
+        )
+        made = replace(run_ref(f"s{i}", *positions), index=index)
+        runs.append(replace(made, first_key_group=key_groups.start, end_key_group=key_groups.stop))
+    return (run_ref("one", 0, 5), *runs)
+
+
 WRITER = WriterState("ingest", 0, NO_CHECKPOINT, 3, {})
 WRONG = {
     "number 0": _with(number=0),
@@ -103,6 +121,18 @@ WRONG = {
     "run of dots": _with_run(path="runs/...parquet"),
     "run without a name": _with_run(path="runs/.parquet"),
     "run with a tail": _with_run(path="runs/a.parquet\n"),
+    "a key group left out": _with(runs=_split(range(10), range(11, MAX_KEY_GROUPS))),
+    "a key group twice": _with(runs=_split(range(10), range(9, MAX_KEY_GROUPS))),
+    "the last key groups left out": _with(runs=_split(range(10), range(10, 128))),
+    "the first key groups left out": _with(runs=_split(range(1, 10), range(10, MAX_KEY_GROUPS))),
+    "a gap in one key group": _with(runs=_split(range(10), range(10, MAX_KEY_GROUPS), start=6)),
+    "a key group short of the position": _with(runs=_split(range(10), range(10, MAX_KEY_GROUPS), end=7)),
+    "higher key groups first": _with(runs=_split(range(10, MAX_KEY_GROUPS), range(10))),
+    "no key groups": _with_run(first_key_group=9, end_key_group=9),
+    "a negative key group": _with_run(first_key_group=-1),
+    "key groups beyond all": _with_run(end_key_group=MAX_KEY_GROUPS + 1),
+    "row groups above its key groups": _with(runs=_split(range(8), range(8, MAX_KEY_GROUPS), spans=range(9))),
+    "row groups below its key groups": _with(runs=_split(range(8), range(8, MAX_KEY_GROUPS), spans=range(9), number=1)),
     "empty range": _with_run(start_position=5, end_position=5),
     "negative rows": _with_run(rows=-1),
     "other rows than the index": _with_run(rows=13),
@@ -131,6 +161,20 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(wrong: str) -> None:
 def test_the_base_of_the_wrong_ones_is_right() -> None:
     """Without a change the helpers above make a whole manifest."""
     assert _with()() == _with_run()() == second_manifest()
+    split = _with(runs=_split(range(10), range(10, MAX_KEY_GROUPS)))()
+    assert Manifest.from_bytes(split.to_bytes(), manifest_path(2)) == split
+    assert len(_with(runs=_split(range(8), range(8, MAX_KEY_GROUPS), spans=range(8)))().runs) == 3
+
+
+def test_a_file_of_the_first_format_is_read() -> None:
+    """Its runs name no key groups: they cover all of them. The bytes are those that the first format's code wrote."""
+    data = (Path(__file__).parents[2] / "support" / "samples" / "manifest-1.avro").read_bytes()
+    assert Manifest.from_bytes(data, manifest_path(2)) == replace(
+        second_manifest(), previous_sha256=Manifest.from_bytes(data, manifest_path(2)).previous_sha256
+    )
+    assert b"statelog.format\x021" in data
+    with pytest.raises(CorruptManifest):
+        Manifest.from_bytes(data.replace(b"statelog.format\x021", b"statelog.format\x022"), manifest_path(2))
 
 
 def test_a_manifest_is_checked_when_it_is_read() -> None:
@@ -185,6 +229,8 @@ def test_runs_stretch_over_a_ledger_without_changes() -> None:
     assert [(run.start_position, run.end_position) for run in following.runs] == [(0, 7)]
     assert following.runs[0].path == first.runs[0].path
     assert stretched((), 7) == ()
+    split = _split(range(10), range(10, MAX_KEY_GROUPS))
+    assert [run.end_position for run in stretched(split, 11)] == [5, 11, 11]
 
 
 def test_a_run_keeps_what_its_file_says() -> None:

@@ -1,21 +1,16 @@
-"""Retention: what is kept, how far truncation goes, which files may go, and which runs to merge."""
+"""Retention: what is kept, how far truncation goes, which files may go."""
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from statelog.errors import ConfigError
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import Lease
-from statelog.schemas.snapshot.manifest import RunRef
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
-    choose_merge,
     condemned,
     dropped_numbers,
-    drops_deletes,
     kept_numbers,
     superseded_times,
     truncation_floor,
@@ -142,70 +137,3 @@ def test_a_run_goes_once_no_kept_manifest_names_it() -> None:
 def test_an_expired_lease_that_is_not_listed_is_not_condemned() -> None:
     """Only files of the listing taken before the put are ever deleted."""
     assert condemned([], second_manifest(), [], [_lease(9)]) == ()
-
-
-# ---- merges
-
-
-def _runs(*sizes_mib: float) -> list[RunRef]:
-    return [replace(run_ref(f"r{i}", i, i + 1), size_bytes=max(1, int(size * MIB))) for i, size in enumerate(sizes_mib)]
-
-
-@pytest.mark.parametrize(
-    ("sizes_mib", "merge"),
-    [
-        ([], None),
-        ([9, 2, 2, 2], None),
-        ([9, 2, 2, 2, 2], slice(1, 5)),
-        ([0.1, 0.1, 0.1, 0.2], slice(0, 4)),
-        ([2, 2, 2, 2, 0.1, 0.1, 0.1, 0.1], slice(4, 8)),
-        ([0.1, 0.1, 0.1, 9], slice(0, 4)),
-        ([20, 0.1, 0.1, 9, 0.1], None),
-    ],
-    ids=[
-        "nothing",
-        "below the fanout",
-        "a full tier",
-        "the first tier",
-        "the newest first",
-        "small before large",
-        "not yet",
-    ],
-)
-def test_a_full_tier_is_merged(sizes_mib: list[float], merge: slice | None) -> None:
-    """The newest tier with four runs; a run counts as large as anything newer."""
-    assert choose_merge(_runs(*sizes_mib)) == merge
-
-
-def test_deletes_vanish_only_at_the_bottom() -> None:
-    """A delete may hide an older put in a run below, so only a merge from the first run on drops it."""
-    assert drops_deletes(slice(0, 4))
-    assert not drops_deletes(slice(1, 5))
-
-
-def test_a_merge_takes_two_runs() -> None:
-    """A fanout of one would merge for ever."""
-    with pytest.raises(ConfigError):
-        choose_merge([], 1)
-
-
-@given(st.lists(st.floats(0.01, 300.0), max_size=60), st.integers(2, 6), st.floats(0.3, 1.0))
-@settings(deadline=None)
-def test_merging_bounds_the_runs_and_the_bytes_written(sizes_mib: list[float], fanout: int, kept: float) -> None:
-    """Round by round there are at most fanout - 1 runs a tier, and each byte is rewritten at most once a tier or so."""
-    runs: list[RunRef] = []
-    written = 0.0
-    for run in _runs(*sizes_mib):
-        runs.append(run)
-        while (merge := choose_merge(runs, fanout)) is not None:
-            merging = runs[merge]
-            assert len(merging) >= fanout
-            size = max(1, int(sum(each.size_bytes for each in merging) * kept))
-            written += size
-            runs[merge] = [replace(merging[0], end_position=merging[-1].end_position, size_bytes=size)]
-    total = sum(sizes_mib) * MIB
-    tiers = 1
-    while fanout ** (tiers - 1) * MIB <= total:
-        tiers += 1
-    assert len(runs) <= (fanout - 1) * tiers
-    assert written <= 2 * tiers * (total + MIB)

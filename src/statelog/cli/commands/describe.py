@@ -150,10 +150,21 @@ def _value_schemas(found: LogDescription) -> Listing:
 
 def _runs(found: LogDescription) -> Listing:
     runs = found.manifest.runs if found.manifest else ()
-    names = ("path", "level", "start_position", "end_position", "value_schema_id", "rows", "size_bytes")
-    units = (Unit.TEXT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.COUNT, Unit.BYTES)
+    head = ("path", "level", "start_position", "end_position", "first_key_group", "end_key_group")
+    names = (*head, "value_schema_id", "rows", "size_bytes")
+    units = (Unit.TEXT, *(Unit.COUNT for _ in names[1:-1]), Unit.BYTES)
     rows = tuple(
-        (run.path, run.level, run.start_position, run.end_position, run.value_schema_id, run.rows, run.size_bytes)
+        (
+            run.path,
+            run.level,
+            run.start_position,
+            run.end_position,
+            run.first_key_group,
+            min(run.end_key_group, found.descriptor.key_groups),
+            run.value_schema_id,
+            run.rows,
+            run.size_bytes,
+        )
         for run in runs
     )
     return Listing("runs", tuple(zip(names, units, strict=True)), rows)

@@ -42,6 +42,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--keep", "keep", "N", "Manifests to keep, at least 2. Default 2.")
 @_setting("--min-age", "min_age_s", "TIME", "Keep manifests superseded more recently. Default 1h.")
 @_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
+@_setting("--max-run", "max_run_bytes", "SIZE", "Cut larger runs into several files. Default 4GiB.")
 @_setting("--scratch", "scratch", "DIR", "Where runs are written first; default: the temporary directory.")
 @_setting(
     "--alarm-age", "alarm_age_s", "TIME", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals."

@@ -92,6 +92,7 @@ _ALL = (
     Key("keep", _whole, MATERIALIZER),
     Key("min_age_s", duration_s, MATERIALIZER),
     Key("fanout", _whole, MATERIALIZER),
+    Key("max_run_bytes", size_bytes, MATERIALIZER),
     Key("scratch", _path, MATERIALIZER),
     Key("lease_cap_s", duration_s, MATERIALIZER),
     Key("subscription_idle_s", duration_s, MATERIALIZER),

@@ -61,6 +61,8 @@ from statelog.materializer.daemon.statistics import (
 )
 from statelog.materializer.daemon.tail_watch import TailWatch
 from statelog.materializer.daemon.watchdog import Watchdog
+from statelog.materializer.engine.engine import EngineMaker
+from statelog.materializer.engine.local import LocalEngine
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import Round
 from statelog.materializer.round.verified_runs import VerifiedRuns
@@ -79,8 +81,8 @@ class Materializer:
 
     `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
     `statelog.materializer`. `wait` waits that many seconds, or until the control wakes it. `start` runs a round or a
-    look, on another thread unless a test replaces it. `rates` are used until better ones have been measured. The
-    `clock` of `seams` paces the daemon.
+    look, on another thread unless a test replaces it. `rates` are used until better ones have been measured.
+    `make_engine` makes who writes the runs of a round. The `clock` of `seams` paces the daemon.
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
@@ -97,9 +99,11 @@ class Materializer:
         wait: Callable[[float], object] | None = None,
         start: ThreadStarter = start_thread,
         rates: Rates | None = None,
+        make_engine: EngineMaker = LocalEngine,
         seams: Seams = REAL,
     ) -> None:
         self._log = log
+        self._make_engine = make_engine
         self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
         self._seams = seams
@@ -159,6 +163,7 @@ class Materializer:
             self._log,
             self._settings,
             verified=self._verified,
+            make_engine=self._make_engine,
             is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
             seams=self._seams,
         ).run()

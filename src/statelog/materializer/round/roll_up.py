@@ -1,20 +1,19 @@
-"""The writing half of a round: turns the tail up to a target into a run, and puts the manifest that names it.
+"""The writing half of a round: turns the tail up to a target into runs, and puts the manifest that names it.
 
 Invariants:
 - Whatever a manifest names was uploaded and read back before its put.
 - A loser deletes nothing, and nothing that it uploaded is ever used.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from statelog.errors import CorruptRun, NotFound, StatelogError, StoreUnavailable
+from statelog.errors import CorruptRun, NotFound, StatelogError
+from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
+from statelog.materializer.engine.tasks import MergeTask, Output, fold_tasks, merge_tasks
+from statelog.materializer.engine.work import not_whole
 from statelog.materializer.round.cleanup import CleanupPlan, plan_cleanup, run_cleanup
-from statelog.materializer.round.compaction import merge_runs
-from statelog.materializer.round.delta import delta_tables
-from statelog.materializer.round.draft import Draft
 from statelog.materializer.round.log_check import check_data
 from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.steps import Steps
@@ -22,8 +21,11 @@ from statelog.materializer.round.target import Target
 from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.schemas.snapshot.manifest import Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.manifest import Manifest, next_manifest
+from statelog.schemas.snapshot.merges import Cuts, Merge, choose_merges
+from statelog.schemas.snapshot.run_ref import RunRef, in_order
 from statelog.seams import Seams
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.anchors import take_anchors
@@ -31,8 +33,6 @@ from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
 __all__ = ["RollUp"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class RollUp:
         *,
         steps: Steps,
         verified: VerifiedRuns,
+        make_engine: EngineMaker,
         disk: DiskHook,
         seams: Seams,
     ) -> None:
@@ -64,11 +65,13 @@ class RollUp:
         self._newest = newest
         self._base = newest.manifest if newest else None
         self._target = target
-        self._scratch = scratch
         self._steps = steps
         self._verified = verified
-        self._disk = disk
         self._seams = seams
+        work = RoundWork(log=log, scratch=scratch, go_on=steps.go_on, seams=seams, disk=disk)
+        self._engine: Engine = make_engine(work)
+        self._runs: tuple[RunRef, ...] = self._base.runs if self._base else ()
+        """The runs that the next manifest will name."""
         self._plan = plan_replay(target.commits, range(log.descriptor.partitions), target.state.accepted)
 
     def run(self, started_s: float) -> CompletedRound | LostRound:
@@ -78,20 +81,17 @@ class RollUp:
         """
         check_data(self._log, self._base, self._target.state)
         # Asked for after the target: a value schema is stored before the first chunk that uses it.
-        schema = self._log.value_schemas.newest()
-        runs = self._base.runs if self._base else ()
-        draft = Draft(self._log, schema, self._scratch, self._seams.nonce, runs, self._steps.go_on, self._disk)
-        rows, replay_s = self._timed(lambda: self._write_delta(draft))
+        self._schema_id = self._log.value_schemas.newest().id
+        delta = self._write_delta()
         self._steps.passed("after-delta")
-        merged = merge_runs(self._log, draft, self._settings.fanout)
+        merged = self._merge()
         self._steps.passed("after-merge")
-        uploaded = draft.upload()
-        lost, read_back_s = self._timed(lambda: self._read_back(draft, uploaded))
-        if lost:
-            return lost
-        self._verified.add(uploaded)
+        published = self._publish_runs()
+        if isinstance(published, LostRound):
+            return published
+        self._verified.add(published.runs)
         self._steps.passed("after-upload")
-        won = self._put(draft)
+        won = self._put()
         if isinstance(won, LostRound):
             return won
         seams = replace(self._seams, crash=self._steps.passed)
@@ -102,11 +102,11 @@ class RollUp:
             position=won.manifest.position,
             commits=len(self._target.commits),
             changes=self._plan.changes,
-            rows=rows,
-            size_bytes=sum(run.size_bytes for run in uploaded),
-            read_back_s=read_back_s,
+            rows=sum(run.rows for run in delta.runs),
+            size_bytes=sum(run.size_bytes for run in published.runs),
+            read_back_s=published.seconds,
             replayed_bytes=self._plan.size_bytes,
-            replay_s=replay_s,
+            replay_s=delta.seconds,
             snapshot_bytes=sum(run.size_bytes for run in won.manifest.runs),
             runs_merged=merged,
             duration_s=self._seams.wall_clock() - started_s,
@@ -115,37 +115,56 @@ class RollUp:
             unpublished=unpublished,
         )
 
-    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        started_s = self._seams.wall_clock()
-        return work(), self._seams.wall_clock() - started_s
-
-    def _write_delta(self, draft: Draft) -> int:
-        """Add the delta to the draft, unless no change set was committed. Returns its rows."""
+    def _write_delta(self) -> Written:
+        """Write what was committed, unless no change set was."""
         if not self._plan.listed:
-            return 0
-        first = not draft.runs
-        tables = delta_tables(self._log, self._plan, draft.schema, self._scratch, drop_deletes=first, disk=self._disk)
-        start = 0 if first else draft.runs[-1].end_position
-        run = draft.write(tables, start, self._target.position, level=0)
-        draft.runs.append(run)
-        return run.rows
+            return Written(runs=(), seconds=0.0)
+        descriptor, first = self._log.descriptor, not self._runs
+        output = self._output(0 if first else self._runs[-1].end_position, self._target.position, drop_deletes=first)
+        starts = partition_starts(descriptor.partitions, descriptor.key_groups).tolist()
+        delta = self._engine.write(fold_tasks(self._plan, starts, self._runs, output, self._engine.most_tasks))
+        self._runs = in_order((*self._runs, *delta.runs))
+        return delta
 
-    def _read_back(self, draft: Draft, uploaded: Iterable[RunRef]) -> LostRound | None:
-        """Read what was uploaded. No manifest names it yet: what did not arrive whole is written again."""
+    def _merge(self) -> int:
+        """Merge until no tier is full. Returns how many runs went into others."""
+        merged = 0
+        while merges := choose_merges(self._runs, self._settings.fanout):
+            tasks = [task for merge in merges for task in self._merge_tasks(merge)]
+            written = self._engine.write(tasks)
+            gone = [run for merge in merges for run in merge.runs]
+            paths = {run.path for run in gone}
+            self._runs = in_order((*(run for run in self._runs if run.path not in paths), *written.runs))
+            self._engine.forget(gone)
+            merged += len(gone)
+        return merged
+
+    def _merge_tasks(self, merge: Merge) -> Sequence[MergeTask]:
+        output = self._output(merge.start_position, merge.end_position, merge.level, drop_deletes=merge.drops_deletes)
+        return merge_tasks(merge, self._runs, output, self._engine.most_tasks)
+
+    def _output(self, start_position: int, end_position: int, level: int = 0, *, drop_deletes: bool) -> Output:
+        return Output(
+            start_position=start_position,
+            end_position=end_position,
+            key_groups=range(MAX_KEY_GROUPS),
+            level=level,
+            value_schema_id=self._schema_id,
+            drop_deletes=drop_deletes,
+            cuts=Cuts(max_bytes=self._settings.max_run_bytes),
+        )
+
+    def _publish_runs(self) -> Written | LostRound:
+        """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
         try:
-            draft.read_back(uploaded)
+            return self._engine.publish(self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > (self._base.number if self._base else 0):
                 return LostRound(number=newest)  # And its winner cleaned up.
-            raise StoreUnavailable(
-                f"a run did not arrive whole: {error.message}",
-                hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",
-                **error.facts,
-            ) from error
-        return None
+            raise not_whole(error) from error
 
-    def _put(self, draft: Draft) -> _Won | LostRound:
+    def _put(self) -> _Won | LostRound:
         """List all files, put the next manifest, and list again."""
         anchors = take_anchors(self._log, self._target.state, self._base)
         listing = list(self._log.store.list())
@@ -158,7 +177,7 @@ class RollUp:
             identity=self._log.descriptor.identity,
             state=self._target.state,
             anchors=anchors,
-            runs=draft.runs,
+            runs=self._runs,
             created_s=self._seams.wall_clock(),
         )
         cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified.manifests)

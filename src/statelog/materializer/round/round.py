@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
+from statelog.materializer.engine.engine import EngineMaker
+from statelog.materializer.engine.local import LocalEngine
 from statelog.materializer.round.log_check import check_data, check_ledger, prove_truncation
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.roll_up import RollUp
@@ -39,11 +41,18 @@ QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
 
 
-def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: Seams = REAL) -> RoundOutcome:
+def run_round(
+    log: Log,
+    settings: MaterializerSettings | None = None,
+    *,
+    make_engine: EngineMaker = LocalEngine,
+    seams: Seams = REAL,
+) -> RoundOutcome:
     """Run one round to its end, under any scheduler of your own.
 
     What the round could not do beside its snapshot is in the outcome, and a log line of `statelog.materializer`.
-    `seams.crash` is called at each of CRASH_POINTS; `seams.wall_clock` gives the manifest's time and the durations.
+    `make_engine` makes who writes the runs: this process, unless another engine is given. `seams.crash` is called at
+    each of CRASH_POINTS; `seams.wall_clock` gives the manifest's time and the durations.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable.
@@ -54,7 +63,7 @@ def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: 
         >>> run_round(log).rows
         1
     """
-    outcome = Round(log, settings or MaterializerSettings(), seams=seams).run()
+    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine, seams=seams).run()
     if isinstance(outcome, CompletedRound):
         _log_shortfalls(log, outcome)
     return outcome
@@ -63,8 +72,9 @@ def run_round(log: Log, settings: MaterializerSettings | None = None, *, seams: 
 class Round:
     """One round, for the daemon and for tests.
 
-    `verified` is what a process keeps from round to round. `is_given_up` is asked between steps and between tables;
-    once it returns true before the put, the round ends. `disk` is asked before every step on scratch files.
+    `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `is_given_up` is
+    asked between steps and between tables; once it returns true before the put, the round ends. `disk` is asked before
+    every step on scratch files.
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class Round:
         settings: MaterializerSettings,
         *,
         verified: VerifiedRuns | None = None,
+        make_engine: EngineMaker = LocalEngine,
         is_given_up: Callable[[], bool] = lambda: False,
         disk: DiskHook = no_faults,
         seams: Seams = REAL,
@@ -80,6 +91,7 @@ class Round:
         self._log = log
         self._settings = settings
         self._verified = verified or VerifiedRuns()
+        self._make_engine = make_engine
         self._steps = Steps(seams.crash, is_given_up)
         self._disk = disk
         self._seams = seams
@@ -134,6 +146,7 @@ class Round:
                 scratch,
                 steps=self._steps,
                 verified=self._verified,
+                make_engine=self._make_engine,
                 disk=self._disk,
                 seams=self._seams,
             ).run(self._started_s)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from threading import Event
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from statelog.recovery.reading.sources import Converter, ReadCount, run_pieces, 
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.schemas.keys.key_groups import partition_starts
+from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
@@ -129,8 +130,8 @@ class PlanReader:
     def merged(self, tail: SpilledTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
         """The newest changes by (key group, key), in many tables.
 
-        Holds what `tail` does and some row groups: one of every run, and those that are read ahead. Raises StorageFull
-        if the tail does not fit on the disk. The caller closes the tail.
+        Holds what `tail` does and some row groups: one of every lane of runs, and those that are read ahead. Raises
+        StorageFull if the tail does not fit on the disk. The caller closes the tail.
         """
         self.fill(tail)
         yield from self.merge(tail, drop_deletes=drop_deletes)
@@ -151,7 +152,11 @@ class PlanReader:
     def merge(self, tail: SpilledTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
         """Runs and a tail that was filled, as `merged`."""
         with ExitStack() as closing:
-            runs = [self._one_run(number, closing) for number in range(len(self.plan.runs))]
+            numbers = {part.run.path: number for number, part in enumerate(self.plan.runs)}
+            runs = [
+                self._lane([numbers[run.path] for run in lane], closing)
+                for lane in lanes(part.run for part in self.plan.runs)
+            ]
             for table in merge_streams([*runs, *tail.streams()], drop_deletes=drop_deletes):
                 yield table
                 self.loaded = self.share_through(int(key_groups_of(table)[-1]))
@@ -182,6 +187,11 @@ class PlanReader:
                     if tail.done():
                         tail.result()  # Raises at once what the other thread met.
         return tables
+
+    def _lane(self, numbers: Sequence[int], closing: ExitStack) -> Iterator[pa.Table]:
+        """The tables of some runs, one run after the other; all but the first are opened in their turn."""
+        first = self._one_run(numbers[0], closing)
+        return chain(first, chain.from_iterable(self._one_run(number, closing) for number in numbers[1:]))
 
     def _one_run(self, number: int, closing: ExitStack) -> Iterator[pa.Table]:
         """The tables of a run, whose first row groups are read from now on, as far as that is allowed."""

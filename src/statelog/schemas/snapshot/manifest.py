@@ -4,8 +4,9 @@ A manifest names the runs that hold all changes below its position, carries the 
 the hash of the manifest before it. Its file is put if absent under its number and never overwritten.
 
 Invariants, checked whenever a manifest is made or read (a file is untrusted input):
-- Runs cover adjacent ledger ranges from 0 to the position, oldest first. Only a log without one committed change
-  has no runs.
+- Runs tile the ledger below the position times all key groups: per key group they cover adjacent ledger ranges from
+  0 to the position, oldest first. Only a log without one committed change has no runs.
+- A run's row groups lie within the key groups that it names.
 - Every path is a run's path below the log's directory, and no path is named twice.
 - The first manifest is number 1 and names no previous one; every later one names its predecessor's sha256.
 """
@@ -15,15 +16,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, NamedTuple, cast
 
 from statelog.errors import CorruptManifest, Fact, Misuse
 from statelog.schemas.avro import Datum, FileCodec
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, manifest_number
-from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
+from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 __all__ = [
     "FORMAT_VERSION",
@@ -39,8 +41,9 @@ __all__ = [
     "stretched",
 ]
 
-FORMAT_VERSION = 1
-_FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest)
+FORMAT_VERSION = 2
+"""2: runs name their key groups. In version 1 every run covers all of them."""
+_FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier={1: "manifest-1"})
 _SHA256_BYTES = 32
 _NONCE_BYTES = 16
 _RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
@@ -61,46 +64,6 @@ class Anchor(NamedTuple):
     partition: int
     offset: int
     hash: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRef:
-    """A run as a manifest names it: the ledger positions from start to end (exclusive), and how to know it is whole.
-
-    `level` is 0 for the delta of one round, else one more than the highest level it was merged from.
-    """
-
-    path: str
-    start_position: int
-    end_position: int
-    level: int
-    rows: int
-    size_bytes: int
-    sha256: bytes
-    value_schema_id: int
-    index: RunIndex
-
-    @classmethod
-    def of(cls, file: RunFile, *, start_position: int, end_position: int, level: int, value_schema_id: int) -> "RunRef":
-        """The reference to a finished run."""
-        return cls(
-            path=file.path,
-            start_position=start_position,
-            end_position=end_position,
-            level=level,
-            rows=file.rows,
-            size_bytes=file.size_bytes,
-            sha256=bytes.fromhex(file.sha256),
-            value_schema_id=value_schema_id,
-            index=file.index,
-        )
-
-    @property
-    def file(self) -> RunFile:
-        """The facts that a reader of the file needs."""
-        return RunFile(
-            path=self.path, size_bytes=self.size_bytes, rows=self.rows, sha256=self.sha256.hex(), index=self.index
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +143,6 @@ def next_manifest(
         runs=stretched(runs, state.position),
         created_s=created_s,
     )
-
-
-def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
-    """The runs, the newest one reaching up to `position`, because the ledger between brought no change."""
-    if not runs or runs[-1].end_position == position:
-        return tuple(runs)
-    return (*runs[:-1], replace(runs[-1], end_position=position))
 
 
 def restart_manifest(
@@ -283,10 +239,10 @@ def _check_runs(manifest: Manifest) -> None:
     if not runs:
         _require(not manifest.next_offsets, "a manifest with committed changes has no runs", number=manifest.number)
         return
-    _require(runs[0].start_position == 0, "the first run does not start at 0", path=runs[0].path)
-    _require(runs[-1].end_position == manifest.position, "the last run does not reach the position", path=runs[-1].path)
-    for older, newer in pairwise(runs):
-        _require(older.end_position == newer.start_position, "two runs are not adjacent", path=newer.path)
+    try:
+        check_tiles(runs, manifest.position)
+    except ValueError as error:
+        raise CorruptManifest(f"the runs do not fit together: {error}", number=manifest.number) from None
 
 
 def _check_run(run: RunRef) -> None:
@@ -294,10 +250,15 @@ def _check_run(run: RunRef) -> None:
     _require(named is not None, "a manifest names a file that is not a run", path=run.path)
     _checked_name("run", named.group(1) if named else "")
     _require(run.start_position < run.end_position, "a run covers nothing", path=run.path)
+    is_range = 0 <= run.first_key_group < run.end_key_group <= MAX_KEY_GROUPS
+    _require(is_range, "a run covers impossible key groups", path=run.path)
     counts = (run.start_position, run.level, run.rows, run.value_schema_id)
     _require(min(counts) >= 0 and run.size_bytes > 0, "a run has an impossible count", path=run.path)
     _require(len(run.sha256) == _SHA256_BYTES, "a run's hash has the wrong length", path=run.path)
     _require(run.rows == run.index.rows, "a run's index has a different row count", path=run.path)
+    for span in run.index.row_groups:
+        inside = run.first_key_group <= span.first_key_group < span.end_key_group <= run.end_key_group
+        _require(inside, "a run has a row group outside its key groups", path=run.path)
 
 
 def _checked_name(what: str, name: str) -> None:
@@ -315,6 +276,8 @@ def _run_to_datum(run: RunRef) -> Datum:
         "path": run.path,
         "start_position": run.start_position,
         "end_position": run.end_position,
+        "first_key_group": run.first_key_group,
+        "end_key_group": run.end_key_group,
         "level": run.level,
         "rows": run.rows,
         "size_bytes": run.size_bytes,
@@ -329,6 +292,8 @@ def _run_from_datum(datum: Datum) -> RunRef:
         path=cast("str", datum["path"]),
         start_position=cast("int", datum["start_position"]),
         end_position=cast("int", datum["end_position"]),
+        first_key_group=cast("int", datum.get("first_key_group", 0)),
+        end_key_group=cast("int", datum.get("end_key_group", MAX_KEY_GROUPS)),
         level=cast("int", datum["level"]),
         rows=cast("int", datum["rows"]),
         size_bytes=cast("int", datum["size_bytes"]),

@@ -1,4 +1,4 @@
-"""Retention: which manifests to keep, how far to truncate, which files to delete, which runs to merge. Pure decisions.
+"""Retention: which manifests to keep, how far to truncate, which files to delete. Pure decisions.
 
 A round takes them in this order: before its put it lists all files and computes what will be kept once its manifest
 exists (`kept_numbers`), and what no manifest can name after that (`condemned`). After the put, if it won, it reads the
@@ -12,33 +12,29 @@ Invariants:
   leases. Whatever is published later starts from this manifest or a newer one, so it cannot name them.
 """
 
-import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Protocol
 
 from statelog.errors import ConfigError, Misuse
 from statelog.schemas.names import check_name, lease_path
 from statelog.schemas.snapshot.lease import Lease
-from statelog.schemas.snapshot.manifest import Manifest, RunRef
+from statelog.schemas.snapshot.manifest import Manifest
 
 __all__ = [
     "Floor",
     "Hold",
     "RetentionPolicy",
-    "choose_merge",
     "condemned",
     "dropped_numbers",
-    "drops_deletes",
     "kept_numbers",
     "superseded_times",
     "truncation_floor",
 ]
 
 _RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
-_SMALLEST_TIER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,37 +180,3 @@ def _is_run(path: str) -> bool:
     except Misuse:
         return False
     return True
-
-
-# ---- merges
-
-
-def choose_merge(runs: Sequence[RunRef], fanout: int = 4) -> slice | None:
-    """Which neighbouring runs to merge next, or None: the newest tier that has `fanout` runs or more, all of it.
-
-    Tiers are powers of `fanout` in size. A run counts at least as large as every newer one, so the runs of a tier are
-    neighbours, and there are never more than `fanout - 1` runs a tier once this answers None.
-    """
-    if fanout < 2:
-        raise ConfigError("a merge needs at least two runs", fanout=fanout)
-    end = len(runs)
-    for _, members in groupby(_tiers_from_newest(runs, fanout)):
-        count = len(list(members))
-        if count >= fanout:
-            return slice(end - count, end)
-        end -= count
-    return None
-
-
-def drops_deletes(merge: slice) -> bool:
-    """Whether the merge may leave deletes out: only if it starts at the first run, so that they hide nothing older."""
-    return bool(merge.start == 0)
-
-
-def _tiers_from_newest(runs: Sequence[RunRef], fanout: int) -> list[int]:
-    tiers: list[int] = []
-    for run in reversed(runs):
-        units = run.size_bytes / _SMALLEST_TIER_BYTES
-        tier = math.floor(math.log(units, fanout)) + 1 if units >= 1 else 0
-        tiers.append(max([tier, *tiers[-1:]]))
-    return tiers

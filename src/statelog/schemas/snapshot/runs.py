@@ -165,6 +165,12 @@ class RunFile:
 
 def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
     """Numbers of the row groups that may hold a wanted key group, in file order."""
+    if isinstance(wanted, range) and wanted.step == 1:
+        return [
+            number
+            for number, span in enumerate(index.row_groups)
+            if wanted.start < span.end_key_group and span.first_key_group < wanted.stop
+        ]
     groups = np.unique(np.fromiter(wanted, np.int64, len(wanted)))
     starts = np.searchsorted(groups, [span.first_key_group for span in index.row_groups])
     ends = np.searchsorted(groups, [span.end_key_group for span in index.row_groups])

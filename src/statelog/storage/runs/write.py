@@ -76,6 +76,7 @@ class RunWriter(Closing):
         self._packer = RowGroupPacker(target_rows)
         self._spans: list[tuple[int, int, int]] = []
         self._last: pa.Table | None = None
+        self._pending_bytes = 0
         self._open = True
         try:
             self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
@@ -83,6 +84,11 @@ class RunWriter(Closing):
             # No writer is returned that could be closed, so the new file is removed here.
             local.unlink(missing_ok=True)
             raise
+
+    @property
+    def size_bytes(self) -> int:
+        """About how large the file will be: what is written, and what waits in memory to be a row group."""
+        return self._local.stat().st_size + self._pending_bytes
 
     def append(self, table: pa.Table) -> None:
         """Add changes that come after all earlier ones by (key group, key).
@@ -99,6 +105,7 @@ class RunWriter(Closing):
         if row is not None:
             raise self._broken("changes out of order, or two of one key", row=row - joined.num_rows + table.num_rows)
         self._last = table.slice(table.num_rows - 1)
+        self._pending_bytes += table.nbytes
         for row_group in self._packer.add(table):
             self._write(row_group)
 
@@ -127,6 +134,7 @@ class RunWriter(Closing):
         self._spans.append((int(groups[0]), int(groups[-1]) + 1, table.num_rows))
         with local_disk(self._local, "write", self._disk):
             self._file.write_table(table, row_group_size=table.num_rows)
+        self._pending_bytes -= table.nbytes
 
     def _broken(self, message: str, **facts: Fact) -> CorruptRun:
         hint = "This is a defect of the program that merged; nothing was published"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statelog.materializer.round.segments import Segments
+from statelog.materializer.engine.segments import Segments
 from statelog.schemas.changes.changes import live, newest_sorted
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.values.schema import ValueSchema, convert

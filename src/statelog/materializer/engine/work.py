@@ -1,0 +1,151 @@
+"""The work that a task is: read, fold or merge as a stream, and write runs. Every engine calls this and nothing else.
+
+Which runs to merge is decided in `schemas.snapshot.merges`; how rows are merged, in `storage.runs.merge`.
+
+Invariants:
+- Every run gets a name that was never used before, so work that is done twice leaves files that nobody names.
+- A merged run's values have the newest schema.
+- Memory holds a fold's share (`engine.delta`), or a row group for each lane of a merge: nothing grows with the state.
+- Writing stops between two tables once `go_on` raises.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from statelog.errors import StatelogError, StoreUnavailable
+from statelog.materializer.engine.delta import delta_tables, to_schema
+from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
+from statelog.schemas.names import run_path
+from statelog.schemas.snapshot.run_ref import RunRef, lanes
+from statelog.schemas.snapshot.runs import RunFile, RunMetadata
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.local.disk import DiskHook, no_faults
+from statelog.storage.log.log import Log
+from statelog.storage.runs.merge import merge_streams
+from statelog.storage.runs.pieces import Piece, write_pieces
+from statelog.storage.runs.read import RunReader
+from statelog.storage.runs.write import RunWriter, WrittenRun
+
+__all__ = ["LocalRunRef", "Workplace", "not_whole", "run_id", "write_runs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Where a task is done: the log, a local directory for what is written, and how a run is opened for reading."""
+
+    log: Log
+    scratch: Path
+    open_run: Callable[[RunRef], RunReader]
+    new_id: Callable[[], str]
+    go_on: Callable[[], None]
+    disk: DiskHook = no_faults
+
+
+class LocalRunRef(NamedTuple):
+    """A run as a manifest will name it, and the local file that it is still."""
+
+    run: RunRef
+    written: WrittenRun
+
+
+def write_runs(task: Task, place: Workplace) -> list[LocalRunRef]:
+    """Do a task. Returns local runs that tile what the task covers.
+
+    Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
+    `go_on` raises.
+    """
+    output = task.output
+    schema = place.log.value_schemas.get(output.value_schema_id)
+    with closing(_tables(task, schema, place)) as tables:
+        pieces = write_pieces(_going_on(tables, place), lambda: _writer(output, place), output.cuts, output.key_groups)
+    return [_referred(piece, output) for piece in pieces]
+
+
+def run_id(path: str) -> str:
+    """The name of a run in its path."""
+    return path.removeprefix("runs/").removesuffix(".parquet")
+
+
+def not_whole(error: StatelogError) -> StoreUnavailable:
+    """The failure of a run that was uploaded and cannot be read back. Nobody names it, so it is no damage."""
+    return StoreUnavailable(
+        f"a run did not arrive whole: {error.message}",
+        hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",
+        **error.facts,
+    )
+
+
+def _tables(task: Task, schema: ValueSchema, place: Workplace) -> Generator[pa.Table]:
+    match task:
+        case FoldTask():
+            yield from delta_tables(
+                place.log,
+                task.replay,
+                schema,
+                place.scratch,
+                drop_deletes=task.output.drop_deletes,
+                disk=place.disk,
+            )
+        case MergeTask():
+            yield from _merged(task, schema, place)
+
+
+def _merged(task: MergeTask, schema: ValueSchema, place: Workplace) -> Iterator[pa.Table]:
+    with ExitStack() as opened:
+        streams = [
+            opened.enter_context(closing(_lane(lane, task.output.key_groups, schema, place)))
+            for lane in lanes(task.runs)
+        ]
+        yield from merge_streams(streams, drop_deletes=task.output.drop_deletes)
+
+
+def _lane(lane: Iterable[RunRef], key_groups: range, schema: ValueSchema, place: Workplace) -> Generator[pa.Table]:
+    """The rows of runs one after the other, each open only while it is read."""
+    for run in lane:
+        is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
+        with place.open_run(run) as reader:
+            for table in reader.tables(None if is_whole else key_groups):
+                yield to_schema(place.log, table, run.value_schema_id, schema)
+
+
+def _going_on(tables: Iterable[pa.Table], place: Workplace) -> Iterator[pa.Table]:
+    for table in tables:
+        place.go_on()
+        yield table
+
+
+def _writer(output: Output, place: Workplace) -> RunWriter:
+    label = RunMetadata(
+        log=place.log.name,
+        first_position=output.start_position,
+        end_position=output.end_position,
+        value_schema_id=output.value_schema_id,
+    )
+    schema = place.log.change_schema(output.value_schema_id)
+    return RunWriter(place.scratch / f"{place.new_id()}.parquet", schema, label, disk=place.disk)
+
+
+def _referred(piece: Piece, output: Output) -> LocalRunRef:
+    written = piece.run
+    file = RunFile(
+        path=run_path(written.local.stem),
+        size_bytes=written.size_bytes,
+        rows=written.rows,
+        sha256=written.sha256,
+        index=written.index,
+    )
+    run = RunRef.of(
+        file,
+        start_position=output.start_position,
+        end_position=output.end_position,
+        first_key_group=piece.first_key_group,
+        end_key_group=piece.end_key_group,
+        level=output.level,
+        value_schema_id=output.value_schema_id,
+    )
+    return LocalRunRef(run, written)
