@@ -1,6 +1,6 @@
 """`Recovery`: a planned state: its facts, its targets and its streams.
 
-Each target is filled as `filling.fill` says. Decides nothing by itself.
+Each target is filled as `targets.fill` says. Decides nothing by itself.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@
     recover(log).stream().apply(lambda portion: target.write(portion.changes))
 
 Here the state is chosen and planned: list the manifests, take the target once, fold the ledger to it, check that the
-log still holds it (docs/protocol-recover.md, steps 1 to 6). Nothing is written. `filling.fill` goes on from there.
+log still holds it (docs/protocol-recover.md, steps 1 to 6). Nothing is written. `targets.fill` goes on from there.
 
 Invariant: the newest state that is planned is never older than what this process knows to be committed.
 """
