@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from statelog.spark.source.read_plan import ReadPlan
+    from statelog.spark.source.source import Loaded
 
 __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """The data source `statelog`: a log's state to read, its changes to write.
+    """The data source `statelog`: a log's state, its changes, or views of it to read, and changes to write.
 
     Spark asks it for the columns once for each `load()`, pickles it, and has every scan of the DataFrame read through a
     copy. So the position is taken with the columns, and all scans read the same.
     """
 
-    _plan: "ReadPlan | None" = None
+    _loaded: "Loaded | None" = None
 
     @classmethod
     def name(cls) -> str:
@@ -37,19 +37,19 @@ class DefaultSource(DataSource):
         return "statelog"
 
     def schema(self) -> "StructType":
-        """The columns of the state. Raises ConfigError, NotFound, Unavailable."""
+        """The columns of what is read. Raises ConfigError, NotFound, Unavailable."""
         _require_spark()
-        from statelog.spark.source.source import plan_state
+        from statelog.spark.source.source import load
 
-        columns, self._plan = plan_state(self.options)
+        columns, self._loaded = load(self.options)
         return columns
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
-        """A batch reader of the state."""
+        """A batch reader of what the option `read` names."""
         _require_spark()
-        from statelog.spark.source.source import StateReader
+        from statelog.spark.source.source import reader
 
-        return StateReader(self.options, schema, self._plan)
+        return reader(self.options, schema, self._loaded)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
         """A reader that says that there is no streaming read; Spark hides what is raised here."""

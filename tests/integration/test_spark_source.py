@@ -2,24 +2,29 @@
 
 import datetime
 import decimal
+import json
 import pickle
 import threading
+import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import Row, SparkSession
 
 from pyspark_statelog import DefaultSource
-from statelog.errors import NotFound
+from statelog.errors import ConfigError, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.spark.source import read_plan
+from statelog.spark import error_of, state
+from statelog.storage.held_lease import list_leases
+from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
 
@@ -125,13 +130,10 @@ def test_a_stream_of_a_log_is_refused_with_the_way_out(spark: SparkSession, rig:
         query.stop()
 
 
-def test_a_read_that_outlived_its_lease_is_told_since_when(
-    rig: SparkLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_that_outlived_its_lease_is_told_since_when(rig: SparkLog, tmp_path: Path) -> None:
     """A DataFrame whose state was truncated after its lease fails with the time of its plan and the way out."""
-    monkeypatch.setattr(read_plan, "PLAN_LEASE_S", 0.001)
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
-    options = {**rig.options, "minPartitions": "1"}
+    options = {**rig.options, "minPartitions": "1", "leaseSeconds": "0"}
     with Writer(rig.log, "w") as writer:
         writer.put(1, {"n": 0})
         writer.commit(1)
@@ -144,7 +146,7 @@ def test_a_read_that_outlived_its_lease_is_told_since_when(
             writer.commit(number)
             run_round(rig.log, policy)
     for late in (lambda: list(reader.read(part)), reader.partitions):
-        with pytest.raises(NotFound, match=r"planned at 20.*load\(\) again"):
+        with pytest.raises(NotFound, match=r"planned at 20.* UTC, .* gone by now, at 20.*load\(\) again"):
             late()
 
 
@@ -210,3 +212,131 @@ def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -
     after = spark.read.format("statelog").options(**rig.options).load()
     assert dict(after.dtypes)["n"] == "double"
     assert [row.n for row in after.collect()] == [10.0]
+
+
+def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
+    """Every change of the commits in a range, with whose it is: between positions, checkpoints and times, in as many
+    tasks as asked for, in some key groups and columns; and in SQL, where a table of the catalog is refused.
+    """
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 4):
+            for key in range(20):
+                writer.put(key, {"n": number, "note": None})
+            writer.delete(0)
+            writer.commit(number)
+            time.sleep(0.02)
+    read = spark.read.format("statelog").options(**rig.options, read="changes")
+    df = read.load()
+    assert df.columns == ["key", "op", "value", "key_group", "writer", "checkpoint", "position", "timestamp"]
+    rows = df.collect()
+    expected = {(key, "put", number) for key in range(20) for number in (1, 2, 3)} | {(0, "delete", None)}
+    assert (len(rows), {(row.key, row.op, row.value and row.value.n) for row in rows}) == (63, expected)
+    assert df.where("op = 'delete' and value is null and writer = 'w'").count() == 3
+    assert df.rdd.getNumPartitions() == 1, "a small range is one task"
+    first, second, third = sorted({(row.position, row.timestamp) for row in rows})
+    for bounds in (
+        {"startingPosition": str(first[0]), "endingPosition": str(second[0])},
+        {"startingWriter": "w", "startingCheckpoint": "1", "endingWriter": "w", "endingCheckpoint": "2"},
+        {"startingTime": second[1].astimezone(datetime.UTC).isoformat(), "endingPosition": str(second[0])},
+    ):
+        found = read.options(**bounds).load().select("checkpoint").collect()
+        read = spark.read.format("statelog").options(**rig.options, read="changes")
+        assert (len(found), {row.checkpoint for row in found}) == (21, {2})
+    cut = read.options(minPartitions="6", startingPosition="earliest", endingPosition="latest").load()
+    assert cut.rdd.getNumPartitions() > 4, "more tasks than partitions cut a partition between commits"
+    assert sorted(cut.collect(), key=str) == sorted(rows, key=str)
+    some = spark.read.format("statelog").options(**rig.options, read="changes", columns="op,key_group", keyGroups="0:5")
+    assert {row.key_group for row in some.load().collect()} <= set(range(5))
+    assert third[0] == read.options(columns="position").load().agg({"position": "max"}).collect()[0][0]
+
+    given = ", ".join(f"`{name}` '{value}'" for name, value in rig.options.items())
+    spark.sql(f"CREATE TEMPORARY VIEW all_changes USING statelog OPTIONS ({given}, `read` 'changes')")
+    assert spark.sql("SELECT * FROM all_changes WHERE checkpoint = 2").count() == 21
+    with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW") as caught:
+        spark.sql(f"CREATE TABLE a_table USING statelog OPTIONS ({given})")
+    assert isinstance(error_of(caught.value), ConfigError)
+
+
+def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Snapshots, commits, writers and lag as DataFrames say what the log's own description says."""
+    policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 4):
+            writer.put(number, {"n": number})
+            writer.commit(number, {"offset": number})
+            if number == 2:
+                run_round(rig.log, policy)
+    read = spark.read.format("statelog").options(**rig.options)
+    views = {name: read.option("read", name).load().collect() for name in ("snapshots", "commits", "writers", "lag")}
+    (snapshot,), (only,), (lag,) = views["snapshots"], views["writers"], views["lag"]
+    state = rig.log.describe().state
+    assert (snapshot.number, snapshot.runs, snapshot.rows) == (1, 1, 2)
+    assert abs(time.time() - snapshot.created.replace(tzinfo=datetime.UTC).timestamp()) < 3600
+    assert [(row.writer, row.checkpoint, row.changes, row.metadata) for row in views["commits"]] == [
+        ("w", number, 1, json.dumps({"offset": number})) for number in (1, 2, 3)
+    ]
+    assert (only.writer, only.checkpoint, only.position) == ("w", 3, views["commits"][-1].position)
+    assert (only.epoch, only.partitions) == (state.writers[0].newest_epoch, [0, 1, 2, 3])
+    assert (lag.position, lag.snapshot, lag.snapshot_position, lag.commits) == (state.position, 1, snapshot.position, 1)
+    assert lag.since == views["commits"][-1].timestamp
+    with pytest.raises(AnalysisException, match="one of state, changes, snapshots, commits"):
+        read.option("read", "nothing").load()
+
+
+def test_filters_and_keys_narrow_a_read(spark: SparkSession, rig: SparkLog) -> None:
+    """With Spark's filter pushdown, or by options without it, a query for some keys or key groups reads only their
+    slices; rows are the same in any case."""
+    with Writer(rig.log, "w") as writer:
+        for key in range(100):
+            writer.put(key, {"n": key})
+        writer.commit(1)
+    options = {**rig.options, "includeKeyGroup": "true"}
+    reader = spark.read.format("statelog").options(**options)
+    (group,) = {row.key_group for row in reader.load().where("key = 7").collect()}
+    plain = [(row.key, row.n) for row in reader.option("keys", "7,33").load().collect()]
+    assert sorted(plain) == [(7, 7), (33, 33)]
+    source = DefaultSource({**options, "keys": "[7]"})
+    assert len(source.reader(source.schema()).partitions()) == 1
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for where, tasks in (("key = 7", 1), ("key in (7, 33)", 2), (f"key_group = {group}", 1), ("key_group < 8", 4)):
+            found = reader.load().where(where)
+            expected = {row.key for row in reader.load().collect() if _passes(row, where, group)}
+            assert {row.key for row in found.collect()} == expected
+            assert found.rdd.getNumPartitions() <= tasks
+        assert reader.load().where("key = 7 and key_group = 99").collect() == []
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def _passes(row: Row, where: str, group: int) -> bool:
+    key, mine = int(row.key), int(row.key_group)
+    wheres = {"key = 7": key == 7, "key in (7, 33)": key in (7, 33), "key_group < 8": mine < 8}
+    return wheres.get(where, mine == group)
+
+
+def test_a_held_state_outlives_rounds(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Within `with state(...)` a DataFrame is read again after rounds that would have truncated it; then its lease is
+    gone, and later rounds truncate."""
+    policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
+    where: dict[str, Any] = {"kafka": {"bootstrap.servers": rig.bootstrap}, "root": str(rig.root)}
+    with Writer(rig.log, "w") as writer:
+
+        def write(numbers: range) -> None:
+            for number in numbers:
+                writer.put(1, {"n": number})
+                writer.commit()
+                run_round(rig.log, policy)
+
+        write(range(1))
+        with state(spark, rig.log.name, **where, allow_unsafe=UNSAFE, options={"columns": "n"}, lease_s=2.0) as df:
+            write(range(1, 5))
+            time.sleep(2.5)
+            write(range(5, 7))
+            assert [row.n for row in df.collect()] == [0]
+            assert len(list_leases(rig.log.store)) == 1
+        assert list_leases(rig.log.store) == []
+        write(range(7, 9))
+        with pytest.raises(Exception, match=r"load\(\) again") as caught:
+            df.select("n").distinct().collect()
+        assert isinstance(error_of(caught.value), NotFound)

@@ -4,5 +4,15 @@ from statelog.spark.key_groups import key_group_column, repartition_by_key_group
 from statelog.spark.lake.export import Exported, export
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import Upsert, upsert
+from statelog.spark.source.held_state import state
 
-__all__ = ["Exported", "Upsert", "error_of", "export", "key_group_column", "repartition_by_key_group", "upsert"]
+__all__ = [
+    "Exported",
+    "Upsert",
+    "error_of",
+    "export",
+    "key_group_column",
+    "repartition_by_key_group",
+    "state",
+    "upsert",
+]

@@ -22,7 +22,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 
-__all__ = ["IDLE_S", "ProcessCache", "cached_log", "task_producer"]
+__all__ = ["IDLE_S", "ProcessCache", "cached_log", "open_log", "task_producer"]
 
 IDLE_S = 600.0
 """Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
@@ -96,7 +96,7 @@ _producers: ProcessCache[tuple[tuple[str, str], ...], Producer] = ProcessCache()
 
 def cached_log(where: LogAddress) -> Log:
     """The opened log of this process. Raises as `Log.open`."""
-    return _logs.get_or_make(where, lambda: _open(where))
+    return _logs.get_or_make(where, lambda: open_log(where))
 
 
 @contextmanager
@@ -112,7 +112,8 @@ def task_producer(where: LogAddress) -> Generator[Producer]:
         raise
 
 
-def _open(where: LogAddress) -> Log:
+def open_log(where: LogAddress) -> Log:
+    """The log, opened for the caller alone. Raises as `Log.open`."""
     return Log.open(
         where.log,
         kafka=dict(where.kafka),

@@ -19,11 +19,21 @@ from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema, columns_of
 
-__all__ = ["STATE_NAMES", "chosen", "same_columns", "spark_arrow_schema", "state_batches", "state_columns"]
+__all__ = [
+    "STATE_NAMES",
+    "change_batches",
+    "change_columns",
+    "chosen",
+    "same_columns",
+    "spark_arrow_schema",
+    "state_batches",
+    "state_columns",
+]
 
 STATE_NAMES = ("key", "key_group", "op")
 """Columns whose names belong to statelog."""
 _BATCH_ROWS = 65_536
+_OPS = pa.array(["put", "delete"])
 
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
@@ -54,6 +64,33 @@ def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch
             given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
         arrays = [given[field.name].cast(field.type) for field in wanted]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def change_columns(descriptor: Descriptor, value: ValueSchema) -> pa.Schema:
+    """The columns of committed changes: the value in one, because a delete has none."""
+    return pa.schema(
+        [
+            ("key", descriptor.key_type.arrow_type),
+            ("op", pa.string()),
+            ("value", value.arrow_type),
+            ("key_group", pa.int32()),
+            ("writer", pa.string()),
+            ("checkpoint", pa.int64()),
+            ("position", pa.int64()),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+
+
+def change_batches(changes: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows."""
+    arrays: list[pa.Array] = []
+    for field in wanted:
+        column = changes.column(field.name)
+        arrays.append(_OPS.take(column) if field.name == "op" else column.cast(field.type))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        yield batch.slice(start, _BATCH_ROWS)
 
 
 def chosen(columns: StructType, names: Collection[str] | None) -> StructType:

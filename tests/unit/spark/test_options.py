@@ -20,7 +20,7 @@ from statelog.spark.options.write import write_options
 from statelog.spark.reported import error_of
 from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.sink import StreamWriter
-from statelog.spark.source.source import slices
+from statelog.spark.source.state import slices
 from statelog.spark.version import require_spark
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}

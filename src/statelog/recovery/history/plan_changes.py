@@ -64,8 +64,11 @@ def plan_changes(
     raise AssertionError("the last attempt returns or raises")
 
 
-def hold_changes(log: Log, plan: ChangePlan, *, holder: str, ttl_s: float, seams: Seams = REAL) -> LeaseHolder:
-    """Hold what a plan reads with a lease, which the caller renews and releases; no ledger is held.
+def hold_changes(
+    log: Log, plan: ChangePlan, *, holder: str, ttl_s: float, wanted: bool = True, seams: Seams = REAL
+) -> LeaseHolder:
+    """Hold what a plan reads with a lease, which the caller renews and releases; no ledger is held. Without a `wanted`
+    lease it is only checked that the log still has it all.
 
     Raises OffsetGone, with no lease left, if the log was truncated past the plan, StoreUnavailable.
     """
@@ -77,6 +80,7 @@ def hold_changes(log: Log, plan: ChangePlan, *, holder: str, ttl_s: float, seams
         next_offsets=plan.next_offsets,
         ttl_s=ttl_s,
         seams=seams,
+        wanted=wanted,
     ).__enter__()
     try:
         _check_start(log, plan)

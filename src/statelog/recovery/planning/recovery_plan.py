@@ -9,7 +9,7 @@ Invariants:
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
@@ -28,6 +28,7 @@ __all__ = [
     "RunPart",
     "check_reach",
     "make_plan",
+    "part_of",
     "partitions_of",
     "wanted_key_groups",
 ]
@@ -159,6 +160,28 @@ def make_plan(
         runs=_run_parts(manifest.runs if manifest else (), key_groups),
         replay=plan_replay(commits, partitions, state.accepted),
         last=last,
+    )
+
+
+def part_of(plan: RecoveryPlan, key_groups: frozenset[int], descriptor: Descriptor) -> RecoveryPlan:
+    """The plan for some of its key groups, to be carried out elsewhere: without what only planning needs, which is the
+    manifest and the folded ledger.
+    """
+    partitions = partitions_of(key_groups, descriptor)
+    replay = plan.replay
+    return replace(
+        plan,
+        manifest=None,
+        state=LedgerState(position=plan.position),
+        key_groups=key_groups,
+        partitions=partitions,
+        runs=_run_parts([part.run for part in plan.runs], key_groups),
+        replay=ReplayPlan(
+            ranges={partition: replay.ranges[partition] for partition in partitions if partition in replay.ranges},
+            listed={partition: replay.listed[partition] for partition in partitions if partition in replay.listed},
+            accepted=replay.accepted,
+        ),
+        last=None,
     )
 
 

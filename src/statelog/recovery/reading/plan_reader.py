@@ -11,7 +11,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
@@ -119,7 +119,7 @@ class PlanReader:
             self.loaded = number / len(partitions)
             self._beat(Phase.LOAD)
 
-    def sorted_tables(self) -> Iterator[pa.Table]:
+    def sorted_tables(self) -> Generator[pa.Table]:
         """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
         tail = self.open_tail()
         try:

@@ -23,12 +23,19 @@ def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     filled = [table for table in tables if table.num_rows]
     if not filled:
         return tables[0]
+    if len(filled) == 1:
+        return _puts(filled[0]) if drop_deletes else filled[0]
     # One chunk per column, because taking rows from many chunks is several times slower.
     together = pa.concat_tables(filled).combine_chunks()
     rows = sorted_last_rows(_only_chunk(together, "key_group"), _only_chunk(together, "key"))
     if drop_deletes:
         rows = rows[np.asarray(together.column("op"), np.uint8)[rows] == PUT]
-    return together if len(rows) == len(together) == len(filled[0]) else together.take(pa.array(rows))
+    return together.take(pa.array(rows))
+
+
+def _puts(table: pa.Table) -> pa.Table:
+    is_put = np.asarray(table.column("op"), np.uint8) == PUT
+    return table if is_put.all() else table.filter(pa.array(is_put))
 
 
 def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

@@ -4,11 +4,24 @@ An unknown option is refused by name, with the known ones beside it, because an 
 guarantee that silently is not there.
 """
 
+import json
 from collections.abc import Collection, Mapping
 
 from statelog.errors import ConfigError
 
-__all__ = ["COMMON", "KAFKA", "STORAGE", "below", "flag", "listed", "lowered", "number", "numbers", "refuse_unknown"]
+__all__ = [
+    "COMMON",
+    "KAFKA",
+    "STORAGE",
+    "below",
+    "flag",
+    "key_texts",
+    "listed",
+    "lowered",
+    "number",
+    "numbers",
+    "refuse_unknown",
+]
 
 KAFKA = "kafka."
 STORAGE = "storage."
@@ -80,3 +93,19 @@ def numbers(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
     if not found:
         raise ConfigError(f"the option {name} is empty", hint="Leave it out for all of them")
     return tuple(sorted(found))
+
+
+def key_texts(text: str) -> tuple[str, ...]:
+    """Keys, as texts: separated by commas, or a JSON list, for keys that hold one. Raises ConfigError for none."""
+    found = listed(text)
+    if text.lstrip().startswith("["):
+        try:
+            parsed: object = json.loads(text)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, list) or not all(isinstance(one, str | int) for one in parsed):
+            raise ConfigError("the option keys is no JSON list of keys", hint='Give keys such as ["a", "b"], or a,b')
+        found = tuple(str(one) for one in parsed)
+    if not found:
+        raise ConfigError("the option keys is empty", hint="Leave it out for all keys")
+    return found

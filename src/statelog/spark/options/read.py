@@ -1,48 +1,121 @@
-"""Options of a read: which part of which state. Pure."""
+"""Options of a read: of a state, of committed changes, or of a view of the log itself. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import ConfigError
+from statelog.recovery.history.bounds import Bound
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.spark.options.address import LogAddress, log_address
-from statelog.spark.options.parsing import COMMON, flag, listed, lowered, number, numbers, refuse_unknown
+from statelog.spark.options.bounds import BOUNDS, bound
+from statelog.spark.options.parsing import COMMON, flag, key_texts, listed, lowered, number, numbers, refuse_unknown
 
-__all__ = ["ReadOptions", "read_options"]
+__all__ = ["LEASE_S", "ChangeOptions", "ReadOptions", "change_options", "read_of", "read_options", "view_options"]
 
-_READ = ("keyGroups", "atPosition", "atWriter", "atCheckpoint", "minPartitions", "columns", "includeKeyGroup")
+LEASE_S = 300
+"""How long a planned read is held, by default, for tasks that have not started."""
+_BOTH = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
+_STATE = (*_BOTH, "atPosition", "atWriter", "atCheckpoint", "keys", "includeKeyGroup")
+_CHANGES = (*_BOTH, *BOUNDS)
+_CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a table in its catalog, instead of OPTIONS.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """A batch read: which part of which state. None means all key groups, the newest state, all columns."""
+    """A read of a state: which part of which. None means all keys and key groups, the newest state, all columns.
+
+    `keys` are texts, which the log's key type reads. `lease_s` is how long each scan holds what it reads, 0 for not.
+    """
 
     where: LogAddress
     key_groups: tuple[int, ...] | None = None
+    keys: tuple[str, ...] | None = None
     at: At | None = None
     min_partitions: int | None = None
     columns: tuple[str, ...] | None = None
     include_key_group: bool = False
+    lease_s: int = LEASE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions:
+    """A read of changes: those of the commits behind `start` and up to `end`; None for all that the log holds."""
+
+    where: LogAddress
+    start: Bound | None = None
+    end: Bound | None = None
+    key_groups: tuple[int, ...] | None = None
+    min_partitions: int | None = None
+    columns: tuple[str, ...] | None = None
+    lease_s: int = LEASE_S
+
+
+def read_of(options: Mapping[str, str]) -> str:
+    """What is read, by the option `read`: `state` without it. Raises ConfigError for a table of Spark's catalog."""
+    given = lowered(options)
+    if any(name in given for name in _CATALOG):
+        raise ConfigError(
+            "a table of Spark's catalog cannot be a log: Spark gives the table's OPTIONS to no Python source",
+            hint="Use CREATE TEMPORARY VIEW ... USING statelog OPTIONS (...), or spark.read.format('statelog')",
+        )
+    return given.get("read", "state").lower()
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read. Raises ConfigError that names the option."""
+    """The options of a read of a state. Raises ConfigError that names the option."""
     given = lowered(options)
-    refuse_unknown(given, (*COMMON, *_READ), "read")
-    columns = listed(given.get("columns", ""))
-    if "columns" in given and not columns:
-        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
-    minimum = number(given, "minPartitions")
-    if minimum == 0:
-        raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
+    refuse_unknown(given, _STATE, "read of a state")
     return ReadOptions(
         where=log_address(given),
         key_groups=numbers(given, "keyGroups"),
+        keys=key_texts(given["keys"]) if "keys" in given else None,
         at=_at(given),
-        min_partitions=minimum,
-        columns=columns or None,
+        min_partitions=_tasks(given),
+        columns=_columns(given),
         include_key_group=flag(given, "includeKeyGroup"),
+        lease_s=_lease_s(given),
     )
+
+
+def change_options(options: Mapping[str, str]) -> ChangeOptions:
+    """The options of a read of changes. Raises ConfigError that names the option."""
+    given = lowered(options)
+    refuse_unknown(given, _CHANGES, "read of changes")
+    return ChangeOptions(
+        where=log_address(given),
+        start=bound(given, "starting", open_word="earliest"),
+        end=bound(given, "ending", open_word="latest"),
+        key_groups=numbers(given, "keyGroups"),
+        min_partitions=_tasks(given),
+        columns=_columns(given),
+        lease_s=_lease_s(given),
+    )
+
+
+def view_options(options: Mapping[str, str]) -> LogAddress:
+    """The options of a view: where the log is, and nothing else. Raises ConfigError that names the option."""
+    given = lowered(options)
+    refuse_unknown(given, (*COMMON, "read"), f"read of {given.get('read')}")
+    return log_address(given)
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    columns = listed(given.get("columns", ""))
+    if "columns" in given and not columns:
+        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
+    return columns or None
+
+
+def _tasks(given: Mapping[str, str]) -> int | None:
+    minimum = number(given, "minPartitions")
+    if minimum == 0:
+        raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
+    return minimum
+
+
+def _lease_s(given: Mapping[str, str]) -> int:
+    lease_s = number(given, "leaseSeconds")
+    return LEASE_S if lease_s is None else lease_s
 
 
 def _at(given: Mapping[str, str]) -> At | None:

@@ -1,7 +1,8 @@
-"""The plan of a read: the one ledger position that every scan of a DataFrame reads, and the lease that holds it.
+"""The plan of a read: the one ledger position that every scan of a DataFrame reads, and the leases that hold it.
 
 Spark plans each scan of a DataFrame by itself, at any later time and in any worker. The data source object is what
-they have in common: it is made once for each `load()`, and pickled. So the plan is made there and travels with it.
+they have in common: it is made once for each `load()`, and pickled. So the plan is made there and travels with it:
+a scan cuts it into slices, and a task carries out its slice, without a look at manifests, ledger or leases.
 
 Invariant: only `plan_read` chooses a position; a scan may find it gone, but never reads another.
 """
@@ -13,52 +14,91 @@ from datetime import UTC, datetime
 
 from statelog.errors import NotFound, OffsetGone
 from statelog.recovery.planning.at import At, AtPosition
+from statelog.recovery.planning.preflight import check_held
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
+from statelog.storage.held_lease import LeaseHolder
 
-__all__ = ["PLAN_LEASE_S", "ReadPlan", "hold_plan", "plan_read", "reading"]
+__all__ = ["Planned", "ReadPlan", "hold_plan", "plan_read", "reading"]
 
-PLAN_LEASE_S = 300.0
-"""How long a planned position is held for tasks that have not started. Spark does not say when the last one has."""
+HOLDER = "spark-read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """When a DataFrame was planned (UTC), and how long, in seconds, each scan holds what it reads; 0 for not."""
+
+    at: datetime
+    lease_s: int
+
+    @classmethod
+    def now(cls, lease_s: int) -> "Planned":
+        """That of a DataFrame that is planned now."""
+        return cls(at=datetime.now(UTC), lease_s=lease_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """The state to read, and when it was chosen (UTC)."""
+    """The state to read, and when it was chosen."""
 
-    position: int
-    planned_at: datetime
+    planned: Planned
+    recovery: RecoveryPlan
+
+    @property
+    def position(self) -> int:
+        """The ledger position of the state."""
+        return self.recovery.position
 
 
 def plan_read(options: ReadOptions) -> ReadPlan:
     """Take the position now and hold it with a lease. Raises NotFound, Damaged, Unavailable, ConfigError."""
-    return ReadPlan(position=_leased_position(options, options.at), planned_at=datetime.now(UTC))
+    return ReadPlan(planned=Planned.now(options.lease_s), recovery=_plan(options, options.at))
 
 
-def hold_plan(options: ReadOptions, plan: ReadPlan) -> None:
-    """Hold a plan's position for another scan. Raises NotFound if it is gone, Damaged, Unavailable."""
-    with reading(plan):
-        _leased_position(options, AtPosition(plan.position))
+def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
+    """Hold a plan's position for another scan; returns what to carry out: the plan, or another one of its position if
+    its snapshot was cleaned up since. Raises NotFound if the state is gone, Damaged, Unavailable.
+    """
+    log = cached_log(options.where)
+    with reading(plan.planned, plan.position):
+        lease = LeaseHolder.claim(
+            log.store,
+            holder=HOLDER,
+            manifest_number=plan.recovery.manifest_number,
+            position=plan.recovery.base_position,
+            next_offsets=plan.recovery.held_offsets(plan.recovery.partitions),
+            ttl_s=max(1, options.lease_s),
+            wanted=options.lease_s > 0,
+        ).__enter__()  # It keeps the position for the tasks, and runs out by itself.
+        try:
+            check_held(log, plan.recovery)
+        except OffsetGone:
+            lease.release()
+            return _plan(options, AtPosition(plan.position))
+        return plan.recovery
 
 
 @contextmanager
-def reading(plan: ReadPlan) -> Generator[None]:
-    """Turns a planned state that is gone into a NotFound that names the time of planning and the way out."""
+def reading(planned: Planned, position: int) -> Generator[None]:
+    """Turns what was planned and is gone into a NotFound that names both times and the way out."""
     try:
         yield
     except (NotFound, OffsetGone) as error:
         raise NotFound(
-            f"this DataFrame was planned at {plan.planned_at:%Y-%m-%d %H:%M:%S} UTC, and its state is gone by now",
-            hint=f"load() again: a DataFrame is the state at its load(), held {PLAN_LEASE_S:.0f} s from each action on",
-            planned_position=plan.position,
+            f"this DataFrame was planned at {planned.at:%Y-%m-%d %H:%M:%S} UTC, and what it reads is gone by now, at "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+            hint=f"load() again: a DataFrame is as of its load(), held {planned.lease_s} s from there and from each "
+            "action on; leaseSeconds, or statelog.spark.state, holds it longer",
+            planned_position=position,
             reason=error.message,
         ) from error
 
 
-def _leased_position(options: ReadOptions, at: At | None) -> int:
-    settings = RecoverySettings(holder="spark-read", lease_ttl_s=PLAN_LEASE_S)
+def _plan(options: ReadOptions, at: At | None) -> RecoveryPlan:
+    settings = RecoverySettings(holder=HOLDER, lease_ttl_s=max(1, options.lease_s), lease=options.lease_s > 0)
     recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
     recovery.reserve()  # The lease keeps the position for the tasks, and runs out by itself.
-    return recovery.position
+    return recovery.plan

@@ -1,0 +1,125 @@
+"""Committed changes as a DataFrame: those of the commits between two states, planned once, when it is loaded.
+
+Columns: `key`, `op` (put, delete), `value` (null in a delete), `key_group`, and of the commit `writer`, `checkpoint`,
+`position` (the one right behind it) and `timestamp`. A row is a change as it was appended; none is folded away.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigError
+from statelog.recovery.history.change_plan import ChangePlan
+from statelog.recovery.history.plan_changes import hold_changes, plan_changes
+from statelog.recovery.history.read_changes import read_changes
+from statelog.recovery.history.splitting import LEAST_BYTES, split_changes
+from statelog.spark.clients import cached_log
+from statelog.spark.columns import change_batches, change_columns, chosen, same_columns, spark_arrow_schema
+from statelog.spark.options.read import ChangeOptions, change_options
+from statelog.spark.reported import reported
+from statelog.spark.source.read_plan import HOLDER, Planned, reading
+
+__all__ = ["ChangeReadPlan", "ChangeReader", "ChangeSlice", "plan_change_read"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeReadPlan:
+    """The changes to read, and when they were planned."""
+
+    planned: Planned
+    changes: ChangePlan
+
+
+class ChangeSlice(InputPartition):
+    """One task's part: a part of the plan."""
+
+    def __init__(self, plan: ChangePlan) -> None:
+        super().__init__((plan.start_position, plan.end_position))
+        self.plan = plan
+
+
+def plan_change_read(options: Mapping[str, str]) -> tuple[StructType, ChangeReadPlan]:
+    """The columns of a read of changes, and its plan. Raises ConfigError, NotFound, Damaged, Unavailable."""
+    read = change_options(options)
+    plan = ChangeReadPlan(planned=Planned.now(read.lease_s), changes=_plan(read))
+    _hold(read, plan)
+    return _columns(read, plan.changes.value_schema_id), plan
+
+
+class ChangeReader(DataSourceReader):
+    """Spark's view of the changes: one for each scan, copied to every task.
+
+    `plan` is None where the user gave the columns; see `StateReader`. Raises ConfigError then, unless the options say
+    where the range begins and ends.
+    """
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, plan: ChangeReadPlan | None) -> None:
+        self._options = change_options(options)
+        if plan is None:
+            if self._options.start is None or self._options.end is None:
+                raise ConfigError(
+                    "with a user schema each scan of the DataFrame would read a different range of changes",
+                    hint="Leave .schema() out, or say where the range begins and where it ends",
+                )
+            plan = ChangeReadPlan(planned=Planned.now(self._options.lease_s), changes=_plan(self._options))
+        expected = _columns(self._options, plan.changes.value_schema_id)
+        if not same_columns(expected, schema):
+            raise ConfigError(
+                "the given schema differs from that of the changes",
+                given=schema.simpleString(),
+                expected=expected.simpleString(),
+                hint="Leave .schema() out; select, rename and cast after the read, or use the option columns",
+            )
+        self._schema = spark_arrow_schema(schema)
+        self._plan: ChangeReadPlan | None = plan
+        self._planned, self._position = plan.planned, plan.changes.end_position
+
+    @reported()
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts of the plan, which is held again. Raises NotFound if the log was truncated past it."""
+        assert self._plan is not None, "partitions are made where the plan is"
+        _hold(self._options, self._plan)
+        count = cached_log(self._options.where).descriptor.partitions
+        wanted = self._options.min_partitions or count
+        least_bytes = LEAST_BYTES if self._options.min_partitions is None else 1
+        parts = split_changes(self._plan.changes, wanted, least_bytes=least_bytes, whole_key_groups=wanted <= count)
+        return [ChangeSlice(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
+        if not isinstance(partition, ChangeSlice):
+            return  # Spark's stand-in for an empty list of partitions.
+        with reported(), reading(self._planned, self._position):
+            for batch in read_changes(cached_log(self._options.where), partition.plan):
+                yield from change_batches(batch, self._schema)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the plan: tasks have their parts."""
+        return {**self.__dict__, "_plan": None}
+
+
+def _plan(options: ChangeOptions) -> ChangePlan:
+    return plan_changes(cached_log(options.where), options.start, options.end, key_groups=options.key_groups)
+
+
+def _hold(options: ChangeOptions, plan: ChangeReadPlan) -> None:
+    """Hold what a plan reads for the tasks of a scan; the lease runs out by itself."""
+    with reading(plan.planned, plan.changes.end_position):
+        hold_changes(
+            cached_log(options.where),
+            plan.changes,
+            holder=HOLDER,
+            ttl_s=max(1, options.lease_s),
+            wanted=options.lease_s > 0,
+        )
+
+
+def _columns(options: ChangeOptions, value_schema_id: int) -> StructType:
+    log = cached_log(options.where)
+    columns = from_arrow_schema(change_columns(log.descriptor, log.value_schemas.get(value_schema_id)))
+    return chosen(columns, options.columns)

@@ -1,0 +1,96 @@
+"""`state`: a DataFrame of a log's state that is held for as long as the program wants.
+
+A thread of the driver's process renews one lease, which stops truncation short of what the DataFrame reads; it is
+removed at the end. So that process has to reach the store, and the brokers to plan.
+
+Invariant: the lease is capped by its age, as every lease is (`lease_cap_s` of the materializer): a program that forgot
+to end does not hold a log for ever.
+"""
+
+import logging
+from collections.abc import Collection, Generator, Mapping
+from contextlib import closing, contextmanager
+from threading import Event, Thread
+
+from pyspark.sql import DataFrame, SparkSession
+
+from statelog.errors import Misuse, StatelogError
+from statelog.recovery.host import Host
+from statelog.recovery.planning.held_plan import HeldPlan
+from statelog.recovery.planning.planner import Planner
+from statelog.recovery.settings import RecoverySettings
+from statelog.spark.clients import open_log
+from statelog.spark.options.address import storage_text
+from statelog.spark.options.read import LEASE_S, read_of, read_options
+
+__all__ = ["state"]
+
+_LOG = logging.getLogger("statelog.spark")
+_AT = ("atposition", "atwriter", "atcheckpoint")
+_LOOKS_PER_TTL = 6
+
+
+@contextmanager
+def state(
+    spark: SparkSession,
+    log: str,
+    *,
+    kafka: Mapping[str, str],
+    root: str,
+    allow_unsafe: Collection[str] = (),
+    storage_options: Mapping[str, object] | None = None,
+    options: Mapping[str, str] | None = None,
+    lease_s: float = LEASE_S,
+) -> Generator[DataFrame]:
+    """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
+
+        >>> where = {"kafka": {"bootstrap.servers": "127.0.0.1:9092"}, "root": "/tmp/statelog"}
+        >>> with state(spark, "planes", **where, options={"atPosition": "7"}) as df:
+        ...     df.count()
+
+    `options` are more options of a read, such as `atPosition`, `keyGroups` or `columns`. The lease is renewed every
+    third of `lease_s` and removed at the end; if this process dies it runs out by itself, and it never outlives the cap
+    on leases of the log's materializer. Raises as a read does.
+    """
+    given = {
+        "log": log,
+        "root": root,
+        "allowUnsafe": ",".join(allow_unsafe),
+        **{f"kafka.{name}": value for name, value in kafka.items()},
+        **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
+        **(options or {}),
+    }
+    if read_of(given) != "state":
+        raise Misuse("only a state is held like this", hint="Leave the option read out")
+    read = read_options(given)
+    settings = RecoverySettings(holder="spark-state", lease_ttl_s=lease_s)
+    with closing(open_log(read.where)) as opened:
+        planner = Planner(opened, read.at, None if read.key_groups is None else frozenset(read.key_groups))
+        held = HeldPlan(opened, planner, settings, Host(), planner.key_groups)
+        position = held.claim().position
+        with _renewing(held, lease_s):
+            fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
+            reader = spark.read.format("statelog").options(**fixed)
+            yield reader.options(atPosition=str(position), leaseSeconds="0").load()
+
+
+@contextmanager
+def _renewing(held: HeldPlan, lease_s: float) -> Generator[None]:
+    """Renew the lease of a claimed plan on a thread of its own, and remove it at the end."""
+    stop = Event()
+
+    def renew() -> None:
+        while not stop.wait(lease_s / _LOOKS_PER_TTL):
+            try:
+                held.renew()
+            except StatelogError as error:
+                _LOG.warning("the state of a DataFrame is no longer held: %s", error)
+
+    thread = Thread(target=renew, name="statelog-spark-state", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        held.release()

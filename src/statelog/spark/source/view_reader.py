@@ -1,0 +1,60 @@
+"""A view of the log itself as a DataFrame: read by one task, up to the position that the ledger had at the `load()`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigError
+from statelog.spark.clients import cached_log
+from statelog.spark.columns import same_columns, spark_arrow_schema
+from statelog.spark.options.read import view_options
+from statelog.spark.reported import reported
+from statelog.spark.source.views import VIEWS
+
+__all__ = ["ViewPlan", "ViewReader", "plan_view"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewPlan:
+    """Which view, and the ledger's end when it was loaded."""
+
+    view: str
+    position: int
+
+
+def plan_view(options: Mapping[str, str], view: str) -> tuple[StructType, ViewPlan]:
+    """The columns of a view, and its plan. Raises ConfigError, NotFound, Unavailable."""
+    log = cached_log(view_options(options))
+    return from_arrow_schema(VIEWS[view].schema), ViewPlan(view=view, position=log.ledger_end(at_least=log.position))
+
+
+class ViewReader(DataSourceReader):
+    """Spark's view of a view."""
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, plan: ViewPlan) -> None:
+        self._where = view_options(options)
+        self._plan = plan
+        expected = from_arrow_schema(VIEWS[plan.view].schema)
+        if not same_columns(expected, schema):
+            raise ConfigError(
+                "the given schema differs from that of the view",
+                given=schema.simpleString(),
+                expected=expected.simpleString(),
+                hint="Leave .schema() out; select, rename and cast after the read",
+            )
+        self._schema = spark_arrow_schema(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One, whatever there is to read."""
+        return [InputPartition(self._plan.view)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002  # Spark's signature
+        """The rows. Raises Damaged, Unavailable."""
+        with reported():
+            for table in VIEWS[self._plan.view].tables(cached_log(self._where), self._plan.position):
+                yield from table.cast(self._schema).to_batches()

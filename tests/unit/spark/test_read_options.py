@@ -1,0 +1,111 @@
+"""What is read: options of a range of changes, the kind of a read, and the keys and key groups that filters leave."""
+
+import pickle
+
+import pytest
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
+
+from statelog.errors import ConfigError
+from statelog.recovery.history.bounds import AtTime
+from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.spark.options.read import change_options, read_of, read_options, view_options
+from statelog.spark.source.wanted import Wanted, narrowed, wanted
+
+WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
+
+
+def _log(key_type: KeyType = KeyType.LONG, rule: HashRule = HashRule.CRC32) -> Descriptor:
+    return Descriptor(
+        name="flights",
+        identity=LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l"),
+        partitions=4,
+        key_groups=16,
+        hash_rule=rule,
+        key_type=key_type,
+        value_schema_id=0,
+        nonce=bytes(16),
+    )
+
+
+def test_a_range_is_typed() -> None:
+    """Positions, checkpoints and times arrive as bounds; open ends are None, by leaving out or by their words."""
+    found = change_options({**WHERE, "startingPosition": "7", "endingWriter": "w", "endingCheckpoint": "3"})
+    assert (found.start, found.end) == (AtPosition(7), AtCheckpoint("w", 3))
+    found = change_options({**WHERE, "startingTime": "2026-01-31T12:00:00+01:00", "endingTime": "1769858400001"})
+    assert (found.start, found.end) == (AtTime(1769857200000), AtTime(1769858400001))
+    for open_ends in ({}, {"startingPosition": "earliest", "endingPosition": "latest"}):
+        found = change_options({**WHERE, **open_ends})
+        assert (found.start, found.end, found.lease_s) == (None, None, 300)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"startingPosition": "1", "startingTime": "5"}, "startingPosition and startingTime exclude each other"),
+        ({"endingTime": "5", "endingWriter": "w", "endingCheckpoint": "1"}, "endingTime and endingWriter exclude"),
+        ({"startingWriter": "w"}, "startingWriter and startingCheckpoint go together"),
+        ({"endingCheckpoint": "1"}, "endingWriter and endingCheckpoint go together"),
+        ({"startingPosition": "latest"}, "startingPosition is 'latest'"),
+        ({"endingPosition": "-1"}, "endingPosition is '-1'"),
+        ({"startingTime": "2026-01-31 12:00"}, "with an offset"),
+        ({"endingTime": "yesterday"}, "endingTime is 'yesterday'"),
+        ({"leaseSeconds": "1.5"}, "leaseSeconds"),
+        ({"atPosition": "1"}, "unknown option atposition for a read of changes"),
+        ({"keys": "a"}, "unknown option keys for a read of changes"),
+    ],
+)
+def test_wrong_ranges_are_named(given: dict[str, str], named: str) -> None:
+    """A contradiction, a half of a pair, and what cannot be read are refused by their names."""
+    with pytest.raises(ConfigError) as caught:
+        change_options({**WHERE, "read": "changes", **given})
+    assert named in str(caught.value)
+
+
+def test_kinds_of_reads() -> None:
+    """The state is the default; a view takes no other options; a table of Spark's catalog is told the way out."""
+    assert (read_of(WHERE), read_of({**WHERE, "READ": "Changes"})) == ("state", "changes")
+    with pytest.raises(ConfigError, match="unknown option columns for a read of lag"):
+        view_options({**WHERE, "read": "lag", "columns": "key"})
+    with pytest.raises(ConfigError, match="unknown option startingposition for a read of a state"):
+        read_options({**WHERE, "startingPosition": "1"})
+    for catalog in ({"provider": "statelog"}, {"owner": "me", "option.log": "flights"}):
+        with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW"):
+            read_of({**WHERE, **catalog})
+
+
+def test_keys_are_read_by_the_type_of_the_log() -> None:
+    """Texts become keys, and the key groups are theirs; a text that is no such key is refused."""
+    groups = {key: key_group_of(key, KeyType.LONG, 16) for key in (5, 40)}
+    found = wanted(_log(), None, read_options({**WHERE, "keys": "40, 5"}).keys)
+    assert found == Wanted(tuple(sorted(set(groups.values()))), (40, 5))
+    assert wanted(_log(KeyType.BYTES), None, ["a", "0x6162"]).keys == (b"a", b"ab")
+    assert wanted(_log(KeyType.STRING), [3], read_options({**WHERE, "keys": '["a,b"]'}).keys).keys == ("a,b",)
+    for text, kind in (("x", KeyType.LONG), ("0xz", KeyType.BYTES)):
+        with pytest.raises(ConfigError, match="no key of type"):
+            wanted(_log(kind), None, [text])
+    for text in ("", "[1", "[{}]", "[]"):
+        with pytest.raises(ConfigError, match="option keys"):
+            read_options({**WHERE, "keys": text})
+
+
+def test_filters_narrow_and_never_widen() -> None:
+    """Equality and lists of keys leave their key groups, comparisons of key groups theirs; all of them together what
+    is in each; what is not understood changes nothing. Where callers place keys, a key leaves all key groups."""
+    every = wanted(_log(), None, None)
+    mine = key_group_of(7, KeyType.LONG, 16)
+
+    def left(*filters: Filter, log: Descriptor = _log()) -> Wanted:  # noqa: B008  # A frozen value.
+        return narrowed(every, filters, log)
+
+    assert left(EqualTo(("key",), 7)) == Wanted((mine,), (7,))
+    assert left(In(("key",), (7, 8)), EqualTo(("key",), 7)) == Wanted((mine,), (7,))
+    assert left(EqualTo(("key",), 7), EqualTo(("key",), 8)).keys == ()
+    assert left(GreaterThanOrEqual(("key_group",), 3), LessThan(("key_group",), 5)) == Wanted((3, 4))
+    assert left(In(("key_group",), (1, 99))) == Wanted((1,))
+    for unknown in (IsNotNull(("key",)), Not(EqualTo(("key",), 7)), EqualTo(("n",), 7), EqualTo(("key",), "text")):
+        assert left(unknown) == every
+    assert left(EqualTo(("key",), 7), log=_log(rule=HashRule.CALLER)) == Wanted(tuple(range(16)), (7,))
