@@ -29,7 +29,7 @@ class ViewPlan:
 def plan_view(options: Mapping[str, str], view: str) -> tuple[StructType, ViewPlan]:
     """The columns of a view, and its plan. Raises ConfigError, NotFound, Unavailable."""
     log = cached_log(view_options(options))
-    return from_arrow_schema(VIEWS[view].schema), ViewPlan(view=view, position=log.ledger_end(at_least=log.position))
+    return from_arrow_schema(VIEWS[view].schema), ViewPlan(view=view, position=log.ledger.end(at_least=log.position))
 
 
 class ViewReader(DataSourceReader):
