@@ -6,6 +6,7 @@ guarantee that silently is not there.
 
 import json
 from collections.abc import Collection, Mapping
+from typing import cast
 
 from statelog.errors import ConfigError
 
@@ -103,9 +104,10 @@ def key_texts(text: str) -> tuple[str, ...]:
             parsed: object = json.loads(text)
         except ValueError:
             parsed = None
-        if not isinstance(parsed, list) or not all(isinstance(one, str | int) for one in parsed):
+        keys = cast("list[object]", parsed) if isinstance(parsed, list) else [None]
+        if not all(isinstance(key, str | int) for key in keys):
             raise ConfigError("the option keys is no JSON list of keys", hint='Give keys such as ["a", "b"], or a,b')
-        found = tuple(str(one) for one in parsed)
+        found = tuple(str(key) for key in keys)
     if not found:
         raise ConfigError("the option keys is empty", hint="Leave it out for all keys")
     return found

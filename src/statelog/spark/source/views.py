@@ -125,7 +125,7 @@ def _writers(log: Log, position: int) -> Iterator[pa.Table]:
     with closing(CommitLedger(log, reach.base_for(position), position)) as ledger:
         state = ledger.base.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
-    rows = [
+    rows: list[dict[str, object]] = [
         {
             "writer": row.name,
             "checkpoint": row.checkpoint.id,
