@@ -193,9 +193,9 @@ def test_every_type_comes_back(spark: SparkSession, broker: Broker, log_name: st
 def test_opaque_values(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
     """An opaque log has the columns key and value, both ways, with op for deletes."""
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="bytes", value_schema=None)
-    rows = [(b"a", b"1", 0), (b"b", b"", 0), (b"c", b"3", 0), (b"a", None, 1)]
-    df = spark.createDataFrame(rows, "key binary, value binary, op int").coalesce(1)
-    df.write.format("statelog").mode("append").options(**rig.options, writerId="w").save()
+    rows = [(b"a", b"1", 0, 1), (b"b", b"", 0, 2), (b"c", b"3", 0, 3), (b"a", None, 1, 4)]
+    df = spark.createDataFrame(rows, "key binary, value binary, op int, number int").coalesce(1)
+    df.write.format("statelog").mode("append").options(**rig.options, writerId="w", sequenceBy="number").save()
     assert rig.state() == {b"b": b"", b"c": b"3"}
     found = spark.read.format("statelog").options(**rig.options).load().collect()
     assert {(bytes(row.key), bytes(row.value)) for row in found} == {(b"b", b""), (b"c", b"3")}
@@ -255,6 +255,14 @@ def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
     with pytest.raises(AnalysisException, match="CREATE TEMPORARY VIEW") as caught:
         spark.sql(f"CREATE TABLE a_table USING statelog OPTIONS ({given})")
     assert isinstance(error_of(caught.value), ConfigError)
+    spark.sql("CREATE TABLE a_table (key bigint, n bigint, note string) USING statelog")
+    try:
+        found = spark.sql(f"SELECT count(*), max(n) FROM a_table WITH ({given}, `atPosition` '{second[0]}')").collect()
+        assert [tuple(row) for row in found] == [(19, 2)]
+        with pytest.raises(AnalysisException, match="hands over no OPTIONS"):
+            spark.sql("SELECT count(*) FROM a_table").collect()
+    finally:
+        spark.sql("DROP TABLE a_table")
 
 
 def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:

@@ -15,6 +15,11 @@ from statelog.storage.store.url import mask_options, mask_url
 
 __all__ = ["LogAddress", "log_address", "storage_text"]
 
+_MISSING_HINT = (
+    "Name the log: .option('log', 'flights'). Of a table in its catalog Spark hands over no OPTIONS: "
+    "use CREATE TEMPORARY VIEW, or SELECT ... FROM t WITH (log = 'flights', ...)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LogAddress:
@@ -42,7 +47,7 @@ def log_address(options: Mapping[str, str]) -> LogAddress:
     if given.get("path", name) != name:
         raise ConfigError("the option log and the path name different logs", hint="Give one of them")
     if not name:
-        raise ConfigError("the option log is missing", hint="Name the log: .option('log', 'flights')")
+        raise ConfigError("the option log is missing", hint=_MISSING_HINT)
     if not given.get("root"):
         raise ConfigError("the option root is missing", hint="Name the URL below which the log's directory lies")
     kafka = below(given, KAFKA)
