@@ -162,7 +162,7 @@ def test_who_is_refused_is_told_why_through_sparks_exception(ran: Ran, step: str
 def _told(met: Met) -> str:
     """The line of our error, which must have come at once."""
     assert met.seconds < _AT_ONCE_S
-    lines = [line for line in met.error.splitlines() if "statelog.errors.ConfigError" in line]
+    lines = [line for line in met.error.splitlines() if "[statelog.ConfigError]" in line]
     assert lines, met.error
     return lines[0]
 
