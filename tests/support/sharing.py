@@ -24,7 +24,16 @@ __all__: list[str] = []
 _BROKERS = "statelog_brokers"
 _GROUPS = "statelog_groups"
 _TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster"}
-_LONGEST = ("secure broker", "killed driver", "spark", "two drivers", "cluster", "own broker", "power loss")
+_LONGEST = (
+    "secure broker",
+    "killed driver",
+    "spark",
+    "cluster kinds",
+    "two drivers",
+    "cluster",
+    "own broker",
+    "power loss",
+)
 """Groups that a run begins with, so that none of them is alone at its end."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.recovery.recover import recover
-from statelog.schemas.ledger.records import Open, decode
+from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE
@@ -92,10 +92,17 @@ class SparkLog:
 
     def opens(self) -> int:
         """How many Opens are in the ledger."""
+        return self._count(Open)
+
+    def commits(self) -> int:
+        """How many Commits are in the ledger, void ones too."""
+        return self._count(Commit)
+
+    def _count(self, kind: type[Open | Commit]) -> int:
         ledger, found = self.log.ledger_topic, {0: self.log.describe().ledger_offsets}
         reader = self.log.kafka.reader(ledger)
         try:
-            return sum(isinstance(decode(record.value), Open) for record in reader.read(found, stall_timeout_s=60))
+            return sum(isinstance(decode(record.value), kind) for record in reader.read(found, stall_timeout_s=60))
         finally:
             reader.close()
 

@@ -1,0 +1,41 @@
+"""The programs of a Spark user on every kind of cluster: classic, Connect, `local-cluster`, standalone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.services.broker import Broker
+from tests.support.spark.clusters import KINDS
+from tests.support.spark.programs import PROGRAMS
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
+_TIMEOUT_S = 840.0
+_EVERY_RUN = "connect"
+"""The kind of the ordinary run; `make soak` has the others."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == _EVERY_RUN else [pytest.mark.soak]) for kind in KINDS],
+)
+@pytest.mark.xdist_group("cluster kinds")
+def test_all_programs_are_right(kind: str, broker: Broker, tmp_path: Path) -> None:
+    """In one session, one after the other; each compares what it did with a plain model."""
+    errors = tmp_path / "errors"
+    with errors.open("wb") as output:
+        command = [sys.executable, "-m", "tests.support.spark.clusters", kind, broker.bootstrap, str(tmp_path / kind)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, start_new_session=True)
+        try:
+            printed, _ = process.communicate(timeout=_TIMEOUT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # Whatever is left of a cluster that was cut short.
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert {line["program"]: line["error"] for line in lines} == dict.fromkeys(PROGRAMS, ""), errors.read_text()[-3000:]
+    assert process.returncode == 0

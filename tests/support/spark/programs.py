@@ -1,0 +1,207 @@
+"""Six programs of a Spark user, the same on every kind of cluster: each checks what it did against a plain model.
+
+They take a session and a place, and use what every session has: no SparkContext, no JVM, no RDD, so that they run on
+Spark Connect; no function of this module goes to an executor, so that executors need nothing but what is installed.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
+from pyspark.sql.utils import is_remote
+
+from statelog.errors import InvalidChange
+from statelog.producer.writer import Writer
+from statelog.spark.lake.export import export
+from statelog.spark.reported import error_of
+from statelog.spark.sink.upsert import upsert
+from tests.support.rigs.log import UNSAFE
+from tests.support.spark.rig import (
+    Row,
+    SparkLog,
+    fold_rows,
+    forget_last_commit,
+    read_stream,
+    run_stream,
+    scattered,
+    write_batches,
+)
+
+__all__ = ["PROGRAMS", "Place"]
+
+_QUERY_TIMEOUT_S = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a program works: a Kafka, and a directory that driver and executors see under the same path."""
+
+    bootstrap: str
+    directory: Path
+
+    def make_log(self, name: str) -> SparkLog:
+        """A log of long keys, 4 partitions and 16 key groups that nobody else uses."""
+        unique = f"{name}-{uuid.uuid4().hex[:8]}"
+        return SparkLog.create(unique, self.bootstrap, self.directory / unique)
+
+    def path(self, name: str) -> Path:
+        """A path that nobody else uses."""
+        return self.directory / f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+def write_batches_twice(spark: SparkSession, place: Place) -> None:
+    """A batch under a checkpoint id, the same again, and one that deletes: every id is written once, and a refusal is
+    the typed error.
+    """
+    log = place.make_log("batch")
+    rows = spark.range(0, 4000, 1, 4).selectExpr("id AS key", "id * 3 AS n")
+    for times in (3, 5):  # The second time 1 is a replay, whatever its rows are.
+        changed = rows.withColumn("n", F.col("key") * times)
+        _write_batch(changed, log, checkpoint_id=1)
+    _expect(log.numbers(), {key: key * 3 for key in range(4000)})
+    gone = rows.where("key % 2 = 0").withColumn("op", F.lit("delete"))
+    _write_batch(gone, log, checkpoint_id=2)
+    _expect(log.numbers(), {key: key * 3 for key in range(1, 4000, 2)})
+    try:
+        _write_batch(rows.withColumn("n", F.lit("no number")), log, checkpoint_id=3)
+    except Exception as error:  # noqa: BLE001  # Spark's own classes differ by cluster.
+        _expect(type(error_of(error)), InvalidChange)
+    else:
+        raise AssertionError("text was taken for a number")
+
+
+def read_joined(spark: SparkSession, place: Place) -> None:
+    """The state joined with itself, with an older state and with a table: one position each, equal to the model."""
+    log = place.make_log("joined")
+    _fill(log, {key: key for key in range(500)}, checkpoint_id=1)
+    _fill(log, {key: -key for key in range(100)}, checkpoint_id=2)
+    reader = spark.read.format("statelog").options(**log.options)
+    newest = reader.load().select("key", "n")
+    older = reader.options(atWriter="w", atCheckpoint="1").load().select("key", F.col("n").alias("before"))
+    names = spark.createDataFrame([(key, f"name {key}") for key in range(50, 150)], "key long, name string")
+    joined = newest.join(older, "key").join(names, "key").join(newest.withColumnRenamed("n", "again"), "key")
+    found = {row.key: (row.n, row.before, row.name, row.again) for row in joined.collect()}
+    now = {key: -key if key < 100 else key for key in range(500)}
+    _expect(found, {key: (now[key], key, f"name {key}", now[key]) for key in range(50, 150)})
+
+
+def stream_exactly_once(spark: SparkSession, place: Place) -> None:
+    """A streaming sink, restarted after a batch that Spark forgot, and with more input: each batch is one commit."""
+    log, source, checkpoint = place.make_log("stream"), place.path("input"), place.path("checkpoint")
+    batches: list[list[Row]] = [[(key, key + 10 * batch) for key in range(batch * 50, 300)] for batch in range(4)]
+    batches[3] += [(key, None) for key in range(20)]
+    write_batches(source, batches[:3])
+    rows = scattered(read_stream(spark, source), 3)
+    options = {**log.options, "writerId": "stream", "uniqueKeys": "true"}
+
+    def run() -> int:
+        run_stream(rows, "statelog", options, checkpoint, timeout_s=_QUERY_TIMEOUT_S)
+        last = log.last_commit("stream")
+        return last.checkpoint.id if last else 0
+
+    _expect(run(), 3)
+    _expect(forget_last_commit(checkpoint), 2)
+    write_batches(source, batches[3:], first=3)
+    _expect(run(), 4)
+    _expect(log.commits(), 4)
+    _expect(log.numbers(), fold_rows(batches))
+
+
+def upsert_counts(spark: SparkSession, place: Place) -> None:
+    """A running count in update mode through `upsert`, which Spark Connect has to be told the query of."""
+    log, source, checkpoint = place.make_log("upsert"), place.path("input"), place.path("checkpoint")
+    batches: list[list[Row]] = [[(key % 7, 0) for key in range(60)], [(key % 11, 0) for key in range(40)]]
+    write_batches(source, batches)
+    write = upsert(
+        log.log.name,
+        kafka={"bootstrap.servers": log.bootstrap},
+        root=str(log.root),
+        writer="counts",
+        unique_keys=True,
+        allow_unsafe=UNSAFE,
+        query_id="counts-of-keys" if is_remote() else None,
+    )
+    counts = read_stream(spark, source).groupBy("key").agg(F.count("*").alias("n"))
+    for _ in range(2):  # The second run replays the batch that Spark forgot.
+        start = counts.writeStream.outputMode("update").foreachBatch(write).trigger(availableNow=True)
+        query = start.option("checkpointLocation", str(checkpoint)).start()
+        try:
+            _expect(query.awaitTermination(_QUERY_TIMEOUT_S), True)
+        finally:
+            query.stop()
+        _expect(log.numbers(), dict(Counter(key for batch in batches for key, _ in batch)))
+        last = log.last_commit("counts")
+        _expect(last and last.checkpoint.id, 2)
+        forget_last_commit(checkpoint)
+
+
+def read_changes(spark: SparkSession, place: Place) -> None:
+    """Committed changes as a batch: all of them, and those behind a position that an earlier read ended at."""
+    log = place.make_log("changes")
+    _fill(log, {key: key for key in range(200)}, checkpoint_id=1)
+    _write_batch(spark.range(40).selectExpr("id AS key", "'delete' AS op", "id AS n"), log, checkpoint_id=7)
+    reader = spark.read.format("statelog").options(**log.options, read="changes")
+    changes = reader.load().selectExpr("key", "op", "value.n AS n", "writer", "checkpoint", "position")
+    found = {tuple(row)[:5] for row in changes.collect()}
+    first = {(key, "put", key, "w", 1) for key in range(200)}
+    _expect(found, first | {(key, "delete", None, "batch", 7) for key in range(40)})
+    read_to = changes.agg(F.max("position")).collect()[0][0]
+    _fill(log, {key: -key for key in range(100, 110)}, checkpoint_id=2)
+    later = reader.option("startingPosition", str(read_to)).load().select("key", "value.n")
+    _expect({row.key: row.n for row in later.collect()}, {key: -key for key in range(100, 110)})
+
+
+def export_a_written_table(spark: SparkSession, place: Place) -> None:
+    """What Spark writes arrives in a Delta table, first as a state, then as changes."""
+    log, table = place.make_log("lake"), str(place.path("table"))
+    rows = spark.range(0, 300, 1, 2).selectExpr("id AS key", "id AS n")
+    _write_batch(rows, log, checkpoint_id=1)
+    _expect(export(log.log, table).inserted, 300)
+    _write_batch(rows.where("key < 30").withColumn("n", -F.col("key")), log, checkpoint_id=2)
+    _expect(export(log.log, table).updated, 30)
+    opened: Any = DeltaTable(table)  # The types of delta-rs know pyarrow's partly.
+    found = {row["key"]: row["n"] for row in opened.to_pyarrow_table().to_pylist()}
+    _expect(found, {key: -key if key < 30 else key for key in range(300)})
+
+
+PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType(
+    {
+        "write batches": write_batches_twice,
+        "read, joined": read_joined,
+        "stream exactly once": stream_exactly_once,
+        "upsert": upsert_counts,
+        "read changes": read_changes,
+        "lake table": export_a_written_table,
+    }
+)
+"""By what they do."""
+
+
+def _write_batch(rows: DataFrame, log: SparkLog, *, checkpoint_id: int) -> None:
+    options = {**log.options, "writerId": "batch", "uniqueKeys": "true", "checkpointId": str(checkpoint_id)}
+    rows.write.format("statelog").mode("append").options(**options).save()
+
+
+def _fill(log: SparkLog, numbers: Mapping[int, int], *, checkpoint_id: int) -> None:
+    with Writer(log.log, "w") as writer:
+        for key, n in numbers.items():
+            writer.put(key, {"n": n, "note": None})
+        writer.commit(checkpoint_id)
+
+
+def _expect(found: Any, wanted: Any) -> None:
+    """Raise AssertionError unless they are equal, with both in short."""
+    if found != wanted:
+        raise AssertionError(f"expected {_short(wanted)}, found {_short(found)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
