@@ -111,7 +111,7 @@ class DeltaExport:
 
         source, commit = _Source(rows, columns), self._commit(position)
         options = dict(self._place.storage_options) or None
-        with source.raising(self._place):
+        with source.raising(self._place, is_new=self.is_new):
             if self._table is None:
                 write_deltalake(
                     self._place.url, source.reader, mode="error", storage_options=options, commit_properties=commit
@@ -169,9 +169,12 @@ class _Source:
             self._failure = error
             raise
 
-    def raising(self, place: DeltaPlace) -> "_Raising":
-        """Around the use of the reader: raises what the batches raised, TableMoved, StoreUnavailable."""
-        return _Raising(self, place)
+    def raising(self, place: DeltaPlace, *, is_new: bool = False) -> "_Raising":
+        """Around the use of the reader: raises what the batches raised, TableMoved, StoreUnavailable.
+
+        `is_new`: the table was not there, so if it is now, somebody else made it.
+        """
+        return _Raising(self, place, is_new)
 
     @property
     def failure(self) -> BaseException | None:
@@ -183,6 +186,7 @@ class _Source:
 class _Raising:
     source: _Source
     place: DeltaPlace
+    is_new: bool
 
     def __enter__(self) -> None:
         pass
@@ -194,7 +198,7 @@ class _Raising:
             return
         if self.source.failure is not None:
             raise self.source.failure from None
-        if isinstance(error, CommitFailedError):
+        if isinstance(error, CommitFailedError) or (self.is_new and not DeltaExport(self.place).is_new):
             raise TableMoved from error
         if isinstance(error, (DeltaError, OSError)):
             raise _unavailable(self.place, "be written", error) from error

@@ -36,8 +36,17 @@ _KINDS: Mapping[str, type[OSError]] = {
     "SecurityException": PermissionError,
 }
 _STATUS_KINDS: Mapping[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
-# A name node that starts, or is not the active one, refuses for the moment, with statuses that mean something else.
-_MOMENTARY = frozenset({"RetriableException", "StandbyException", "SafeModeException", "ServerTooBusyException"})
+# A name node that starts, is not the active one, or has no data node at hand, refuses for the moment, with statuses
+# that mean something else.
+_MOMENTARY = frozenset(
+    {
+        "RetriableException",
+        "StandbyException",
+        "SafeModeException",
+        "ServerTooBusyException",
+        "Failed to find datanode",
+    }
+)
 
 
 class _Refused(OSError):
