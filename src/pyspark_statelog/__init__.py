@@ -39,8 +39,13 @@ class DefaultSource(DataSource):
     def schema(self) -> "StructType":
         """The columns of what is read. Raises ConfigError, NotFound, Unavailable."""
         _require_spark()
+        from statelog.spark.options.stream import names_stream
         from statelog.spark.source.source import load
 
+        if names_stream(self.options):
+            from statelog.spark.stream.reader import stream_columns
+
+            return stream_columns(self.options)
         columns, self._loaded = load(self.options)
         return columns
 
@@ -51,12 +56,12 @@ class DefaultSource(DataSource):
 
         return reader(self.options, schema, self._loaded)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: ARG002, N802  # Spark's
-        """A reader that says that there is no streaming read; Spark hides what is raised here."""
+    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802  # Spark's name
+        """A reader of committed changes as micro-batches; does no I/O yet."""
         _require_spark()
-        from statelog.spark.source.refused_stream import RefusedStream
+        from statelog.spark.stream.reader import StreamReader
 
-        return RefusedStream()
+        return StreamReader(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer of changes; does no I/O."""

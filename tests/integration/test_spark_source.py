@@ -118,13 +118,15 @@ def test_every_scan_of_a_dataframe_is_at_one_position(spark: SparkSession, rig: 
         assert newer > row.n
 
 
-def test_a_stream_of_a_log_is_refused_with_the_way_out(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """A streaming read ends with our words, and not with those of a Spark that hid them."""
+def test_a_stream_without_a_start_is_refused_with_the_way_out(
+    spark: SparkSession, rig: SparkLog, tmp_path: Path
+) -> None:
+    """It ends with our words, and not with those of a Spark that hid them."""
     rows = spark.readStream.format("statelog").options(**rig.options).load()
     start = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     query = start.start()
     try:
-        with pytest.raises(StreamingQueryException, match="no streaming read"):
+        with pytest.raises(StreamingQueryException, match="startingPosition is missing"):
             query.processAllAvailable()
     finally:
         query.stop()

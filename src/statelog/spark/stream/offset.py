@@ -1,0 +1,136 @@
+"""`StreamOffset`: how far a stream has read, as JSON in Spark's checkpoint: docs/format-stream-offset.md. Pure.
+
+Invariants:
+- It carries the log's identity, so the offsets of a topic that was made anew, or of another log, are refused.
+- It carries where its reading began: Spark asks for the start again if it dies in the first micro-batch, and would get
+  another one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
+from statelog.schemas.ledger.identity import LogIdentity
+
+__all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start"]
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffset:
+    """A place in the changes of a log.
+
+    `reading` is the id of the reading, made where it began. All commits below `position` were read. `awaits_state`: the
+    state at the position comes next, before any change. `is_reset`: what was read before does not count, because the
+    micro-batch that ends here begins with a reset marker and the state at `position`. `begin_position` and
+    `begin_awaits_state` are the place where the reading began.
+    """
+
+    identity: LogIdentity
+    reading: str
+    position: int
+    awaits_state: bool
+    is_reset: bool
+    begin_position: int
+    begin_awaits_state: bool
+
+    @classmethod
+    def initial(cls, identity: LogIdentity, reading: str, position: int, *, awaits_state: bool) -> "StreamOffset":
+        """The place where a reading begins."""
+        return cls(
+            identity=identity,
+            reading=reading,
+            position=position,
+            awaits_state=awaits_state,
+            is_reset=False,
+            begin_position=position,
+            begin_awaits_state=awaits_state,
+        )
+
+    @property
+    def begin(self) -> "StreamOffset":
+        """The place where the reading began."""
+        return self.initial(self.identity, self.reading, self.begin_position, awaits_state=self.begin_awaits_state)
+
+    def to_json(self) -> dict[str, object]:
+        """As Spark keeps it."""
+        return {
+            "version": FORMAT_VERSION,
+            "clusterId": self.identity.cluster_id,
+            "dataTopicId": self.identity.data_topic_id,
+            "ledgerTopicId": self.identity.ledger_topic_id,
+            "reading": self.reading,
+            "position": self.position,
+            "awaitsState": self.awaits_state,
+            "isReset": self.is_reset,
+            "beginPosition": self.begin_position,
+            "beginAwaitsState": self.begin_awaits_state,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, object], identity: LogIdentity) -> "StreamOffset":
+        """From what Spark kept, for the log with this identity. Raises UnknownFormat, Corrupt, IdentityChanged."""
+        version = found.get("version")
+        if type(version) is not int or version < 1:
+            raise Corrupt("the offset in the query's checkpoint is none of statelog's", keys=", ".join(sorted(found)))
+        if version > FORMAT_VERSION:
+            raise UnknownFormat("the query's checkpoint is of a newer statelog", found=version, known=FORMAT_VERSION)
+        offset = _checked(found)
+        if offset.identity != identity:
+            raise IdentityChanged(
+                "the query's checkpoint was made with another log, or with topics that this one had before",
+                expected=offset.identity.ledger_topic_id,
+                found=identity.ledger_topic_id,
+                hint="Check the options log, root and kafka.bootstrap.servers; for another log, use another checkpoint",
+            )
+        return offset
+
+
+_FIELDS: Mapping[str, type] = {
+    "clusterId": str,
+    "dataTopicId": str,
+    "ledgerTopicId": str,
+    "reading": str,
+    "position": int,
+    "awaitsState": bool,
+    "isReset": bool,
+    "beginPosition": int,
+    "beginAwaitsState": bool,
+}
+
+
+def _checked(found: Mapping[str, object]) -> StreamOffset:
+    wrong = [name for name, kind in _FIELDS.items() if type(found.get(name)) is not kind]
+    unknown = sorted(found.keys() - _FIELDS.keys() - {"version"})
+    negative = [name for name in ("position", "beginPosition") if not wrong and cast("int", found[name]) < 0]
+    if wrong or unknown or negative:
+        raise Corrupt(
+            "the offset in the query's checkpoint is damaged", fields=", ".join([*wrong, *unknown, *negative])
+        )
+    identity = LogIdentity(
+        cluster_id=cast("str", found["clusterId"]),
+        data_topic_id=cast("str", found["dataTopicId"]),
+        ledger_topic_id=cast("str", found["ledgerTopicId"]),
+    )
+    return StreamOffset(
+        identity=identity,
+        reading=cast("str", found["reading"]),
+        position=cast("int", found["position"]),
+        awaits_state=cast("bool", found["awaitsState"]),
+        is_reset=cast("bool", found["isReset"]),
+        begin_position=cast("int", found["beginPosition"]),
+        begin_awaits_state=cast("bool", found["beginAwaitsState"]),
+    )
+
+
+def batch_start(start: StreamOffset, end: StreamOffset) -> StreamOffset:
+    """Where the micro-batch that ends at `end` begins.
+
+    A reset begins where it ends. A start of another reading than the end's was made anew after a death in the first
+    micro-batch: that one begins where its own reading began.
+    """
+    if end.is_reset and end.reading != start.reading:
+        return end
+    return start if start.reading == end.reading else end.begin

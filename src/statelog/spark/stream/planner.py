@@ -1,0 +1,194 @@
+"""`StreamPlanner`: plans the micro-batches of one query: where each ends, and what its tasks read. No Spark in it.
+
+It lives as long as the query's process. Spark may die anywhere: whatever a planner knows follows from the offsets in
+Spark's checkpoint, the log, and the subscription.
+
+Invariants:
+- A micro-batch has the changes of whole commits, valid ones only, or the state at one position.
+- A batch that Spark has begun is planned again as it was, or is an error: it never becomes another.
+- What is gone is told, or begun anew behind a reset; never skipped.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from statelog.closing import Closing
+from statelog.errors import NotFound, OffsetGone, StatelogError, SubscriptionEnded
+from statelog.recovery.history.change_plan import ChangePlan
+from statelog.recovery.history.plan_changes import plan_changes
+from statelog.recovery.history.reach import Reach
+from statelog.recovery.planning.at import AtPosition
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.seams import REAL, Seams
+from statelog.spark.options.stream import Beginning, OnTruncation, StreamOptions
+from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
+from statelog.spark.stream.hold import StreamHold
+from statelog.spark.stream.offset import StreamOffset, batch_start
+from statelog.spark.stream.window import CommitWindow
+from statelog.storage.log.log import Log
+
+__all__ = ["BatchPlan", "StreamPlanner"]
+
+_LOG = logging.getLogger("statelog.spark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """What a micro-batch reads: changes, or the state at `position`, behind a marker if `is_reset`."""
+
+    position: int
+    is_reset: bool = False
+    state: RecoveryPlan | None = None
+    changes: ChangePlan | None = None
+
+
+class StreamPlanner(Closing):
+    """Plans for one query. Belongs to one thread."""
+
+    def __init__(self, log: Log, options: StreamOptions, *, seams: Seams = REAL) -> None:
+        self._log = log
+        self._options = options
+        self._seams = seams
+        self._groups = None if options.key_groups is None else frozenset(options.key_groups)
+        self._hold: StreamHold | None = None
+        self._window: CommitWindow | None = None
+        self._known = (0, 0)
+
+    # ---- what Spark asks, in its order
+
+    def begin(self) -> StreamOffset:
+        """Where a new reading begins. Raises NotFound if the log does not hold the place, Damaged, Unavailable."""
+        reading, identity = self._seams.new_id(), self._log.descriptor.identity
+        match self._options.start:
+            case Beginning.SNAPSHOT:
+                newest = self._log.manifests.newest()
+                position = newest.manifest.position if newest else 0
+                return StreamOffset.initial(identity, reading, position, awaits_state=newest is not None)
+            case Beginning.LATEST:
+                position = self._log.ledger.end(at_least=self._log.position)
+            case Beginning.EARLIEST:
+                position = Reach(self._log, self._groups).oldest_position
+            case bound:
+                position = Reach(self._log, self._groups).resolve(bound)
+        return StreamOffset.initial(identity, reading, position, awaits_state=False)
+
+    def end_of(self, start: StreamOffset, limit: Limit = NO_LIMIT, *, until: int | None = None) -> StreamOffset:
+        """Where the micro-batch behind `start` ends; `start` itself if there is nothing. `start` is committed: what is
+        below is not held any more. Not beyond the position `until`.
+
+        Raises NotFound, SubscriptionEnded with the way out, ReaderInUse, Damaged, Unavailable.
+        """
+        try:
+            window = self._follow(start)
+            self._held(start).move(start.position, window.rebase)
+        except (NotFound, OffsetGone, SubscriptionEnded) as error:
+            return self._begin_anew(start, error)
+        if start.awaits_state:
+            return replace(start, awaits_state=False)
+        end_position = self._log.ledger.end(at_least=start.position)
+        target = end_position if until is None else min(until, end_position)
+        window.read_ahead(
+            target, lambda: limit is not NO_LIMIT and admitted(window.commits, limit) < len(window.commits)
+        )
+        taken = admitted(window.commits, limit)
+        found = replace(start, position=window.commits[taken - 1].position, is_reset=False) if taken else start
+        self._known = (end_position, found.position)
+        return found
+
+    def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> BatchPlan:
+        """What the tasks of a micro-batch read, which is now in Spark's checkpoint.
+
+        Raises NotFound or SubscriptionEnded if it is gone by now, ReaderInUse, Damaged, Unavailable.
+        """
+        first = batch_start(start, end)
+        try:
+            window = self._follow(first)
+            self._held(first).take_up(window.rebase)
+            if first == end and end.is_reset:
+                return BatchPlan(position=end.position, is_reset=True, state=self._state(end.position, value_schema_id))
+            if first.awaits_state:
+                return BatchPlan(position=end.position, state=self._state(end.position, value_schema_id))
+            changes = plan_changes(
+                self._log,
+                AtPosition(first.position),
+                AtPosition(end.position),
+                key_groups=self._groups,
+                value_schema_id=value_schema_id,
+                base=window.base,
+                at_least=end.position,
+            )
+        except (NotFound, OffsetGone, SubscriptionEnded) as error:
+            raise _gone(f"the micro-batch up to position {end.position}, which the query has begun", error) from error
+        return BatchPlan(position=end.position, changes=changes)
+
+    def report(self) -> dict[str, int]:
+        """The ledger's end, and how many records of it lie behind the last micro-batch: those of other kinds, too."""
+        end_position, read_position = self._known
+        return {"position": end_position, "behindRecords": max(0, end_position - read_position)}
+
+    def close(self) -> None:
+        """Let a lease go and release the clients; a subscription stays. Idempotent."""
+        if self._hold is not None:
+            self._hold.release()
+        if self._window is not None:
+            self._window.close()
+        self._hold = self._window = None
+
+    # ---- a place and its hold
+
+    def _held(self, offset: StreamOffset) -> StreamHold:
+        if self._hold is None or self._hold.reading != offset.reading:
+            if self._hold is not None:
+                self._hold.release()
+            self._hold = StreamHold(self._log, self._options, offset.reading, seams=self._seams)
+        return self._hold
+
+    def _follow(self, offset: StreamOffset) -> CommitWindow:
+        """The commits from an offset on. Raises NotFound, OffsetGone if the log does not hold them."""
+        if self._window is not None and self._window.holds(offset.position):
+            self._window.move_to(offset.position)
+            return self._window
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+        reach = Reach(self._log, self._groups, self._held(offset).kept_base(), at_least=offset.position)
+        base = reach.base_for(offset.position)
+        self._window = CommitWindow(self._log, base, offset.position, self._groups)
+        return self._window
+
+    def _begin_anew(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
+        """Behind a reset, at the newest snapshot, if the query asked for that. Raises the trouble with the way out."""
+        newest = self._log.manifests.newest()
+        if self._options.on_truncation is OnTruncation.FAIL or newest is None:
+            raise _gone(f"position {start.position}, where the query goes on", error) from error
+        position = newest.manifest.position
+        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, position, error)
+        anew = StreamOffset.initial(start.identity, self._seams.new_id(), position, awaits_state=False)
+        return replace(anew, is_reset=True)
+
+    def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:
+        """The plan of a state, held by a lease while the tasks read."""
+        lease_s = max(300, self._options.lease_s)
+        settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
+        found = recover(self._log, key_groups=self._groups, at=AtPosition(position), settings=settings)
+        found.reserve()
+        return found.plan
+
+
+def _gone(what: str, error: StatelogError) -> StatelogError:
+    if isinstance(error, SubscriptionEnded):
+        return SubscriptionEnded(
+            error.message,
+            hint="Start the query with another readerId: it goes on if the log still holds its place. Else start it"
+            " with a new checkpoint and startingPosition=snapshot; onTruncation=snapshot does so by itself",
+            **error.facts,
+        )
+    return NotFound(
+        f"the log does not hold {what}: it was truncated",
+        hint="Start it with a new checkpoint and startingPosition=snapshot (onTruncation=snapshot does so by itself,"
+        " but for a micro-batch that was begun); a readerId holds the place of a query that is stopped",
+        reason=error.message,
+        **{name: fact for name, fact in error.facts.items() if name != "reason"},
+    )

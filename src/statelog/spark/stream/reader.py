@@ -1,0 +1,167 @@
+"""`spark.readStream.format("statelog")`: committed changes as micro-batches.
+
+Spark makes one of these in a process of its own for each run of a query, asks it where micro-batches end and what their
+tasks read, and copies it to the tasks. It is killed at the end, often without a call.
+
+Invariant: nothing is raised and nothing opened while it is made, because Spark would hide why.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigError
+from statelog.schemas.values.schema import ValueSchema
+from statelog.spark.clients import cached_log, open_log
+from statelog.spark.columns import change_columns, chosen, same_columns, spark_arrow_schema
+from statelog.spark.options.stream import StreamOptions, stream_options
+from statelog.spark.reported import reported
+from statelog.spark.stream.admission import NO_LIMIT, Limit
+from statelog.spark.stream.offset import FORMAT_VERSION, StreamOffset
+from statelog.spark.stream.parts import part_rows, parts_of
+from statelog.spark.stream.planner import StreamPlanner
+from statelog.storage.log.log import Log
+
+__all__ = ["StreamReader", "stream_columns"]
+
+
+def stream_columns(options: Mapping[str, str]) -> StructType:
+    """The columns of a stream: those of the batch read of changes. Raises ConfigError, NotFound, Unavailable."""
+    given = stream_options(options)
+    log = cached_log(given.where)
+    return _columns(log, given, log.value_schemas.newest())
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark's view of the stream."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(options)
+        self._columns = schema
+        self._running: _Running | None = None
+        self._until: int | None = None
+
+    # ---- in the process of the query's run
+
+    @reported()
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Where a new query begins."""
+        return self._run().planner.begin().to_json()
+
+    @reported()
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """That there is a limit, if the options have one; how it is kept is `latestOffset`'s."""
+        options = self._run().options
+        if options.max_changes is not None:
+            return ReadMaxRows(options.max_changes)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        return ReadAllAvailable()
+
+    @reported()
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Read what is committed by now, and no more."""
+        self._until = self._run().log.ledger.end()
+
+    @reported()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """Where the next micro-batch ends. Without a limit of Spark's, those of the options do not count."""
+        running = self._run()
+        offset = StreamOffset.from_json(start, running.log.descriptor.identity)
+        allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else _limit(running.options)
+        return running.planner.end_of(offset, allowed, until=self._until).to_json()
+
+    @reported()
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """For the progress report: the ledger's end, and how far the query is behind it."""
+        return {"version": FORMAT_VERSION, **self._run().planner.report()}
+
+    @reported()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The parts of a micro-batch."""
+        running = self._run()
+        identity, descriptor = running.log.descriptor.identity, running.log.descriptor
+        first, last = StreamOffset.from_json(start, identity), StreamOffset.from_json(end, identity)
+        schema_id = running.value_schema_id
+        return parts_of(
+            running.planner.plan(first, last, schema_id),
+            descriptor,
+            minimum=running.options.min_partitions,
+            key_groups=running.options.key_groups,
+            value_schema_id=schema_id,
+        )
+
+    def stop(self) -> None:
+        """Release everything. Spark seldom asks for it."""
+        if self._running is not None:
+            self._running.planner.close()
+            self._running.log.close()
+            self._running = None
+
+    # ---- on executors
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one part. Raises NotFound, Damaged, Unavailable."""
+        with reported():
+            log = cached_log(stream_options(self._given).where)
+            yield from part_rows(log, partition, spark_arrow_schema(self._columns))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what only the query's own process has."""
+        return {**self.__dict__, "_running": None}
+
+    def _run(self) -> "_Running":
+        if self._running is None:
+            self._running = _Running(stream_options(self._given), self._columns)
+        return self._running
+
+
+class _Running:
+    """What a run of a query keeps: the log, and the planner on it."""
+
+    def __init__(self, options: StreamOptions, columns: StructType) -> None:
+        self.options = options
+        self.log = open_log(options.where)
+        try:
+            self.value_schema_id = _value_schema_of(self.log, options, columns).id
+            self.planner = StreamPlanner(self.log, options)
+        except BaseException:
+            self.log.close()
+            raise
+
+
+def _limit(options: StreamOptions) -> Limit:
+    return Limit(
+        changes=math.inf if options.max_changes is None else options.max_changes,
+        size_bytes=math.inf if options.max_bytes is None else options.max_bytes,
+    )
+
+
+def _value_schema_of(log: Log, options: StreamOptions, given: StructType) -> ValueSchema:
+    """The newest value schema whose changes have these columns: a query may be older than the last evolution."""
+    for one in reversed(log.value_schemas.all()):
+        if same_columns(_columns(log, options, one), given):
+            return one
+    expected = _columns(log, options, log.value_schemas.newest())
+    raise ConfigError(
+        "the columns of the stream differ from those of the changes",
+        given=given.simpleString(),
+        expected=expected.simpleString(),
+        hint="Leave .schema() and the option read out; select, rename and cast after the read",
+    )
+
+
+def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType:
+    return chosen(from_arrow_schema(change_columns(log.descriptor, value)), options.columns)

@@ -1,0 +1,157 @@
+"""The streaming source: committed changes as micro-batches, into Spark's own sinks and into ours."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.errors import NotFound
+from statelog.materializer.round.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer.writer import Writer
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.subscription import newest_files
+from statelog.spark import error_of
+from statelog.storage.held_subscription import list_subscriptions
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import AVSC, SparkLog
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+_TIMEOUT_S = 120
+_NO_MORE: Mapping[str, str] = {}
+_READER = {"startingPosition": "earliest", "readerId": "lake"}
+_WITH_MORE = AVSC.replace('"fields": [', '"fields": [{"name": "more", "type": ["null", "string"], "default": null}, ')
+
+
+@pytest.fixture
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
+    """A small log of this test's own."""
+    return SparkLog.create(log_name, broker.bootstrap, tmp_path)
+
+
+def _stream(spark: SparkSession, rig: SparkLog, **options: str) -> DataFrame:
+    return spark.readStream.format("statelog").options(**rig.options, **options).load()
+
+
+def _to_parquet(df: DataFrame, directory: Path) -> StreamingQuery:
+    """All that is committed by now, into Spark's own file sink; the query that did it."""
+    writer = df.writeStream.format("parquet").option("checkpointLocation", str(directory / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(str(directory / "rows"))
+    assert query.awaitTermination(_TIMEOUT_S)
+    return query
+
+
+def _commit(writer: Writer, numbers: Mapping[int, int | None], more: Mapping[str, str] = _NO_MORE) -> int:
+    for key, n in numbers.items():
+        writer.delete(key) if n is None else writer.put(key, {"n": n, "note": None, **more})
+    return writer.commit().offset + 1
+
+
+def _round(rig: SparkLog, scratch: Path) -> None:
+    run_round(rig.log, MaterializerSettings(scratch=scratch, retention=RetentionPolicy(keep=2, min_age_s=0.0)))
+
+
+def _rows(spark: SparkSession, directory: Path) -> list[tuple[Any, ...]]:
+    found = spark.read.parquet(str(directory / "rows"))
+    rows = [(row.position, row.key, row.op, row.value.n if row.value else None) for row in found.collect()]
+    return sorted(rows, key=str)
+
+
+def test_a_query_reads_every_commit_once_from_run_to_run(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """AvailableNow twice over one checkpoint, in limited micro-batches, into Parquet and into a statelog sink: every
+    change once with its commit, deletes too; between the runs rounds hold the query's place, and let go behind it, and
+    the values get another field, which the second run has.
+    """
+    copy = SparkLog.create(f"{rig.log.name}-copy", rig.bootstrap, tmp_path / "copy")
+    expected: list[tuple[Any, ...]] = []
+    for life in range(2):
+        if life:
+            rig.log.evolve_value_schema(_WITH_MORE)
+        with Writer(rig.log, "w") as writer:
+            for number in range(4):
+                changes = {key: None if key == number else life * 100 + key for key in range(number, 12, 2)}
+                position = _commit(writer, changes, {"more": "new"} if life else {})
+                expected += [(position, k, "delete" if n is None else "put", n) for k, n in changes.items()]
+                if life:
+                    _round(rig, tmp_path)
+        df = _stream(spark, rig, maxChangesPerTrigger="9", **_READER)
+        assert df.columns == ["key", "op", "value", "key_group", "writer", "checkpoint", "position", "timestamp"]
+        assert ("more" in df.select("value.*").columns) is bool(life)
+        query = _to_parquet(df, tmp_path)
+        progress = [one for one in query.recentProgress if one["numInputRows"]]
+        assert len(progress) >= 2, "limits cut micro-batches"
+        assert json.loads(progress[-1]["sources"][0]["latestOffset"])["behindRecords"] == 0
+        rows = _stream(spark, rig, startingPosition="earliest", readerId="copy", maxChangesPerTrigger="1")
+        _to_log(rows.select("key", "op", "value.n", "value.note"), copy, tmp_path / "copied")
+        assert copy.numbers() == rig.numbers()
+    with Writer(rig.log, "w") as writer:
+        _commit(writer, {99: 1})
+    _round(rig, tmp_path)
+    assert _rows(spark, tmp_path) == sorted(expected, key=str)
+    held = newest_files(list_subscriptions(rig.log.store).files)["lake"].subscription
+    assert held.is_taken_up
+    assert 0 < rig.log.kafka.offsets(rig.log.ledger_topic, [0])[0].start <= held.position
+
+
+def _to_log(rows: DataFrame, target: SparkLog, checkpoint: Path) -> None:
+    sink = rows.repartition(1).writeStream.format("statelog").options(**target.options, writerId="copy")
+    sink = sink.option("uniqueKeys", "true").option("checkpointLocation", str(checkpoint))
+    assert sink.trigger(availableNow=True).start().awaitTermination(_TIMEOUT_S)
+
+
+def test_the_state_first_then_changes_while_others_write(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Started at a snapshot while a writer commits and rounds run: folded, its rows are the log's state."""
+    with Writer(rig.log, "w") as writer:
+        _commit(writer, {key: key for key in range(50)})
+        _round(rig, tmp_path)
+
+        seen: list[tuple[int, int, str, int | None]] = []
+
+        def collect(df: DataFrame, _batch: int) -> None:
+            seen.extend((row.position, row.key, row.op, row.value.n if row.value else None) for row in df.collect())
+
+        df = _stream(spark, rig, startingPosition="snapshot", readerId="live")
+        query = df.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "live")).start()
+        try:
+            for number in range(1, 40):
+                _commit(writer, {key: None if (key + number) % 5 == 0 else number for key in range(number % 7, 60, 7)})
+            _round(rig, tmp_path)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    assert len({(position, key) for position, key, _, _ in seen}) == len(seen), "nothing came twice"
+    state: dict[int, int] = {}
+    for _, key, op, n in sorted(seen, key=lambda row: row[:2]):
+        if n is None:
+            state.pop(key, None)
+        else:
+            assert op == "put"
+            state[key] = n
+    assert state == rig.numbers()
+
+
+def test_a_place_that_is_gone_is_told_or_begun_anew(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """Without a reader or a lease the stopped query's place is truncated: a typed error, and then, as it is asked for
+    with the same checkpoint, a reset marker and the state.
+    """
+    options = {"startingPosition": "earliest", "leaseSeconds": "0"}
+    with Writer(rig.log, "w") as writer:
+        _commit(writer, {1: 1, 2: 2})
+        _to_parquet(_stream(spark, rig, **options), tmp_path)
+        for number in range(4):
+            _commit(writer, {1: 10 + number, 2: None})
+            _round(rig, tmp_path)
+    with pytest.raises(StreamingQueryException) as caught:
+        _to_parquet(_stream(spark, rig, **options), tmp_path)
+    error = error_of(caught.value)
+    assert isinstance(error, NotFound)
+    assert "startingPosition=snapshot" in str(error)
+    _to_parquet(_stream(spark, rig, **options, onTruncation="snapshot"), tmp_path)
+    rows = [row[1:] for row in _rows(spark, tmp_path)]
+    assert sorted(rows, key=str) == [(1, "put", 1), (1, "put", 13), (2, "put", 2), (None, "reset", None)]

@@ -1,0 +1,221 @@
+"""Micro-batches of a stream on the twins, in Spark's order of calls and with death between any two."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import NotFound, ReaderInUse, SubscriptionEnded
+from statelog.materializer import run_round
+from statelog.schemas.snapshot.subscription import SubscriptionCap, newest_files
+from statelog.spark.stream.admission import Limit
+from statelog.storage.held_subscription import list_subscriptions
+from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.spark.stream_query import Query
+
+READER = {"readerId": "lake"}
+Changes = dict[bytes, bytes | None]
+
+
+def _expected(history: list[Changes]) -> list[tuple[Any, ...]]:
+    rows = ((key, value, number) for number, changes in enumerate(history) for key, value in changes.items())
+    return sorted((key, "delete" if value is None else "put", value, number) for key, value, number in rows)
+
+
+def _numbered(query: Query) -> list[tuple[Any, ...]]:
+    """The rows, with the number of their commit instead of its position."""
+    places = {position: i for i, position in enumerate(sorted({row["position"] for row in query.rows}))}
+    return sorted((row["key"], row["op"], row["value"], places[row["position"]]) for row in query.rows)
+
+
+def _write(twin: TwinLog, rng: random.Random, history: list[Changes]) -> None:
+    keys = [f"k{rng.randrange(9)}".encode() for _ in range(rng.randint(1, 5))]
+    changes = {key: None if rng.random() < 0.3 else str(rng.random()).encode() for key in keys}
+    twin.write(changes)
+    history.append(changes)
+
+
+def _fold(rows: list[dict[str, Any]]) -> dict[bytes, bytes]:
+    """The state that rows leave; a reset empties it."""
+    state: dict[bytes, bytes] = {}
+    for row in sorted(rows, key=lambda row: (row["position"], row["op"] != "reset")):
+        if row["op"] == "reset":
+            state.clear()
+        elif row["op"] == "delete":
+            state.pop(row["key"], None)
+        else:
+            state[row["key"]] = row["value"]
+    return state
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_change_comes_once_whatever_dies(seed: int, tmp_path: Path) -> None:
+    """Killed between any two of Spark's steps, while others write and roll up: exactly the history, by commits."""
+    rng, twin = random.Random(seed), TwinLog()
+    history: list[Changes] = []
+    for _ in range(4):
+        _write(twin, rng, history)
+    query = Query(twin.open, {"startingPosition": "earliest", **READER}, Limit(changes=6))
+
+    def dies(_point: str) -> bool:
+        twin.now_s += 40
+        if rng.random() < 0.3:
+            _write(twin, rng, history) if len(history) < 40 else None
+            run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+        return rng.random() < 0.2
+
+    died = query.lives(dies)
+    query.run()
+    assert _numbered(query) == _expected(history)
+    assert died > 0
+    assert max(len({row["position"] for row in rows}) for rows in query.sink.values()) < len(history)
+    (held,) = newest_files(list_subscriptions(twin.open().store).files).values()
+    assert held.subscription.is_taken_up
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_snapshot_start_has_the_state_and_then_every_change(seed: int, tmp_path: Path) -> None:
+    """No gap and no double: rows of the state, then of each later commit, also if the first micro-batch dies."""
+    rng, twin = random.Random(seed), TwinLog()
+    history: list[Changes] = []
+    for _ in range(3):
+        _write(twin, rng, history)
+    run_round(twin.open(), settings_for(tmp_path, keep=9), seams=twin.seams)
+    at_start = dict(twin.model)
+    query = Query(twin.open, {"startingPosition": "snapshot", **READER})
+
+    def dies(_point: str) -> bool:
+        if rng.random() < 0.4 and len(history) < 20:
+            _write(twin, rng, history)
+            run_round(twin.open(), settings_for(tmp_path, keep=9), seams=twin.seams)
+        return rng.random() < 0.3
+
+    query.lives(dies)
+    query.run()
+    first = query.sink[0]
+    begun = _fold(first)
+    assert {row["op"] for row in first} == {"put"} and all(row["writer"] is None for row in first)
+    later = [row for number in query.sink if number for row in query.sink[number]]
+    assert len({(row["position"], row["key"]) for row in later}) == len(later)
+    assert all(row["position"] > first[0]["position"] for row in later)
+    assert _fold(query.rows) == twin.model
+    assert begun == at_start or begun != {}
+
+
+def test_where_a_stream_begins(tmp_path: Path) -> None:
+    """earliest, latest, a position and a writer's checkpoint, each with exactly the commits behind it."""
+    twin = TwinLog()
+    for number in range(4):
+        twin.write({b"k": str(number).encode()})
+    log = twin.open()
+    commit = log.commits()["writer"]
+    found: dict[str, list[bytes]] = {}
+    for start in ("earliest", "latest", str(commit.offset)):
+        query = Query(twin.open, {"startingPosition": start})
+        query.run()
+        found[start] = [row["value"] for row in query.rows]
+    assert list(found.values()) == [[b"0", b"1", b"2", b"3"], [], [b"3"]]
+    query = Query(twin.open, {"startingWriter": "writer", "startingCheckpoint": "2"})
+    query.run()
+    assert [row["value"] for row in query.rows] == [b"2", b"3"]
+
+
+def test_a_stopped_query_goes_on_if_it_has_a_reader(tmp_path: Path) -> None:
+    """Days of rounds later, the subscription has held its place, and the log is let go once it has read on."""
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    query = Query(twin.open, {"startingPosition": "earliest", **READER})
+    query.run()
+    twin.now_s += 6 * 86_400
+    _roll_up(twin, tmp_path, 5)
+    query.run()
+    assert [row["value"] for row in query.rows] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    start = twin.open().kafka.offsets("log.ledger", [0])[0].start
+    query.run()
+    _roll_up(twin, tmp_path, 2)
+    assert twin.open().kafka.offsets("log.ledger", [0])[0].start > start
+
+
+def test_a_stopped_query_without_a_reader_is_told_or_begun_anew(tmp_path: Path) -> None:
+    """Its place is truncated: the way out is told; or a reset comes, once, and the state, whatever dies."""
+    twin = TwinLog()
+    twin.write({b"k": b"0", b"gone": b"0"})
+    lost = Query(twin.open, {"startingPosition": "earliest"})
+    healed = [Query(twin.open, {"startingPosition": "earliest", "onTruncation": "snapshot"}) for _ in range(5)]
+    for query in (lost, *healed):
+        query.run()
+    twin.write({b"gone": None})
+    _roll_up(twin, tmp_path, 5)
+    with pytest.raises(NotFound, match="startingPosition=snapshot"):
+        lost.run()
+    twin.write({b"after": b"y"})
+    for query, point in zip(healed, ("planned end", "offsets written", "planned batch", "sunk", ""), strict=True):
+        assert query.lives(_once(point)) == bool(point)
+        assert [row["op"] for row in query.rows].count("reset") == 1
+        assert _fold(query.rows) == twin.model
+
+
+def _roll_up(twin: TwinLog, scratch: Path, count: int) -> None:
+    for number in range(1, count + 1):
+        twin.write({b"k": str(number).encode()})
+        run_round(twin.open(), settings_for(scratch), seams=twin.seams)
+
+
+def _once(point: str) -> Any:
+    left = [point]
+
+    def dies(name: str) -> bool:
+        if left and name == left[0]:
+            left.clear()
+            return True
+        return False
+
+    return dies
+
+
+def test_an_ended_subscription_is_told_or_begun_anew(tmp_path: Path) -> None:
+    """Over the cap, the stopped query ends with the reason and the way out, or goes on behind a reset."""
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    told = Query(twin.open, {"startingPosition": "earliest", "readerId": "told"})
+    healed = Query(twin.open, {"startingPosition": "earliest", "readerId": "healed", "onTruncation": "snapshot"})
+    for query in (told, healed):
+        query.run()
+    twin.now_s += 100
+    for number in range(1, 6):
+        twin.write({b"k": str(number).encode()})
+        run_round(twin.open(), settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=50.0)), seams=twin.seams)
+    with pytest.raises(SubscriptionEnded, match="materializer allows 50 s") as error:
+        told.run()
+    assert "another readerId" in str(error.value)
+    healed.run()
+    assert (_fold(healed.rows), [row["op"] for row in healed.rows]) == ({b"k": b"5"}, ["put", "reset", "put"])
+    newest = newest_files(list_subscriptions(twin.open().store).files)
+    assert (bool(newest["told"].subscription.ended), newest["healed"].subscription.ended) == (True, "")
+
+
+def test_two_queries_do_not_share_a_reader() -> None:
+    """A second query with the same reader id is refused, and the first goes on."""
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    first = Query(twin.open, {"startingPosition": "earliest", **READER})
+    first.run()
+    twin.write({b"k": b"1"})
+    with pytest.raises(ReaderInUse, match="lake"):
+        Query(twin.open, {"startingPosition": "earliest", **READER}).run()
+    first.run()
+    assert [row["value"] for row in first.rows] == [b"0", b"1"]
+
+
+def test_a_micro_batch_ends_at_a_commit_within_its_limits() -> None:
+    """Five commits of three changes: two in a batch of seven, one at least in a batch of one, all without a limit."""
+    twin = TwinLog()
+    for number in range(5):
+        twin.write({f"{number}{i}".encode(): b"v" for i in range(3)})
+    sizes: list[list[int]] = []
+    for limit in (Limit(changes=7), Limit(changes=1), Limit(size_bytes=1), Limit()):
+        query = Query(twin.open, {"startingPosition": "earliest"}, limit)
+        query.run()
+        sizes.append([len(rows) for rows in query.sink.values()])
+    assert sizes == [[6, 6, 3], [3] * 5, [3] * 5, [15]]
