@@ -12,14 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.utils import is_remote
 
 from statelog.errors import InvalidChange
 from statelog.producer.writer import Writer
-from statelog.spark.lake.export import export
+from statelog.spark.key_groups import repartition_by_key_group
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import upsert
 from tests.support.rigs.log import UNSAFE
@@ -149,7 +148,7 @@ def read_changes(spark: SparkSession, place: Place) -> None:
     _write_batch(spark.range(40).selectExpr("id AS key", "'delete' AS op", "id AS n"), log, checkpoint_id=7)
     reader = spark.read.format("statelog").options(**log.options, read="changes")
     changes = reader.load().selectExpr("key", "op", "value.n AS n", "writer", "checkpoint", "position")
-    found = {tuple(row)[:5] for row in changes.collect()}
+    found: set[tuple[Any, ...]] = {(row.key, row.op, row.n, row.writer, row.checkpoint) for row in changes.collect()}
     first = {(key, "put", key, "w", 1) for key in range(200)}
     _expect(found, first | {(key, "delete", None, "batch", 7) for key in range(40)})
     read_to = changes.agg(F.max("position")).collect()[0][0]
@@ -158,17 +157,21 @@ def read_changes(spark: SparkSession, place: Place) -> None:
     _expect({row.key: row.n for row in later.collect()}, {key: -key for key in range(100, 110)})
 
 
-def export_a_written_table(spark: SparkSession, place: Place) -> None:
-    """What Spark writes arrives in a Delta table, first as a state, then as changes."""
-    log, table = place.make_log("lake"), str(place.path("table"))
-    rows = spark.range(0, 300, 1, 2).selectExpr("id AS key", "id AS n")
-    _write_batch(rows, log, checkpoint_id=1)
-    _expect(export(log.log, table).inserted, 300)
-    _write_batch(rows.where("key < 30").withColumn("n", -F.col("key")), log, checkpoint_id=2)
-    _expect(export(log.log, table).updated, 30)
-    opened: Any = DeltaTable(table)  # The types of delta-rs know pyarrow's partly.
-    found = {row["key"]: row["n"] for row in opened.to_pyarrow_table().to_pylist()}
-    _expect(found, {key: -key if key < 30 else key for key in range(300)})
+def copy_by_stream(spark: SparkSession, place: Place) -> None:
+    """The streaming source into the sink of another log, in two runs over one checkpoint: the copy equals the log."""
+    log, copy, checkpoint = place.make_log("origin"), place.make_log("copy"), place.path("checkpoint")
+    source = spark.readStream.format("statelog").options(**log.options, startingPosition="earliest", readerId="copy")
+    changes = source.option("maxChangesPerTrigger", "150").load()
+    rows = repartition_by_key_group(changes.select("key", "op", "value.n", "value.note", "position"), copy.log)
+    options = {**copy.options, "writerId": "copy", "sequenceBy": "position"}
+    numbers: dict[int, int] = {}
+    for life in range(2):
+        for commit in range(2):
+            changed = {key: 100 * life + key for key in range(commit * 50, 120)}
+            _fill(log, changed, checkpoint_id=2 * life + commit + 1)
+            numbers.update(changed)
+        run_stream(rows, "statelog", options, checkpoint, timeout_s=_QUERY_TIMEOUT_S)
+        _expect(copy.numbers(), numbers)
 
 
 PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType(
@@ -178,7 +181,7 @@ PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType
         "stream exactly once": stream_exactly_once,
         "upsert": upsert_counts,
         "read changes": read_changes,
-        "lake table": export_a_written_table,
+        "copy by stream": copy_by_stream,
     }
 )
 """By what they do."""
