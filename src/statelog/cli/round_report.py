@@ -37,6 +37,7 @@ _INTERVALS_BEFORE_ALARM = 6
 def materializer_settings(config: CliConfig) -> MaterializerSettings:
     """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
     given = dict(config.materializer)
+    given.pop("engine", None)  # Who works is no setting of the rounds.
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
     if "alarm_age_s" not in given and "interval_s" in given:
         usual = MaterializerSettings().alarm_age_s

@@ -3,13 +3,21 @@
 from statelog.materializer.engine.engine import EngineMaker, RoundWork
 from statelog.materializer.engine.local import LocalEngine
 
-__all__ = ["split_engine"]
+__all__ = ["SplitEngine", "split_engine"]
+
+
+class SplitEngine(LocalEngine):
+    """Cuts a fold or a merge into at most so many tasks, whatever their size."""
+
+    def __init__(self, work: RoundWork, most_tasks: int) -> None:
+        super().__init__(work)
+        self._most_tasks = most_tasks
+
+    def tasks_for(self, size_bytes: int) -> int:  # Whatever their size.
+        """So many."""
+        return self._most_tasks
 
 
 def split_engine(most_tasks: int) -> EngineMaker:
-    """Makes local engines that cut a fold or a merge into at most so many tasks."""
-
-    def make(work: RoundWork) -> LocalEngine:
-        return LocalEngine(work, most_tasks)
-
-    return make
+    """Makes such engines."""
+    return lambda work: SplitEngine(work, most_tasks)

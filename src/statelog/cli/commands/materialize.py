@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from statelog.cli.engines import engine_for
 from statelog.cli.round_report import event_fields, event_line, materializer_settings, outcome_report
 from statelog.cli.session import Session, connected
 from statelog.errors import NotFound
@@ -41,6 +42,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--stop-grace", "stop_grace_s", "TIME", "How long a round may go on after a stop. Default 1min.")
 @_setting("--keep", "keep", "N", "Manifests to keep, at least 2. Default 2.")
 @_setting("--min-age", "min_age_s", "TIME", "Keep manifests superseded more recently. Default 1h.")
+@_setting("--engine", "engine", "NAME", "Who folds and merges: local, this process, or spark. Default local.")
 @_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
 @_setting("--max-run", "max_run_bytes", "SIZE", "Cut larger runs into several files. Default 4GiB.")
 @_setting("--scratch", "scratch", "DIR", "Where runs are written first; default: the temporary directory.")
@@ -59,13 +61,16 @@ def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> N
         if wait and not _wait_for_log(session, name, control):
             return
         with session.open_log(name) as log:
+            engine = engine_for(session.config, name)
             if once:
-                outcome = Materializer(log, settings, control=control).run_once()
+                outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
                 session.output.report(outcome_report(name, outcome))
                 return
             if now:
                 control.trigger()
-            Materializer(log, settings, control=control, on_event=lambda event: _tell(session, event)).run()
+            Materializer(
+                log, settings, control=control, make_engine=engine, on_event=lambda event: _tell(session, event)
+            ).run()
     finally:
         restore()
 

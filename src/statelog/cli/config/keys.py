@@ -8,9 +8,11 @@ from typing import cast
 from statelog.cli.config.units import duration_s, size_bytes
 from statelog.errors import ConfigError
 
-__all__ = ["FREE_TABLES", "KEYS", "MATERIALIZER", "Key", "read_names", "setting_text"]
+__all__ = ["ENGINES", "FREE_TABLES", "KEYS", "MATERIALIZER", "Key", "read_names", "setting_text"]
 
 MATERIALIZER = "materializer"
+ENGINES = ("local", "spark")
+"""Who may carry out a round's work: this process, or Spark."""
 FREE_TABLES = ("kafka", "storage")
 """Tables whose keys belong to librdkafka and to fsspec."""
 
@@ -73,6 +75,12 @@ def _share(value: object) -> float:
     return number
 
 
+def _engine(value: object) -> str:
+    if value not in ENGINES:
+        raise ConfigError(f"it is not one of {', '.join(ENGINES)}")
+    return str(value)
+
+
 def _path(value: object) -> Path:
     return Path(_text(value)).expanduser()
 
@@ -91,6 +99,7 @@ _ALL = (
     Key("stop_grace_s", duration_s, MATERIALIZER),
     Key("keep", _whole, MATERIALIZER),
     Key("min_age_s", duration_s, MATERIALIZER),
+    Key("engine", _engine, MATERIALIZER),
     Key("fanout", _whole, MATERIALIZER),
     Key("max_run_bytes", size_bytes, MATERIALIZER),
     Key("scratch", _path, MATERIALIZER),

@@ -39,8 +39,9 @@ class RoundWork:
 class Engine(Protocol):
     """Writes runs in one round. Never decides what is in a manifest, and never deletes what lies in the store."""
 
-    most_tasks: int
-    """Into how many tasks a fold or a merge is cut at most."""
+    def tasks_for(self, size_bytes: int) -> int:
+        """Into how many tasks a fold or a merge of so many bytes is cut at most, one or more."""
+        ...
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks. Raises Damaged, NotFound, Unavailable, and what `go_on` raises."""

@@ -19,8 +19,7 @@ __all__ = ["LocalEngine"]
 class LocalEngine:
     """The engine of one round, on this machine."""
 
-    def __init__(self, work: RoundWork, most_tasks: int = 1) -> None:
-        self.most_tasks = most_tasks
+    def __init__(self, work: RoundWork) -> None:
         self._log = work.log
         self._go_on = work.go_on
         self._clock = work.seams.wall_clock
@@ -33,6 +32,10 @@ class LocalEngine:
             go_on=work.go_on,
             disk=work.disk,
         )
+
+    def tasks_for(self, size_bytes: int) -> int:  # noqa: ARG002  # An engine with one pair of hands.
+        """One: more would only be done one after the other."""
+        return 1
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""

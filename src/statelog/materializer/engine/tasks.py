@@ -7,6 +7,7 @@ Invariants:
 - A fold is cut between partitions that have changes, a merge between key groups: no task is without work to do.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -71,14 +72,21 @@ def fold_tasks(
     )
 
 
-def merge_tasks(merge: Merge, runs: Sequence[RunRef], output: Output, most_tasks: int) -> tuple[MergeTask, ...]:
+def merge_tasks(
+    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], output: Output, most_tasks: int
+) -> tuple[MergeTask, ...]:
     """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot.
 
-    No task gets less than the cuts of `output` think worth a file.
+    Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
+    them only if there are fewer than tasks.
     """
-    sizes = _bytes_by_key_group(merge.runs)
-    pieces = max(1, sum(sizes.values()) // output.cuts.worth_bytes)
-    firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, min(most_tasks, pieces))[1:])]
+    by_key_group = _bytes_by_key_group(merge.runs)
+    by_partition: dict[int, int] = {}
+    for key_group, size_bytes in by_key_group.items():
+        first = max(merge.first_key_group, starts[bisect_right(starts, key_group) - 1])
+        by_partition[first] = by_partition.get(first, 0) + size_bytes
+    sizes = by_partition if len(by_partition) >= most_tasks else by_key_group
+    firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
     return tuple(
         MergeTask(output=_covering(output, key_groups, runs), runs=merge.runs)
         for key_groups in _ranges(firsts, merge.end_key_group)

@@ -119,12 +119,18 @@ class RollUp:
         """Write what was committed, unless no change set was."""
         if not self._plan.listed:
             return Written(runs=(), seconds=0.0)
-        descriptor, first = self._log.descriptor, not self._runs
+        first = not self._runs
         output = self._output(0 if first else self._runs[-1].end_position, self._target.position, drop_deletes=first)
-        starts = partition_starts(descriptor.partitions, descriptor.key_groups).tolist()
-        delta = self._engine.write(fold_tasks(self._plan, starts, self._runs, output, self._engine.most_tasks))
+        starts = self._partition_starts
+        most_tasks = self._engine.tasks_for(self._plan.size_bytes)
+        delta = self._engine.write(fold_tasks(self._plan, starts, self._runs, output, most_tasks))
         self._runs = in_order((*self._runs, *delta.runs))
         return delta
+
+    @property
+    def _partition_starts(self) -> Sequence[int]:
+        descriptor = self._log.descriptor
+        return [int(first) for first in partition_starts(descriptor.partitions, descriptor.key_groups)[:-1]]
 
     def _merge(self) -> int:
         """Merge until no tier is full. Returns how many runs went into others."""
@@ -141,7 +147,8 @@ class RollUp:
 
     def _merge_tasks(self, merge: Merge) -> Sequence[MergeTask]:
         output = self._output(merge.start_position, merge.end_position, merge.level, drop_deletes=merge.drops_deletes)
-        return merge_tasks(merge, self._runs, output, self._engine.most_tasks)
+        most_tasks = self._engine.tasks_for(sum(run.size_bytes for run in merge.runs))
+        return merge_tasks(merge, self._partition_starts, self._runs, output, most_tasks)
 
     def _output(self, start_position: int, end_position: int, level: int = 0, *, drop_deletes: bool) -> Output:
         return Output(

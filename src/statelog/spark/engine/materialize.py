@@ -1,0 +1,105 @@
+"""`materialize`: one round of the materializer on a Spark session, and `spark_engine` for a daemon on one."""
+
+from collections.abc import Collection, Mapping
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
+
+from statelog.errors import ConfigError
+from statelog.materializer.engine.engine import EngineMaker
+from statelog.materializer.round.outcome import RoundOutcome
+from statelog.materializer.round.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.spark.engine.spark_engine import TASK_BYTES, SparkEngineMaker
+from statelog.spark.options.address import LogAddress, log_address, storage_text
+from statelog.spark.version import require_spark
+from statelog.storage.log.log import Log
+
+__all__ = ["materialize", "spark_engine"]
+
+
+def materialize(
+    spark: SparkSession,
+    log: str,
+    *,
+    kafka: Mapping[str, str],
+    root: str,
+    storage_options: Mapping[str, object] | None = None,
+    allow_unsafe: Collection[str] = (),
+    settings: MaterializerSettings | None = None,
+    most_tasks: int | None = None,
+    task_bytes: int = TASK_BYTES,
+) -> RoundOutcome:
+    """Roll the log up, once: the driver plans and puts the manifest, Spark tasks fold, merge and write.
+
+    `most_tasks` are the tasks that a fold or a merge is cut into at most, None for as many as the session runs at once;
+    none gets fewer bytes than `task_bytes`. Of `settings`, `scratch` is a directory of every worker.
+
+    Raises as `statelog.materializer.run_round`, ConfigError, InvalidName.
+
+        >>> kafka = {"bootstrap.servers": "127.0.0.1:9092"}
+        >>> outcome = materialize(spark, "visits", kafka=kafka, root="/tmp/statelog")  # doctest: +SKIP
+    """
+    require_spark()
+    where = _address(log, kafka, root, storage_options, allow_unsafe)
+    make_engine = _maker(spark, where, most_tasks, task_bytes)
+    opened = Log.open(
+        where.log,
+        kafka=dict(where.kafka),
+        root=where.root,
+        storage_options=where.storage_options(),
+        allow_unsafe=where.allow_unsafe,
+    )
+    with opened:
+        return run_round(opened, settings, make_engine=make_engine)
+
+
+def spark_engine(
+    spark: SparkSession,
+    log: str,
+    *,
+    kafka: Mapping[str, str],
+    root: str,
+    storage_options: Mapping[str, object] | None = None,
+    allow_unsafe: Collection[str] = (),
+    most_tasks: int | None = None,
+    task_bytes: int = TASK_BYTES,
+) -> EngineMaker:
+    """What a `Materializer` on this log takes as `make_engine`, so that its rounds run on Spark. See `materialize`.
+
+    >>> engine = spark_engine(spark, "visits", kafka=kafka, root="/tmp/statelog")  # doctest: +SKIP
+    >>> Materializer(log, make_engine=engine).run()  # doctest: +SKIP
+    """
+    require_spark()
+    return _maker(spark, _address(log, kafka, root, storage_options, allow_unsafe), most_tasks, task_bytes)
+
+
+def _maker(spark: SparkSession, where: LogAddress, most_tasks: int | None, task_bytes: int) -> SparkEngineMaker:
+    if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
+        raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
+    return SparkEngineMaker(
+        spark=spark, where=where, most_tasks=most_tasks or _parallelism(spark), task_bytes=task_bytes
+    )
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """How many tasks the session runs at once, asked in a way that Spark Connect answers, too."""
+    return spark.range(1 << 16).select(spark_partition_id()).distinct().count()
+
+
+def _address(
+    log: str,
+    kafka: Mapping[str, str],
+    root: str,
+    storage_options: Mapping[str, object] | None,
+    allow_unsafe: Collection[str],
+) -> LogAddress:
+    return log_address(
+        {
+            "log": log,
+            "root": root,
+            "allowUnsafe": ",".join(allow_unsafe),
+            **{f"kafka.{name}": value for name, value in kafka.items()},
+            **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
+        }
+    )

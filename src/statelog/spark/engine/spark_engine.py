@@ -1,0 +1,128 @@
+"""`SparkEngine`: carries out the tasks of a round as Spark tasks, with `mapInArrow` alone, so on Spark Connect too.
+
+The driver plans, checks and puts the manifest, as with any engine; only tasks read changes and runs.
+
+Invariants:
+- One Spark task does one task of the round. Its runs are in the store, read back, when it returns.
+- A typed error of a task is raised as that error; any other failure of the job is Unavailable, as nothing is lost.
+"""
+
+import pickle
+import threading
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from statelog.errors import RoundGivenUp, StatelogError, Unavailable
+from statelog.materializer.engine.engine import RoundWork, Written
+from statelog.materializer.engine.tasks import Task
+from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.spark.engine.task_work import DONE_SCHEMA, TaskDone, TaskWork
+from statelog.spark.options.address import LogAddress
+from statelog.spark.reported import error_of
+
+__all__ = ["TASK_BYTES", "SparkEngine", "SparkEngineMaker"]
+
+_LOOK_S = 0.5
+TASK_BYTES = 16 << 20
+"""What a task is worth, by default: a run of its own, and the tenth of a second that Spark takes to start it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkEngineMaker:
+    """Makes the engine of each round: see `spark_engine`."""
+
+    spark: SparkSession
+    where: LogAddress
+    most_tasks: int
+    task_bytes: int = TASK_BYTES
+
+    def __call__(self, work: RoundWork) -> "SparkEngine":
+        """The engine of one round."""
+        return SparkEngine(self, work)
+
+
+class SparkEngine:
+    """The engine of one round, on a Spark session."""
+
+    def __init__(self, made_by: SparkEngineMaker, work: RoundWork) -> None:
+        self._made_by = made_by
+        self._work = work
+        self._done: dict[str, TaskDone] = {}
+
+    def tasks_for(self, size_bytes: int) -> int:
+        """As many as Spark can run at once, but none with less to do than a task is worth."""
+        return max(1, min(self._made_by.most_tasks, size_bytes // self._made_by.task_bytes))
+
+    def write(self, tasks: Sequence[Task]) -> Written:
+        """Do the tasks; their runs are in the store."""
+        self._work.go_on()
+        work = TaskWork(
+            where=self._made_by.where,
+            scratch=self._work.scratch.parent,
+            tasks=tuple(pickle.dumps(task) for task in tasks),
+        )
+        found = self.do(work)
+        done = [found[number] for number in range(len(tasks))]
+        self._done.update({run.path: one for one in done for run in one.runs})
+        return Written(runs=tuple(run for one in done for run in one.runs), seconds=sum(one.written_s for one in done))
+
+    def do(self, work: TaskWork) -> dict[int, TaskDone]:
+        """What the tasks of a stage give, by number."""
+        spark, count = self._made_by.spark, len(work.tasks)
+        done = spark.range(0, count, 1, count).mapInArrow(work.rows, DONE_SCHEMA)
+        try:
+            with _interruptible(spark, self._work.go_on):
+                rows = done.collect()
+        except Exception as error:
+            self._work.go_on()  # Whatever Spark says of a job that was interrupted.
+            raise _typed(error) from error
+        return {row.task: pickle.loads(row.done) for row in rows}  # noqa: S301  # From our own task.
+
+    def forget(self, runs: Sequence[RunRef]) -> None:
+        """Nothing to do: what lies in the store and is not named goes when this round, or a later one, has won."""
+
+    def publish(self, runs: Sequence[RunRef]) -> Written:
+        """Those that this engine wrote: the tasks have uploaded them and read them back."""
+        mine = tuple(run for run in runs if run.path in self._done)
+        seconds = sum({id(self._done[run.path]): self._done[run.path].read_back_s for run in mine}.values())
+        return Written(runs=mine, seconds=seconds)
+
+
+@contextmanager
+def _interruptible(spark: SparkSession, go_on: Callable[[], None]) -> Generator[None]:
+    """Around a job of this thread: it is interrupted once the round is given up."""
+    tag, over = f"statelog-{uuid.uuid4().hex}", threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK_S):
+            try:
+                go_on()
+            except RoundGivenUp:
+                spark.interruptTag(tag)
+                return
+
+    looker = threading.Thread(target=look, name="statelog-spark-engine", daemon=True)
+    spark.addTag(tag)
+    looker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looker.join()
+        spark.removeTag(tag)
+
+
+def _typed(error: Exception) -> StatelogError:
+    """The error of a task, or what Spark says of its own."""
+    found = error_of(error)
+    if found is not None:
+        return found
+    lines = str(error).strip().splitlines()
+    return Unavailable(
+        f"the Spark job of a round failed: {type(error).__name__}: {lines[0] if lines else ''}",
+        hint="Nothing is lost, and the next round starts over. The job's own log says more",
+    )

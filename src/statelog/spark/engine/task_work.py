@@ -1,0 +1,92 @@
+"""A Spark task of a round: does one task of the materializer, uploads its runs and reads them back. Runs on executors.
+
+Invariants:
+- Runs have names that nobody used before. So a task that Spark repeats, or runs twice at once, leaves files that no
+  manifest names, and the winner of a later round deletes them.
+- What is returned was uploaded, and read back whole.
+- Memory is that of a task of the local engine, whatever the size of state and commits.
+"""
+
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+
+from statelog.errors import CorruptRun, NotFound
+from statelog.materializer.engine.tasks import Task
+from statelog.materializer.engine.work import Workplace, not_whole, run_id, write_runs
+from statelog.materializer.round.scratch import scratch_directory
+from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.seams import REAL
+from statelog.spark.clients import cached_log
+from statelog.spark.options.address import LogAddress
+from statelog.spark.reported import reported
+from statelog.storage.runs.read import RunReader, read_back
+from statelog.storage.runs.write import upload_run
+
+__all__ = ["DONE_SCHEMA", "TaskDone", "TaskWork"]
+
+DONE_SCHEMA = "task long, done binary"
+"""What `TaskWork` gives: the number of a task, and its `TaskDone`, pickled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDone:
+    """The runs of a task, and how long writing them and reading them back took."""
+
+    runs: tuple[RunRef, ...]
+    written_s: float
+    read_back_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWork:
+    """The tasks of a stage, pickled, by number. `scratch` is a directory of every worker."""
+
+    where: LogAddress
+    scratch: Path
+    tasks: tuple[bytes, ...]
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For `mapInArrow`: numbers of tasks in, what was done out. Raises what the work raises, for the driver."""
+        for batch in batches:
+            for number in cast("list[int]", batch.column(0).to_pylist()):
+                with reported():
+                    done = self._do(cast("Task", pickle.loads(self.tasks[number])))  # noqa: S301  # Our driver's own.
+                columns = [pa.array([number], pa.int64()), pa.array([pickle.dumps(done)], pa.binary())]
+                yield pa.RecordBatch.from_arrays(columns, names=["task", "done"])
+
+    def _do(self, task: Task) -> TaskDone:
+        log = cached_log(self.where)
+        with scratch_directory(self.scratch) as scratch:
+            place = Workplace(
+                log=log,
+                scratch=scratch,
+                open_run=lambda run: RunReader(log.store, run.file),
+                new_id=REAL.new_id,
+                go_on=_go_on,
+            )
+            started_s = time.monotonic()
+            found = write_runs(task, place)
+            written_s = time.monotonic()
+            for one in found:
+                upload_run(log.store, one.written, run_id(one.run.path))
+        uploaded_s = time.monotonic()
+        for one in found:
+            try:
+                read_back(log.store, one.run.file)
+            except (CorruptRun, NotFound) as error:
+                raise not_whole(error) from error
+        return TaskDone(
+            runs=tuple(one.run for one in found),
+            written_s=written_s - started_s,
+            read_back_s=time.monotonic() - uploaded_s,
+        )
+
+
+def _go_on() -> None:
+    """Spark ends a task that is not wanted any more by ending its process."""
