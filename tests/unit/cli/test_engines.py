@@ -1,0 +1,20 @@
+"""The engine that the configuration names."""
+
+import pytest
+
+from statelog.cli.config.merge import CliConfig, environment_layer, merge
+from statelog.cli.engines import engine_for
+from statelog.errors import ConfigError
+from statelog.materializer import LocalEngine
+
+
+def test_this_process_works_unless_another_engine_is_named() -> None:
+    """Without the key nothing of Spark's is loaded."""
+    assert engine_for(CliConfig(), "log") is LocalEngine
+    assert engine_for(merge([environment_layer({"STATELOG_ENGINE": "local"})]), "log") is LocalEngine
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    """By name, with the known ones."""
+    with pytest.raises(ConfigError, match="local, spark"):
+        environment_layer({"STATELOG_ENGINE": "flink"})
