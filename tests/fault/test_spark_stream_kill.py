@@ -89,8 +89,8 @@ def _storm(rig: SparkLog, directory: Path, kills: int, seed: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("killed stream")
 def test_a_killed_query_reads_every_change_once(broker: Broker, log_name: str, tmp_path: Path) -> None:
-    """Two deaths among commits and rounds, and then a life to the end: the sink has the history, change by change."""
-    _storm(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path, kills=2, seed=1)
+    """A death among commits and rounds, and then a life to the end: the sink has the history, change by change."""
+    _storm(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path, kills=1, seed=1)
 
 
 @pytest.mark.soak

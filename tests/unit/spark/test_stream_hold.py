@@ -1,0 +1,73 @@
+"""What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
+
+from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
+from statelog.seams import Seams
+from statelog.spark.options.stream import stream_options
+from statelog.spark.stream.hold import StreamHold
+from statelog.storage.held_lease import list_leases
+from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import TwinLog
+
+_OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPosition": "latest"}
+
+
+def _base(log: Log, position: int) -> LedgerBase:
+    with CommitLedger(log, None, position) as ledger:
+        return ledger.base
+
+
+def _scene(**options: str) -> tuple[TwinLog, Log, StreamHold]:
+    twin = TwinLog()
+    for number in range(3):
+        twin.write({b"k": str(number).encode()})
+    log = twin.open()
+    return twin, log, StreamHold(log, stream_options({**_OPTIONS, **options}), "one", seams=Seams(clock=twin.clock))
+
+
+def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
+    """One lease at a time: moved at most twice a minute, made anew every hour, gone at the end."""
+    twin, log, hold = _scene()
+    first, later = log.ledger.end() - 2, log.ledger.end()
+    hold.move(first, lambda: _base(log, first))
+    hold.move(later, lambda: _base(log, later))
+    (held,) = list_leases(log.store)
+    assert held.lease.position == first, "too early to move"
+    twin.now_s += 30
+    hold.move(later, lambda: _base(log, later))
+    (held,) = list_leases(log.store)
+    assert (held.lease.position, held.lease.manifest_number) == (later, 0)
+    assert set(held.lease.next_offsets) == {0, 1, 2}
+    twin.now_s += 3600
+    hold.move(later, lambda: _base(log, later))
+    (again,) = list_leases(log.store)
+    assert again.lease.created_s == held.lease.created_s + 3600
+    hold.release()
+    assert list_leases(log.store) == []
+
+
+def test_no_lease_is_none() -> None:
+    """With leaseSeconds 0 nothing lies on the store."""
+    _, log, hold = _scene(leaseSeconds="0")
+    hold.move(0, LedgerBase.first)
+    assert list_leases(log.store) == []
+
+
+def test_a_subscription_is_written_when_it_has_to_be() -> None:
+    """At once when the reading begins and when Spark has it, then at most twice a minute, and hourly while it rests."""
+    twin, log, hold = _scene(readerId="lake")
+    end = log.ledger.end()
+    numbers: list[int] = []
+    for wait_s, position in ((0, 0), (0, 0), (29, end), (1, end), (1800, end), (1800, end)):
+        twin.now_s += wait_s
+        hold.move(position, lambda at=position: _base(log, at))  # type: ignore[misc]  # a default binds the loop's value
+        if not numbers:
+            hold.take_up(lambda: _base(log, 0))
+            hold.take_up(lambda: _base(log, 0))
+        (stored,) = list_subscriptions(log.store).files
+        numbers.append(stored.subscription.number)
+    assert numbers == [2, 2, 2, 3, 3, 4]
+    assert (stored.subscription.position, stored.subscription.is_taken_up) == (end, True)
+    assert hold.kept_base() == _base(log, end)
+    hold.release()
+    assert len(list_subscriptions(log.store).files) == 1, "a subscription stays"
