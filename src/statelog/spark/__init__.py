@@ -1,11 +1,18 @@
-"""Spark: `format("statelog")`, `upsert` for `foreachBatch`, frames by key group, rounds, errors. Needs pyspark."""
+"""Spark: `format("statelog")`, `upsert` for `foreachBatch`, frames by key group, rounds, errors. Needs pyspark.
 
-from statelog.spark.engine.materialize import materialize, spark_engine
-from statelog.spark.key_groups import key_group_column, repartition_by_key_group
-from statelog.spark.lake.export import Exported, export
-from statelog.spark.reported import error_of
-from statelog.spark.sink.upsert import Upsert, upsert
-from statelog.spark.source.held_state import state
+Each name is loaded when it is first used: every worker of a session imports this package, and most need little of it.
+"""
+
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from statelog.spark.engine.materialize import materialize, spark_engine
+    from statelog.spark.key_groups import key_group_column, repartition_by_key_group
+    from statelog.spark.lake.export import Exported, export
+    from statelog.spark.reported import error_of
+    from statelog.spark.sink.upsert import Upsert, upsert
+    from statelog.spark.source.held_state import state
 
 __all__ = [
     "Exported",
@@ -19,3 +26,24 @@ __all__ = [
     "state",
     "upsert",
 ]
+
+_HOMES = {
+    "statelog.spark.engine.materialize": ("materialize", "spark_engine"),
+    "statelog.spark.key_groups": ("key_group_column", "repartition_by_key_group"),
+    "statelog.spark.lake.export": ("Exported", "export"),
+    "statelog.spark.reported": ("error_of",),
+    "statelog.spark.sink.upsert": ("Upsert", "upsert"),
+    "statelog.spark.source.held_state": ("state",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'statelog.spark' has no attribute {name!r}")
+    found = globals()[name] = getattr(_importlib.import_module(_HOME_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -179,6 +179,16 @@ def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
     assert {line.partition(". ")[0] for line in told} == {"ConfigError statelog needs pyspark 4.2 or newer, not 4.0.1"}
 
 
+def test_a_worker_that_writes_imports_no_other_room() -> None:
+    """Every worker pays for what a task imports, so one that writes leaves recoveries and rounds out."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink.sink, statelog.spark.sink.batch_sink;"
+        "print([name for name in sys.modules if name.startswith(('statelog.recovery', 'statelog.materializer'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_spark_finds_nothing_to_break(tmp_path: Path) -> None:
     """Importing what Spark looks up imports nothing of statelog, so no fault of ours breaks other data sources."""
     code = (

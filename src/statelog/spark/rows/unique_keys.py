@@ -11,6 +11,7 @@ Invariants:
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 
 from statelog.closing import Closing
 from statelog.errors import InvalidChange
-from statelog.recovery.spill.file import OpenSpillFile, SpillFile, open_spill_file
 from statelog.schemas.keys.fingerprints import Fingerprints, fingerprints
+
+if TYPE_CHECKING:
+    from statelog.recovery.spill.file import SpillFile
 
 __all__ = ["UniqueKeys"]
 
@@ -34,9 +37,8 @@ Half = NDArray[np.uint64]
 class UniqueKeys(Closing):
     """Remembers the keys of a task, and finds one that comes twice: at the end, or earlier."""
 
-    def __init__(self, memory_rows: int = _MEMORY_ROWS, open_file: OpenSpillFile = open_spill_file) -> None:
+    def __init__(self, memory_rows: int = _MEMORY_ROWS) -> None:
         self._memory_rows = memory_rows
-        self._open_file = open_file
         self._held: list[Fingerprints] = []
         self._held_rows = 0
         self._spilled: list[int] = []
@@ -80,7 +82,10 @@ class UniqueKeys(Closing):
         self._held, self._held_rows = [], 0
         _refuse_repeats(one, two)
         if self._file is None:
-            self._file = self._open_file(Path(tempfile.gettempdir()))
+            # Here, because importing the room of recoveries takes a worker longer than most tasks have rows for.
+            from statelog.recovery.spill.file import open_spill_file
+
+            self._file = open_spill_file(Path(tempfile.gettempdir()))
         offset = 16 * sum(self._spilled)
         data = memoryview(one.tobytes() + two.tobytes())
         while data:
@@ -88,7 +93,7 @@ class UniqueKeys(Closing):
             data, offset = data[written:], offset + written
         self._spilled.append(len(one))
 
-    def _blocks(self, file: SpillFile) -> Iterator[Fingerprints]:
+    def _blocks(self, file: "SpillFile") -> Iterator[Fingerprints]:
         """What was spilled, one block after another."""
         offset = 0
         for rows in self._spilled:
