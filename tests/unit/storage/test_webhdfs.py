@@ -32,7 +32,7 @@ def test_a_name_node_without_data_nodes_refuses_for_the_moment(
             self.end_headers()
             self.wfile.write(told)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the library's
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Refusing) as server:
