@@ -1,25 +1,40 @@
 """The examples in docstrings of the Spark room run in a Spark session, and its names have one."""
 
 import doctest
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 import statelog.spark
+from statelog.producer.writer import Writer
 from tests.support.docstring_examples import examples, run_example
-from tests.support.rigs.log import twin_rig
+from tests.support.rigs.log import UNSAFE
+from tests.support.services.broker import Broker
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 @pytest.mark.parametrize("example", examples(spark=True), ids=lambda test: str(test.name))
-def test_an_example_does_what_it_says(spark: SparkSession, example: doctest.DocTest) -> None:
-    """With a session, a log of four partitions and streaming counts at hand."""
+def test_an_example_does_what_it_says(
+    spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path, example: doctest.DocTest
+) -> None:
+    """With a session, a log of four partitions and two keys, where it is, and streaming counts at hand."""
     events = spark.readStream.format("rate").load()
     counts = events.selectExpr("CAST(CAST(value AS STRING) AS BINARY) AS key", "X'31' AS value")
-    with twin_rig("log").create(partitions=4) as log:
+    where: dict[str, Any] = {
+        "kafka": {"bootstrap.servers": broker.bootstrap},
+        "root": str(tmp_path),
+        "allow_unsafe": UNSAFE,
+    }
+    with statelog.open(log_name, create=True, partitions=4, replication_factor=1, **where) as log:
+        with Writer(log, "w") as writer:
+            writer.put(b"alice", b"1")
+            writer.put(b"bob", b"2")
+            writer.commit()
         room = {name: getattr(statelog.spark, name) for name in statelog.spark.__all__}
-        run_example(example, {**room, "spark": spark, "log": log, "counts": counts})
+        run_example(example, {**room, "spark": spark, "log": log, "where": where, "counts": counts})
 
 
 def test_every_function_has_an_example() -> None:

@@ -12,7 +12,7 @@ from tests.support.file_map import ROOMS
 
 
 def _settings() -> list[type[Any]]:
-    exported = (vars(import_module(f"statelog.{room}"))[name] for room in ROOMS for name in _names(room))
+    exported = (getattr(import_module(f"statelog.{room}"), name) for room in ROOMS for name in _names(room))
     found = [kind for kind in exported if re.search("(Settings|Policy)$", getattr(kind, "__name__", ""))]
     return [DevSettings, *(kind for kind in found if "__dataclass_fields__" in vars(kind))]
 

@@ -37,8 +37,8 @@ def materialize(
 
     Raises as `statelog.materializer.run_round`, ConfigError, InvalidName.
 
-        >>> kafka = {"bootstrap.servers": "127.0.0.1:9092"}
-        >>> outcome = materialize(spark, "visits", kafka=kafka, root="/tmp/statelog")  # doctest: +SKIP
+        >>> materialize(spark, log.name, **where).number  # where: kafka and root, as for statelog.open
+        1
     """
     require_spark()
     where = _address(log, kafka, root, storage_options, allow_unsafe)
@@ -67,8 +67,9 @@ def spark_engine(
 ) -> EngineMaker:
     """What a `Materializer` on this log takes as `make_engine`, so that its rounds run on Spark. See `materialize`.
 
-    >>> engine = spark_engine(spark, "visits", kafka=kafka, root="/tmp/statelog")  # doctest: +SKIP
-    >>> Materializer(log, make_engine=engine).run()  # doctest: +SKIP
+    >>> from statelog.materializer import run_round
+    >>> run_round(log, make_engine=spark_engine(spark, log.name, **where)).number
+    1
     """
     require_spark()
     return _maker(spark, _address(log, kafka, root, storage_options, allow_unsafe), most_tasks, task_bytes)

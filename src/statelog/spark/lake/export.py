@@ -67,8 +67,8 @@ def export(
 ) -> Exported:
     """Bring the Delta Lake table at the URL or path `table` to the newest state of the log. Needs `statelog[delta]`.
 
-        with statelog.open("visits", **where) as log:
-            print(export(log, "/tmp/lake/visits").position)
+        >>> export(log, "/tmp/statelog/lake/example", replace=True).inserted
+        2
 
     The columns are those of `spark.read.format("statelog")`. `storage_options` are delta-rs's, for object stores.
     `replace` writes the table anew, whatever it holds. Memory is bounded as in `Recovery.to_parquet`, on our side;

@@ -44,9 +44,9 @@ def state(
 ) -> Generator[DataFrame]:
     """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
 
-        >>> where = {"kafka": {"bootstrap.servers": "127.0.0.1:9092"}, "root": "/tmp/statelog"}
-        >>> with state(spark, "planes", **where, options={"atPosition": "7"}) as df:
+        >>> with state(spark, log.name, **where) as df:  # where: kafka and root, as for statelog.open
         ...     df.count()
+        2
 
     `options` are more options of a read, such as `atPosition`, `keyGroups` or `columns`. The lease is renewed every
     third of `lease_s` and removed at the end; if this process dies it runs out by itself, and it never outlives the cap
