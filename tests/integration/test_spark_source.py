@@ -21,9 +21,12 @@ from statelog.errors import ConfigError, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of, state
+from statelog.spark.source.views import VIEWS
 from statelog.storage.held_lease import list_leases
+from statelog.storage.held_subscription import HeldSubscription
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
@@ -268,7 +271,7 @@ def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
 
 
 def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """Snapshots, commits, writers and lag as DataFrames say what the log's own description says."""
+    """Snapshots, commits, writers, subscriptions and lag as DataFrames say what the log's own description says."""
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
     with Writer(rig.log, "w") as writer:
         for number in range(1, 4):
@@ -277,9 +280,15 @@ def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> N
             if number == 2:
                 run_round(rig.log, policy)
     read = spark.read.format("statelog").options(**rig.options)
-    views = {name: read.option("read", name).load().collect() for name in ("snapshots", "commits", "writers", "lag")}
-    (snapshot,), (only,), (lag,) = views["snapshots"], views["writers"], views["lag"]
     state = rig.log.describe().state
+    HeldSubscription(rig.log, "lake", holder_id="one", holder="a query").hold(state, None)
+    rig.log.store.put(subscription_path("torn", 1), b"not a subscription")
+    views = {name: read.option("read", name).load().collect() for name in VIEWS}
+    (snapshot,), (only,), (lag,) = views["snapshots"], views["writers"], views["lag"]
+    (held, torn) = views["subscriptions"]
+    assert (held.reader, held.position, held.holder, held.taken_up) == ("lake", state.position, "a query", False)
+    assert (held.ended, held.problem, held.created) == (None, None, held.moved)
+    assert (torn.reader, torn.position, "torn" in torn.problem) == ("torn", None, True)
     assert (snapshot.number, snapshot.runs, snapshot.rows) == (1, 1, 2)
     assert abs(time.time() - snapshot.created.replace(tzinfo=datetime.UTC).timestamp()) < 3600
     assert [(row.writer, row.checkpoint, row.changes, row.metadata) for row in views["commits"]] == [

@@ -1,4 +1,4 @@
-"""Views of a log itself, as tables: its snapshots, commits and writers, and how far the snapshots lag behind.
+"""Views of a log itself, as tables: its snapshots, commits, writers and subscriptions, and how far the snapshots lag.
 
 One view is a schema and a function, named in `VIEWS`; the option `read` takes its name. Times are UTC, sizes bytes.
 """
@@ -14,6 +14,8 @@ from statelog.errors import NotFound
 from statelog.recovery.history.change_plan import CommitFacts, NamedCommit, commit_facts
 from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.history.reach import Reach
+from statelog.schemas.snapshot.subscription import newest_files
+from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.log.log import Log
 
 __all__ = ["VIEWS", "View"]
@@ -59,6 +61,18 @@ _WRITERS = pa.schema(
         ("epoch", pa.int64()),
         ("partitions", pa.list_(pa.int32())),
         ("metadata", pa.string()),
+    ]
+)
+_SUBSCRIPTIONS = pa.schema(
+    [
+        ("reader", pa.string()),
+        ("position", pa.int64()),
+        ("holder", pa.string()),
+        ("taken_up", pa.bool_()),
+        ("created", _TIME),
+        ("moved", _TIME),
+        ("ended", pa.string()),
+        ("problem", pa.string()),
     ]
 )
 _LAG = pa.schema(
@@ -139,6 +153,27 @@ def _writers(log: Log, position: int) -> Iterator[pa.Table]:
     yield _table(rows, _WRITERS)
 
 
+def _subscriptions(log: Log, _: int) -> Iterator[pa.Table]:
+    """How the subscription of every reader stands. `ended` says why one holds nothing any more, and `problem` why one
+    that holds everything cannot be read; then the rest is null.
+    """
+    stored = list_subscriptions(log.store)
+    rows: list[dict[str, object]] = [
+        {
+            "reader": one.reader,
+            "position": one.position,
+            "holder": one.holder,
+            "taken_up": one.is_taken_up,
+            "created": int(one.created_s * 1_000_000),
+            "moved": int(one.moved_s * 1_000_000),
+            "ended": one.ended or None,
+        }
+        for one, _ in newest_files(stored.files).values()
+    ]
+    rows += [{"reader": one.reader, "problem": one.problem} for one in stored.unreadable]
+    yield _table([{**dict.fromkeys(_SUBSCRIPTIONS.names), **row} for row in rows], _SUBSCRIPTIONS)
+
+
 def _lag(log: Log, position: int) -> Iterator[pa.Table]:
     """One row: what was committed behind the newest snapshot, and `since` when."""
     stored = log.manifests.newest()
@@ -185,6 +220,7 @@ VIEWS: Mapping[str, View] = {
     "snapshots": View(_SNAPSHOTS, _snapshots),
     "commits": View(_COMMITS, _commits),
     "writers": View(_WRITERS, _writers),
+    "subscriptions": View(_SUBSCRIPTIONS, _subscriptions),
     "lag": View(_LAG, _lag),
 }
 """The views by name."""
