@@ -16,20 +16,24 @@ from tests.support.spark.programs import PROGRAMS
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 _TIMEOUT_S = 840.0
-_EVERY_RUN = "connect"
-"""The kind of the ordinary run; `make soak` has the others."""
+_EVERY_RUN = ("write batches", "read, joined")
+"""The programs of the ordinary run, which has Connect alone; `make soak` has all of both."""
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == _EVERY_RUN else [pytest.mark.soak]) for kind in KINDS],
+    ("kind", "programs"),
+    [
+        pytest.param("connect", _EVERY_RUN, id="connect in short"),
+        *(pytest.param(kind, tuple(PROGRAMS), marks=pytest.mark.soak, id=kind) for kind in KINDS),
+    ],
 )
 @pytest.mark.xdist_group("cluster kinds")
-def test_all_programs_are_right(kind: str, broker: Broker, tmp_path: Path) -> None:
+def test_all_programs_are_right(kind: str, programs: tuple[str, ...], broker: Broker, tmp_path: Path) -> None:
     """In one session, one after the other; each compares what it did with a plain model."""
     errors = tmp_path / "errors"
     with errors.open("wb") as output:
-        command = [sys.executable, "-m", "tests.support.spark.clusters", kind, broker.bootstrap, str(tmp_path / kind)]
+        runner = [sys.executable, "-m", "tests.support.spark.clusters"]
+        command = [*runner, kind, broker.bootstrap, str(tmp_path / kind), *programs]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, start_new_session=True)
         try:
             printed, _ = process.communicate(timeout=_TIMEOUT_S)
@@ -37,5 +41,5 @@ def test_all_programs_are_right(kind: str, broker: Broker, tmp_path: Path) -> No
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # Whatever is left of a cluster that was cut short.
     lines = [json.loads(line) for line in printed.splitlines()]
-    assert {line["program"]: line["error"] for line in lines} == dict.fromkeys(PROGRAMS, ""), errors.read_text()[-3000:]
+    assert {line["program"]: line["error"] for line in lines} == dict.fromkeys(programs, ""), errors.read_text()[-3000:]
     assert process.returncode == 0
