@@ -170,7 +170,7 @@ def _subscriptions(log: Log, _: int) -> Iterator[pa.Table]:
         }
         for one, _ in newest_files(stored.files).values()
     ]
-    rows += [{"reader": one.reader, "problem": one.problem} for one in stored.unreadable]
+    rows.extend({"reader": one.reader, "problem": one.problem} for one in stored.unreadable)
     yield _table([{**dict.fromkeys(_SUBSCRIPTIONS.names), **row} for row in rows], _SUBSCRIPTIONS)
 
 
