@@ -4,7 +4,6 @@ The changes are read whole, and verified, before the first one comes out, in bou
 as they are read, and no longer.
 """
 
-import time
 from collections.abc import Generator
 from contextlib import closing
 from itertools import count
@@ -13,8 +12,9 @@ import pyarrow as pa
 
 from statelog.recovery.history.change_plan import ChangePlan
 from statelog.recovery.history.plan_changes import hold_changes
+from statelog.recovery.history.read_changes import check_identity, planned_chunks
 from statelog.recovery.host import Host
-from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
+from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.storage.log.log import Log
@@ -38,6 +38,7 @@ def newest_changes(
     Raises OffsetGone if the log was truncated past the plan, StorageFull, and as `read_changes`.
     """
     chosen, machine = settings or RecoverySettings(), host or Host()
+    check_identity(log, plan)
     numbers = count()
     tail = SpilledTail(
         fold_bytes=chosen.fold_bytes,
@@ -53,17 +54,9 @@ def _fill(tail: SpilledTail, log: Log, plan: ChangePlan, settings: RecoverySetti
     converter = Converter(log, settings, plan.value_schema_id)
     lease = hold_changes(log, plan, holder=settings.holder, ttl_s=settings.lease_ttl_s, seams=host)
     try:
-        chunks = committed_chunks(
-            log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=host.clock
-        )
-        with closing(chunks):
+        with closing(planned_chunks(log, plan, converter, settings, host)) as chunks:
             for chunk in chunks:
                 tail.add(chunk.partition, chunk.changes)
                 lease.renew()
     finally:
         lease.release()
-
-
-def _pause(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False

@@ -17,8 +17,9 @@ from statelog.recovery.host import Host
 from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.log.log import Log
+from statelog.storage.replay import CommittedChunk
 
-__all__ = ["read_changes"]
+__all__ = ["check_identity", "planned_chunks", "read_changes"]
 
 
 def read_changes(
@@ -34,6 +35,20 @@ def read_changes(
     Raises IncompleteChangeSet and others of Damaged, OffsetGone if the log was truncated past the plan, IdentityChanged
     if it is another log's, IncompatibleSchema if the plan's value schema is older than some value, Unavailable.
     """
+    chosen = settings or RecoverySettings()
+    check_identity(log, plan)
+    if plan.is_empty:
+        return
+    converter = Converter(log, chosen, plan.value_schema_id)
+    batches = ChangeBatches(plan.commits, converter.schema)
+    with closing(planned_chunks(log, plan, converter, chosen, host or Host())) as chunks:
+        for chunk in chunks:
+            yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
+    yield from batches.finish()
+
+
+def check_identity(log: Log, plan: ChangePlan) -> None:
+    """Raise IdentityChanged if the plan is another log's."""
     if plan.identity != log.descriptor.identity:
         raise IdentityChanged(
             "the plan was made for another log, or for topics that this one had before",
@@ -42,25 +57,15 @@ def read_changes(
             found=plan.identity.ledger_topic_id,
             hint="Plan again",
         )
-    if plan.is_empty:
-        return
-    chosen = settings or RecoverySettings()
-    converter = Converter(log, chosen, plan.value_schema_id)
-    batches = ChangeBatches(plan.commits, converter.schema)
-    chunks = committed_chunks(
-        log,
-        plan.replay,
-        plan.key_groups,
-        converter,
-        ReadCount(),
-        chosen,
-        pause=_pause,
-        clock=(host or Host()).clock,
+
+
+def planned_chunks(
+    log: Log, plan: ChangePlan, converter: Converter, settings: RecoverySettings, host: Host
+) -> Generator[CommittedChunk]:
+    """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
+    return committed_chunks(
+        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=host.clock
     )
-    with closing(chunks):
-        for chunk in chunks:
-            yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
-    yield from batches.finish()
 
 
 def _pause(seconds: float) -> bool:
