@@ -11,7 +11,8 @@ Invariants:
 - A source that fails leaves the table as it was.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
@@ -111,7 +112,7 @@ class DeltaExport:
 
         source, commit = _Source(rows, columns), self._commit(position)
         options = dict(self._place.storage_options) or None
-        with source.raising(self._place, is_new=self.is_new):
+        with _raising(source, self._place, is_new=self.is_new):
             if self._table is None:
                 write_deltalake(
                     self._place.url, source.reader, mode="error", storage_options=options, commit_properties=commit
@@ -126,7 +127,7 @@ class DeltaExport:
         assert self._table is not None, "only what was exported is merged into"
         values = {name: f"s.{_quoted(name)}" for name in columns.names}
         source = _Source(rows, columns.append(pa.field(DELETED, pa.bool_())))
-        with source.raising(self._place):
+        with _raising(source, self._place, is_new=False):
             found = (
                 self._table.merge(
                     source.reader,
@@ -159,49 +160,35 @@ class _Source:
     """Batches as a reader for delta-rs, which remembers what they raised: delta-rs would hand on text."""
 
     def __init__(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema) -> None:
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self.reader = pa.RecordBatchReader.from_batches(columns, self._remembering(rows))
 
     def _remembering(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             yield from rows
         except BaseException as error:
-            self._failure = error
+            self.failure = error
             raise
 
-    def raising(self, place: DeltaPlace, *, is_new: bool = False) -> "_Raising":
-        """Around the use of the reader: raises what the batches raised, TableMoved, StoreUnavailable.
 
-        `is_new`: the table was not there, so if it is now, somebody else made it.
-        """
-        return _Raising(self, place, is_new)
+@contextmanager
+def _raising(source: _Source, place: DeltaPlace, *, is_new: bool) -> Generator[None]:
+    """Around the use of a source's reader: raises what its batches raised, TableMoved, StoreUnavailable.
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What reading the batches raised."""
-        return self._failure
+    `is_new`: the table was not there, so if it is now, somebody else made it.
+    """
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
-
-@dataclass(frozen=True, slots=True)
-class _Raising:
-    source: _Source
-    place: DeltaPlace
-    is_new: bool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from deltalake.exceptions import CommitFailedError, DeltaError
-
-        if error is None:
-            return
-        if self.source.failure is not None:
-            raise self.source.failure from None
-        if isinstance(error, CommitFailedError) or (self.is_new and not DeltaExport(self.place).is_new):
+    try:
+        yield
+    except BaseException as error:
+        if source.failure is not None:
+            raise source.failure from None
+        if isinstance(error, CommitFailedError) or (is_new and not DeltaExport(place).is_new):
             raise TableMoved from error
         if isinstance(error, (DeltaError, OSError)):
-            raise _unavailable(self.place, "be written", error) from error
+            raise _unavailable(place, "be written", error) from error
+        raise
 
 
 def _unavailable(place: DeltaPlace, what: str, error: Exception) -> StoreUnavailable:
