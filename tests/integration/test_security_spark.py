@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from statelog.recovery import recover
-from statelog.spark.options.address import storage_text
+from statelog.spark.options.address import address_options
 from statelog.storage import Log
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
@@ -79,11 +79,7 @@ def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
         kafka = broker.client(user, socket_timeout_ms=str(_PATIENCE_S * 1000), **settings)
         return {
             **({"writerId": writer, "takeOver": "true"} if writer else {}),
-            "log": _LOG,
-            "root": _ROOT,
-            "allowUnsafe": ",".join(UNSAFE),
-            **{f"kafka.{name}": value for name, value in kafka.items()},
-            **{f"storage.{name}": storage_text(value) for name, value in storage.items()},
+            **address_options(_LOG, kafka=kafka, root=_ROOT, storage_options=storage, allow_unsafe=UNSAFE),
         }
 
     wrong = {"sasl_password": f"{CANARY}wrong"}

@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
-from statelog.spark.options.address import log_address, storage_text
+from statelog.spark.options.address import address_options, log_address
 from statelog.spark.options.read import read_options
 from statelog.spark.options.write import write_options
 from statelog.spark.reported import error_of
@@ -91,8 +91,9 @@ def test_secrets_stay_out_of_sight() -> None:
 def test_storage_options_keep_their_types() -> None:
     """Mappings, lists and booleans survive as JSON; text and numbers stay text; broken JSON is refused."""
     given_options = {"endpoint_url": "http://h:1", "client_kwargs": {"a": [1]}, "anon": True, "key": "0123"}
-    texts = {f"storage.{name}": storage_text(value) for name, value in given_options.items()}
-    assert log_address({**WHERE, **texts}).storage_options() == given_options
+    kafka = {"bootstrap.servers": "127.0.0.1:9092"}
+    options = address_options("log", kafka=kafka, root="/tmp", storage_options=given_options, allow_unsafe=())
+    assert log_address(options).storage_options() == given_options
     with pytest.raises(ConfigError, match=r"storage\.client_kwargs"):
         log_address({**WHERE, "storage.client_kwargs": "{"}).storage_options()
 

@@ -10,10 +10,10 @@ from statelog.materializer.engine.engine import EngineMaker
 from statelog.materializer.round.outcome import RoundOutcome
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.spark.clients import open_log
 from statelog.spark.engine.spark_engine import TASK_BYTES, SparkEngineMaker
-from statelog.spark.options.address import LogAddress, log_address, storage_text
+from statelog.spark.options.address import LogAddress, address_options, log_address
 from statelog.spark.version import require_spark
-from statelog.storage.log.log import Log
 
 __all__ = ["materialize", "spark_engine"]
 
@@ -41,16 +41,10 @@ def materialize(
         1
     """
     require_spark()
-    where = _address(log, kafka, root, storage_options, allow_unsafe)
+    given = address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe)
+    where = log_address(given)
     make_engine = _maker(spark, where, most_tasks, task_bytes)
-    opened = Log.open(
-        where.log,
-        kafka=dict(where.kafka),
-        root=where.root,
-        storage_options=where.storage_options(),
-        allow_unsafe=where.allow_unsafe,
-    )
-    with opened:
+    with open_log(where) as opened:
         return run_round(opened, settings, make_engine=make_engine)
 
 
@@ -72,7 +66,8 @@ def spark_engine(
     1
     """
     require_spark()
-    return _maker(spark, _address(log, kafka, root, storage_options, allow_unsafe), most_tasks, task_bytes)
+    given = address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe)
+    return _maker(spark, log_address(given), most_tasks, task_bytes)
 
 
 def _maker(spark: SparkSession, where: LogAddress, most_tasks: int | None, task_bytes: int) -> SparkEngineMaker:
@@ -86,21 +81,3 @@ def _maker(spark: SparkSession, where: LogAddress, most_tasks: int | None, task_
 def _parallelism(spark: SparkSession) -> int:
     """How many tasks the session runs at once, asked in a way that Spark Connect answers, too."""
     return spark.range(1 << 16).select(spark_partition_id()).distinct().count()
-
-
-def _address(
-    log: str,
-    kafka: Mapping[str, str],
-    root: str,
-    storage_options: Mapping[str, object] | None,
-    allow_unsafe: Collection[str],
-) -> LogAddress:
-    return log_address(
-        {
-            "log": log,
-            "root": root,
-            "allowUnsafe": ",".join(allow_unsafe),
-            **{f"kafka.{name}": value for name, value in kafka.items()},
-            **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
-        }
-    )

@@ -4,7 +4,7 @@ Invariants: equal values mean equal connections, so they are the keys of client 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from statelog.errors import ConfigError
@@ -13,7 +13,7 @@ from statelog.spark.options.parsing import KAFKA, STORAGE, below, listed, lowere
 from statelog.storage.kafka.config import client_config
 from statelog.storage.store.url import mask_options, mask_url
 
-__all__ = ["LogAddress", "log_address", "storage_text"]
+__all__ = ["LogAddress", "address_options", "log_address"]
 
 _MISSING_HINT = (
     "Name the log: .option('log', 'flights'). Of a table in its catalog Spark hands over no OPTIONS: "
@@ -36,7 +36,7 @@ class LogAddress:
         return f"LogAddress({self.log!r}, root={mask_url(self.root)!r}, kafka={kafka}, storage={storage})"
 
     def storage_options(self) -> dict[str, object]:
-        """The storage options with their types: see `storage_text`."""
+        """The storage options with their types: see `address_options`."""
         return {name: _storage_value(name, text) for name, text in self.storage}
 
 
@@ -63,7 +63,25 @@ def log_address(options: Mapping[str, str]) -> LogAddress:
     )
 
 
-def storage_text(value: object) -> str:
+def address_options(
+    log: str,
+    *,
+    kafka: Mapping[str, str],
+    root: str,
+    storage_options: Mapping[str, object] | None,
+    allow_unsafe: Collection[str],
+) -> dict[str, str]:
+    """The options that say where the log is, as `log_address` reads them, out of what functions for Python take."""
+    return {
+        "log": log,
+        "root": root,
+        "allowUnsafe": ",".join(allow_unsafe),
+        **{f"{KAFKA}{name}": value for name, value in kafka.items()},
+        **{f"{STORAGE}{name}": _storage_text(value) for name, value in (storage_options or {}).items()},
+    }
+
+
+def _storage_text(value: object) -> str:
     """A storage option as the text that `storage_options` reads back: text as it is, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from statelog.errors import ConfigError
 from statelog.schemas.keys.shares import ranges_text
-from statelog.spark.options.address import storage_text
+from statelog.spark.options.address import address_options
 from statelog.spark.options.write import write_options
 from statelog.spark.sink.task import QUERY_PROPERTY
 
@@ -74,15 +74,11 @@ def upsert(
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
     """
     options = {
-        "log": log,
-        "root": root,
+        **address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe),
         "writerId": writer,
         "uniqueKeys": _flag("unique_keys", unique_keys),
         "nullDeletes": _flag("null_deletes", null_deletes),
         "takeOver": _flag("take_over", take_over),
-        "allowUnsafe": ",".join(allow_unsafe),
-        **{f"kafka.{name}": value for name, value in kafka.items()},
-        **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
     }
     if sequence_by is not None:
         options["sequenceBy"] = sequence_by

@@ -20,7 +20,7 @@ from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import open_log
-from statelog.spark.options.address import storage_text
+from statelog.spark.options.address import address_options
 from statelog.spark.options.read import LEASE_S, read_of, read_options
 
 __all__ = ["state"]
@@ -53,11 +53,7 @@ def state(
     on leases of the log's materializer. Raises as a read does.
     """
     given = {
-        "log": log,
-        "root": root,
-        "allowUnsafe": ",".join(allow_unsafe),
-        **{f"kafka.{name}": value for name, value in kafka.items()},
-        **{f"storage.{name}": storage_text(value) for name, value in (storage_options or {}).items()},
+        **address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe),
         **(options or {}),
     }
     if read_of(given) != "state":
