@@ -2,12 +2,11 @@
 
 import math
 import warnings
+from collections.abc import Callable
 
 import pytest
 
-from statelog.errors import (
-    NotFound,
-)
+from statelog.errors import NotFound
 from statelog.recovery.host import Host
 from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
@@ -26,17 +25,23 @@ def _advance(twins: SnapshotTwins) -> None:
     twins.rig.truncate(twins.rig.manifests[-1])
 
 
-def test_truncation_between_plan_and_lease_plans_again() -> None:
-    """What the materializer removes before the lease stands costs one more plan, and nothing else."""
-    twins = SnapshotTwins(truncate=True)
+def _advancing(twins: SnapshotTwins, meets: Callable[[str, str], bool]) -> list[str]:
+    """Advance once, at the first call of the store (method, path) that `meets` takes; its path will be in the list."""
     moved: list[str] = []
 
     def hook(method: str, path: str) -> None:
-        if method == "put" and path.startswith("leases/") and not moved:
+        if meets(method, path) and not moved:
             moved.append(path)
             _advance(twins)
 
     twins.hooked(hook)
+    return moved
+
+
+def test_truncation_between_plan_and_lease_plans_again() -> None:
+    """What the materializer removes before the lease stands costs one more plan, and nothing else."""
+    twins = SnapshotTwins(truncate=True)
+    moved = _advancing(twins, lambda method, path: method == "put" and path.startswith("leases/"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         recovery = recover(twins.log)
@@ -49,14 +54,7 @@ def test_truncation_between_plan_and_lease_plans_again() -> None:
 def test_cleanup_while_runs_are_read_plans_again() -> None:
     """A run that goes away together with its manifest is no damage: the snapshot that replaced it is taken."""
     twins = SnapshotTwins(truncate=True)
-    moved: list[str] = []
-
-    def hook(method: str, path: str) -> None:
-        if method == "open" and path == twins.run_of(-1) and not moved:
-            moved.append(path)
-            _advance(twins)
-
-    twins.hooked(hook)
+    moved = _advancing(twins, lambda method, path: method == "open" and path == twins.run_of(-1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         recovery = recover(twins.log)
@@ -69,14 +67,7 @@ def test_an_old_state_that_goes_away_meanwhile_is_not_found() -> None:
     """A position that truncation took before the lease stood is NotFound with what is held, never another state."""
     twins = SnapshotTwins(truncate=True)
     position = twins.rig.manifests[0].position
-    moved: list[str] = []
-
-    def hook(method: str, path: str) -> None:
-        if method == "put" and path.startswith("leases/") and not moved:
-            moved.append(path)
-            _advance(twins)
-
-    twins.hooked(hook)
+    _advancing(twins, lambda method, path: method == "put" and path.startswith("leases/"))
     with pytest.raises(NotFound) as caught:
         recover(twins.log, at=AtPosition(position)).to_dict()
     assert caught.value.facts["oldest_position"] == twins.rig.manifests[-1].position
