@@ -66,19 +66,21 @@ def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def change_columns(descriptor: Descriptor, value: ValueSchema) -> pa.Schema:
+def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
     """The columns of committed changes: the value in one, because a delete has none."""
-    return pa.schema(
-        [
-            ("key", descriptor.key_type.arrow_type),
-            ("op", pa.string()),
-            ("value", value.arrow_type),
-            ("key_group", pa.int32()),
-            ("writer", pa.string()),
-            ("checkpoint", pa.int64()),
-            ("position", pa.int64()),
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-        ]
+    return from_arrow_schema(
+        pa.schema(
+            [
+                ("key", descriptor.key_type.arrow_type),
+                ("op", pa.string()),
+                ("value", value.arrow_type),
+                ("key_group", pa.int32()),
+                ("writer", pa.string()),
+                ("checkpoint", pa.int64()),
+                ("position", pa.int64()),
+                ("timestamp", pa.timestamp("us", tz="UTC")),
+            ]
+        )
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from statelog.spark.columns import change_columns, spark_arrow_schema
 from statelog.spark.options.stream import stream_options
@@ -95,7 +94,7 @@ class Query:
         return [row for number in sorted(self.sink) for row in self.sink[number]]
 
     def _rows(self, log: Log, batch: Any, schema_id: int) -> Rows:
-        columns = from_arrow_schema(change_columns(log.descriptor, log.value_schemas.get(schema_id)))
+        columns = change_columns(log.descriptor, log.value_schemas.get(schema_id))
         wanted = spark_arrow_schema(columns)
         parts = parts_of(batch, log.descriptor, minimum=None, key_groups=None, value_schema_id=schema_id)
         tables = [pa.Table.from_batches(list(part_rows(log, part, wanted)), wanted) for part in parts]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
@@ -23,7 +22,7 @@ from statelog.spark.options.read import ChangeOptions, change_options
 from statelog.spark.reported import reported
 from statelog.spark.source.read_plan import HOLDER, Planned, reading
 
-__all__ = ["ChangeReadPlan", "ChangeReader", "ChangeSlice", "plan_change_read"]
+__all__ = ["ChangeReadPlan", "ChangeReader", "ChangeSlice", "change_slices", "plan_change_read"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +83,8 @@ class ChangeReader(DataSourceReader):
         """The parts of the plan, which is held again. Raises NotFound if the log was truncated past it."""
         assert self._plan is not None, "partitions are made where the plan is"
         _hold(self._options, self._plan)
-        count = cached_log(self._options.where).descriptor.partitions
-        wanted = self._options.min_partitions or count
-        least_bytes = LEAST_BYTES if self._options.min_partitions is None else 1
-        parts = split_changes(self._plan.changes, wanted, least_bytes=least_bytes, whole_key_groups=wanted <= count)
-        return [ChangeSlice(part) for part in parts]
+        partitions = cached_log(self._options.where).descriptor.partitions
+        return change_slices(self._plan.changes, partitions, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
@@ -101,6 +97,16 @@ class ChangeReader(DataSourceReader):
     def __getstate__(self) -> dict[str, object]:
         """Without the plan: tasks have their parts."""
         return {**self.__dict__, "_plan": None}
+
+
+def change_slices(plan: ChangePlan, partitions: int, minimum: int | None) -> list[ChangeSlice]:
+    """A plan cut for tasks: at most as many as the log has partitions, fewer for a small one; or `minimum`, where key
+    groups stay whole as long as it does not exceed the partitions.
+    """
+    count = minimum or partitions
+    least_bytes = LEAST_BYTES if minimum is None else 1
+    parts = split_changes(plan, count, least_bytes=least_bytes, whole_key_groups=count <= partitions)
+    return [ChangeSlice(part) for part in parts]
 
 
 def _plan(options: ChangeOptions) -> ChangePlan:
@@ -121,5 +127,4 @@ def _hold(options: ChangeOptions, plan: ChangeReadPlan) -> None:
 
 def _columns(options: ChangeOptions, value_schema_id: int) -> StructType:
     log = cached_log(options.where)
-    columns = from_arrow_schema(change_columns(log.descriptor, log.value_schemas.get(value_schema_id)))
-    return chosen(columns, options.columns)
+    return chosen(change_columns(log.descriptor, log.value_schemas.get(value_schema_id)), options.columns)

@@ -10,30 +10,21 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from statelog.recovery.history.change_plan import ChangePlan
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.history.splitting import LEAST_BYTES, split_changes
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, part_of
 from statelog.schemas.descriptor import Descriptor
 from statelog.spark.columns import change_batches
+from statelog.spark.source.changes import ChangeSlice, change_slices
 from statelog.spark.source.state import slices
 from statelog.spark.source.state_task import read_slice
 from statelog.spark.stream.planner import BatchPlan
 from statelog.storage.log.log import Log
 
-__all__ = ["RESET", "ChangesPart", "ResetPart", "StatePart", "part_rows", "parts_of"]
+__all__ = ["RESET", "ResetPart", "StatePart", "part_rows", "parts_of"]
 
 RESET = "reset"
 """The op of a reset marker: what was read before does not count, the state at its position follows."""
 _BATCH_ROWS = 65_536
-
-
-class ChangesPart(InputPartition):
-    """One task's part of a plan of changes."""
-
-    def __init__(self, plan: ChangePlan) -> None:
-        super().__init__((plan.start_position, plan.end_position))
-        self.plan = plan
 
 
 class StatePart(InputPartition):
@@ -63,25 +54,19 @@ def parts_of(
 ) -> Sequence[InputPartition]:
     """The parts of a micro-batch: about as many as the log has partitions, or `minimum`."""
     found: list[InputPartition] = [ResetPart(batch.position)] if batch.is_reset else []
-    count = minimum or descriptor.partitions
     if batch.state is not None:
         groups = sorted(range(descriptor.key_groups) if key_groups is None else key_groups)
-        shares = slices(groups, count)
+        shares = slices(groups, minimum or descriptor.partitions)
         found += [StatePart(part_of(batch.state, frozenset(part), descriptor), value_schema_id) for part in shares]
     if batch.changes is not None:
-        least_bytes = LEAST_BYTES if minimum is None else 1
-        whole = count <= descriptor.partitions
-        found += [
-            ChangesPart(part)
-            for part in split_changes(batch.changes, count, least_bytes=least_bytes, whole_key_groups=whole)
-        ]
+        found += change_slices(batch.changes, descriptor.partitions, minimum)
     return found
 
 
 def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a part, in batches of the wanted columns. Raises NotFound, Damaged, Unavailable."""
     match part:
-        case ChangesPart():
+        case ChangeSlice():
             for batch in read_changes(log, part.plan):
                 yield from change_batches(batch, wanted)
         case StatePart():

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -164,4 +163,4 @@ def _value_schema_of(log: Log, options: StreamOptions, given: StructType) -> Val
 
 
 def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType:
-    return chosen(from_arrow_schema(change_columns(log.descriptor, value)), options.columns)
+    return chosen(change_columns(log.descriptor, value), options.columns)
