@@ -1,4 +1,6 @@
-"""`python -m demo`: flights -> Spark -> log -> snapshots -> recovery, with a killed driver, compared with a plain fold.
+"""`python -m demo`: flights -> Spark -> log -> snapshots -> recovery, and a second query that follows the log.
+
+The driver of the first query is killed, and both results are compared with a plain fold.
 
 Exit code 0 if every value is right and everything happened that the demo promises, else 1.
 """
@@ -8,17 +10,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from demo.broker import BROKER_VARIABLE, demo_broker, end_left_over
 from demo.failure import DemoFailed
 from demo.flights import Input, read_input, write_slices
-from demo.fold import differences, fold_flights
+from demo.fold import Fleet, differences, fold_flights
+from demo.followed import faults, fold_changes
 from demo.place import ALLOW_UNSAFE, Place, demo_directory, fresh_directory
-from demo.recovery import recover_in_halves
-from demo.report import show_differences, show_log, show_recovery, show_state, show_stream
+from demo.recovery import Recovered, recover_in_halves
+from demo.report import show_differences, show_followed, show_log, show_recovery, show_state, show_stream
 from demo.screen import Screen
 from demo.stream import Streamed, run_stream
 from statelog.errors import StatelogError
@@ -52,7 +55,8 @@ def _run(screen: Screen) -> str:
     started_s = time.monotonic()
     screen.title(
         "A year of flights -> Spark Structured Streaming -> a log of changes on Kafka -> snapshots -> recovery.\n"
-        "The Spark driver is killed half way. In the end every value is compared with a plain loop over the flights."
+        "The Spark driver is killed half way, while a second query follows the log. In the end every value of both\n"
+        "results is compared with a plain loop over the flights."
     )
     directory = demo_directory()
     with _only_one(directory):
@@ -84,6 +88,7 @@ def _stream_and_recover(screen: Screen, place: Place, log: Log, found: Input, ba
     finally:
         screen.end_bar()
     show_stream(screen, streamed, len(found.flights))
+    show_followed(screen, streamed.followed)
 
     screen.act("The log, before and after")
     described = log.describe()
@@ -97,10 +102,21 @@ def _stream_and_recover(screen: Screen, place: Place, log: Log, found: Input, ba
 
     screen.act("The proof")
     fleet = fold_flights(found.flights)
-    different = differences(fleet.state, recovered.state)
-    if different:
-        show_differences(screen, different)
-        raise DemoFailed(f"{len(different)} of {len(fleet.state)} values differ from the plain fold")
+    _prove_recovered(screen, fleet, recovered)
+    _prove_followed(screen, fleet, streamed)
+    starts = sum(offsets.start for offsets in described.data_offsets.values())
+    ends = sum(offsets.end for offsets in described.data_offsets.values())
+    slowest_s = max(half.total_s for half in recovered.halves)
+    return (
+        f"{len(found.flights):,} flights in {batches} batches, 1 kill, {streamed.snapshots} snapshots, {starts} of"
+        f" {ends} chunks truncated, {len(recovered.state):,} aircraft recovered in {slowest_s:.2f} s and followed by a"
+        " second query, 0 differences in both;"
+        f" {time.monotonic() - started_s:.0f} s in all"
+    )
+
+
+def _prove_recovered(screen: Screen, fleet: Fleet, recovered: Recovered) -> None:
+    _compare(screen, fleet, recovered.state, "recovered")
     screen.event(
         f"a plain loop over the flights gives the same {len(fleet.state):,} aircraft with the same values; the other"
         f" {fleet.deleted} are deleted on both sides, because their latest flight was cancelled"
@@ -108,14 +124,28 @@ def _stream_and_recover(screen: Screen, place: Place, log: Log, found: Input, ba
     screen.event(
         f"the recovered state is Parquet, for DuckDB, pandas or Spark: {recovered.halves[0].file.parent}/*.parquet"
     )
-    starts = sum(offsets.start for offsets in described.data_offsets.values())
-    ends = sum(offsets.end for offsets in described.data_offsets.values())
-    slowest_s = max(half.total_s for half in recovered.halves)
-    return (
-        f"{len(found.flights):,} flights in {batches} batches, 1 kill, {streamed.snapshots} snapshots, {starts} of"
-        f" {ends} chunks truncated, {len(recovered.state):,} aircraft recovered in {slowest_s:.2f} s, 0 differences;"
-        f" {time.monotonic() - started_s:.0f} s in all"
+
+
+def _prove_followed(screen: Screen, fleet: Fleet, streamed: Streamed) -> None:
+    """Every commit whole and once, and the rows, folded by key, are the same state."""
+    followed = streamed.followed
+    commits = {commit.offset + 1: commit.changes for commit in streamed.commits}
+    wrong = faults(followed, commits)
+    if wrong:
+        raise DemoFailed(f"the second query did not read every change once: {'; '.join(wrong)}")
+    _compare(screen, fleet, fold_changes(followed.rows), "followed")
+    read = sum(position > followed.begin_position for position in commits)
+    screen.event(
+        f"the second query kept {followed.state_rows:,} aircraft of the snapshot and {read} commits behind it, each"
+        f" whole and once: {len(followed.rows):,} rows, which fold to the same {len(fleet.state):,} aircraft"
     )
+
+
+def _compare(screen: Screen, fleet: Fleet, state: Mapping[str, object], name: str) -> None:
+    different = differences(fleet.state, state)
+    if different:
+        show_differences(screen, different, name)
+        raise DemoFailed(f"{len(different)} of {len(fleet.state)} {name} values differ from the plain fold")
 
 
 def _check_truncated(streamed: Streamed, log: LogDescription) -> None:

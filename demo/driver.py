@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from demo.failure import DemoFailed
@@ -84,6 +85,14 @@ class SparkDriver:
         """The Python workers of the moment that outlive the driver: children of the JVM's children, in own sessions."""
         table = process_table()
         return tuple(pid for pid in children_of(children_of(self.pids()[1:], table), table) if _leads_session(pid))
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Stopped, with its workers, for the time of the block."""
+        pids = (*self.pids(), *self.worker_pids())
+        stop(pids)
+        yield
+        resume(pids)
 
     def kill(self) -> None:
         """SIGKILL to Python and JVM; returns when both are gone."""

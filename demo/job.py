@@ -6,25 +6,18 @@ micro-batch. Started again on its checkpoint, it goes on where it was; a batch t
 
 import sys
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
 
 from demo.flights import SPARK_COLUMNS
 from demo.place import ALLOW_UNSAFE, WRITER, Place
+from demo.session import spark_session
 from statelog.spark.sink.upsert import upsert
 
 __all__ = ["changed_aircraft", "main"]
 
-_SETTINGS = {
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
-    # Only for this demo: workers that do not notice the driver's death at once, as on other machines of a cluster.
-    "spark.python.daemon.module": "demo.apart",
-}
+# Only for this demo: workers that do not notice the driver's death at once, as on other machines of a cluster.
+_APART = {"spark.python.daemon.module": "demo.apart"}
 
 
 def changed_aircraft(flights: DataFrame) -> DataFrame:
@@ -50,11 +43,7 @@ def changed_aircraft(flights: DataFrame) -> DataFrame:
 
 def main(place: Place) -> None:
     """Run the job until the input is used up."""
-    builder = SparkSession.builder.master("local[2]").appName("statelog-demo")
-    for name, value in _SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("WARN")
+    spark = spark_session("statelog-demo", _APART)
     flights = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place.input))
     to_log = upsert(
         place.log, kafka=place.kafka, root=place.root, writer=WRITER, unique_keys=True, allow_unsafe=ALLOW_UNSAFE

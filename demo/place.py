@@ -14,9 +14,10 @@ from pathlib import Path
 from statelog.cli.devbroker.embedded import cache_directory
 from statelog.storage.log.log import Log
 
-__all__ = ["ALLOW_UNSAFE", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
+__all__ = ["ALLOW_UNSAFE", "READER", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
 
 WRITER = "flights-job"
+READER = "flights-copy"
 ALLOW_UNSAFE = ("replication", "min-insync")
 """One broker holds one copy; a log that matters has three."""
 
@@ -48,6 +49,16 @@ class Place:
     def checkpoint(self) -> Path:
         """Spark's own checkpoint."""
         return self.directory / "spark-checkpoint"
+
+    @property
+    def followed(self) -> Path:
+        """What the second query keeps."""
+        return self.directory / "followed"
+
+    @property
+    def followed_checkpoint(self) -> Path:
+        """Its own checkpoint."""
+        return self.directory / "followed-checkpoint"
 
     def open(self) -> Log:
         """The log, opened. Raises as `Log.open`."""

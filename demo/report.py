@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 from demo.fold import Difference
+from demo.followed import Followed
 from demo.recovery import Recovered
 from demo.screen import Screen, kib, rate
 from demo.stream import Streamed
 from statelog.storage.log.log import LogDescription
 
-__all__ = ["show_differences", "show_log", "show_recovery", "show_state", "show_stream"]
+__all__ = ["show_differences", "show_followed", "show_log", "show_recovery", "show_state", "show_stream"]
 
 _ROWS = 8
 
@@ -37,6 +38,16 @@ def show_stream(screen: Screen, streamed: Streamed, flights: int) -> None:
         )
     columns = ("the job", "first commit", "batches", "median batch", "flights", "changes", "committed")
     screen.table(columns, rows)
+
+
+def show_followed(screen: Screen, followed: Followed) -> None:
+    """How far behind the log the second query was. It is looked at every 50 ms."""
+    if followed.lags_s:
+        median_s, most_s = statistics.median(followed.lags_s), max(followed.lags_s)
+        screen.event(
+            f"a commit was in the second query's result after {median_s:.1f} s (median of {len(followed.lags_s)}, at"
+            f" most {most_s:.1f} s)"
+        )
 
 
 def show_log(screen: Screen, log: LogDescription, truncated_bytes: int) -> None:
@@ -95,7 +106,7 @@ def show_state(screen: Screen, state: Mapping[str, object]) -> None:
     screen.table(columns, rows, title=f"the {len(rows)} of {len(state):,} aircraft that were late the most")
 
 
-def show_differences(screen: Screen, found: list[Difference]) -> None:
-    """The first keys whose values differ."""
+def show_differences(screen: Screen, found: list[Difference], name: str) -> None:
+    """The first keys whose values differ; `name` is the one whose values were found."""
     rows = [[one.key, str(one.expected), str(one.found)] for one in found[:_ROWS]]
-    screen.table(("aircraft", "the plain fold says", "recovered"), rows, title=f"{len(found)} values differ")
+    screen.table(("aircraft", "the plain fold says", name), rows, title=f"{len(found)} values differ")

@@ -124,6 +124,20 @@ class Screen:
             " its commit is not"
         )
         self.event(f"its Python workers {_ids(killed.orphan_pids)} are orphans now, and asleep (SIGSTOP)")
+
+    def follows(self, begin_position: int) -> None:
+        """The second query has its first micro-batch."""
+        self.event(f"[cyan]the second query[/cyan] has the state at ledger position {begin_position}, and follows")
+
+    def caught_up(self, commits: int, took_s: float) -> None:
+        """The second query has all that the killed job committed."""
+        self.event(
+            f"[cyan]the second query[/cyan] lives: {took_s:.1f} s later it has all of the {commits} commits, and"
+            " nothing of the open batch"
+        )
+
+    def restarting(self) -> None:
+        """The job's second life begins."""
         self.event("starting the Spark job again on its checkpoint")
 
     def woken(self, orphans: Orphans) -> None:

@@ -1,6 +1,7 @@
 """The streaming part: the job runs, is killed in the middle of a batch, and runs on from its checkpoint.
 
-Meanwhile the log is watched from outside, and the materializer daemon makes snapshots and truncates.
+Meanwhile the log is watched from outside, the materializer daemon makes snapshots and truncates, and a second query
+follows the log from the first snapshot on.
 """
 
 import time
@@ -10,9 +11,12 @@ from dataclasses import dataclass
 
 from demo.driver import Killed, Orphans, SparkDriver, end_orphans, kill_in_mid_batch, wake_orphans
 from demo.failure import DemoFailed
+from demo.followed import Followed, read_rows
+from demo.follower import Follower
 from demo.ledger_watch import LedgerWatch, SeenCommit
 from demo.materialize import MaterializerDaemon
 from demo.place import Place
+from demo.processes import wait_until
 from demo.screen import Screen
 from statelog.storage.log.log import Log
 
@@ -22,6 +26,7 @@ _TICK_S = 0.05
 _SNAPSHOT_EVERY_S = 1.0
 _TAIL_BATCHES = 4
 _TIMEOUT_S = 600.0
+_CATCH_UP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class Streamed:
     lives: tuple[Life, Life]
     killed: Killed
     orphans: Orphans
+    followed: Followed
     snapshots: int
     truncated_bytes: int
 
@@ -60,15 +66,19 @@ def run_stream(place: Place, log: Log, batches: int, screen: Screen) -> Streamed
         stack.callback(watch.close)
         daemon = MaterializerDaemon(place)
         stack.callback(daemon.end)
-        run = _Run(place, log, batches, screen, watch, daemon, stack)
+        follower = Follower(place)
+        stack.callback(follower.end)
+        run = _Run(place, log, batches, screen, watch, daemon, follower, stack)
         killed, first = run.first_life()
         orphans, second = run.second_life(killed)
         run.stop_daemon()
         _check_exactly_once(watch, batches, killed)
+        follower.finish()
         return Streamed(
             lives=(first, second),
             killed=killed,
             orphans=orphans,
+            followed=_followed(place, follower, watch.commits),
             snapshots=run.snapshots,
             truncated_bytes=watch.truncated_bytes(),
         )
@@ -85,6 +95,7 @@ class _Run:
         screen: Screen,
         watch: LedgerWatch,
         daemon: MaterializerDaemon,
+        follower: Follower,
         stack: ExitStack,
     ) -> None:
         self._place = place
@@ -93,6 +104,7 @@ class _Run:
         self._screen = screen
         self._watch = watch
         self._daemon = daemon
+        self._follower = follower
         self._stack = stack
         self._deadline_s = time.monotonic() + _TIMEOUT_S
         self._listed_s = 0.0
@@ -100,7 +112,10 @@ class _Run:
         self.snapshots = 0
 
     def first_life(self) -> tuple[Killed, Life]:
-        """Run until half of the batches are committed, then kill the driver in the middle of the next one."""
+        """Run until half of the batches are committed, then kill the driver in the middle of the next one.
+
+        The second query reads before the kill, and has all that is committed before the job is started again.
+        """
         self._screen.event("starting the Spark job")
         started_s = time.monotonic()
         driver = self._start(1)
@@ -108,13 +123,19 @@ class _Run:
             if driver.has_ended():
                 raise DemoFailed("the Spark job ended before half of the batches were committed")
             self._tick()
+        if not self._follower.position:
+            self._screen.event("the job waits (SIGSTOP) until the second query reads, too")
+            with driver.held():
+                self._await_follower()
         killed = kill_in_mid_batch(driver, self._watch)
         self._stack.callback(end_orphans, killed.orphan_pids)
         self._screen.killed(killed)
+        self._catch_up()
         return killed, self._life(self._watch.commits[: killed.commits], started_s)
 
     def second_life(self, killed: Killed) -> tuple[Orphans, Life]:
         """Run from the checkpoint to the end; wake the orphans as soon as the new life has committed."""
+        self._screen.restarting()
         started_s = time.monotonic()
         driver = self._start(2)
         while len(self._watch.commits) == killed.commits and not driver.has_ended():
@@ -149,14 +170,41 @@ class _Run:
         if stored is not None and stored.manifest.number > self.snapshots:
             self.snapshots = stored.manifest.number
             self._screen.snapshot(stored.manifest, self._log.data_offsets())
+            if not self._follower.has_begun:
+                self._follower.begin()
+                self._screen.event(
+                    "a second query begins: the state of the newest snapshot, then every change behind it"
+                )
+
+    def _await_follower(self) -> None:
+        while not self._follower.position:
+            self._tick()
+
+    def _catch_up(self) -> None:
+        """Wait until the second query has all that the dead job committed."""
+        position = self._watch.commits[-1].offset + 1
+
+        def caught_up() -> bool:
+            self._follower.look()
+            return self._follower.position >= position
+
+        took_s = wait_until(caught_up, _CATCH_UP_S, "the second query does not read what the killed job committed")
+        self._screen.caught_up(len(self._watch.commits), took_s)
 
     def _tick(self) -> None:
         if self._daemon_runs:
             self._daemon.check()
+        self._look_at_follower()
         self.look()
         if time.monotonic() > self._deadline_s:
             raise DemoFailed(f"the Spark job did not get through its input within {_TIMEOUT_S:.0f} s")
         time.sleep(_TICK_S)
+
+    def _look_at_follower(self) -> None:
+        before = self._follower.position
+        self._follower.look()
+        if self._follower.position and not before:
+            self._screen.follows(self._follower.begin_position())
 
     def _start(self, life: int) -> SparkDriver:
         driver = SparkDriver(self._place, life)
@@ -179,3 +227,13 @@ def _check_exactly_once(watch: LedgerWatch, batches: int, killed: Killed) -> Non
         raise DemoFailed(f"two lives of the job opened {len(watch.epochs)} epochs")
     if any(commit.epoch == killed.epoch for commit in watch.commits[killed.commits :]):
         raise DemoFailed("a commit of the killed life counted after its death")
+
+
+def _followed(place: Place, follower: Follower, commits: Sequence[SeenCommit]) -> Followed:
+    began_s = follower.reached[0].at_s
+    lags_s = [
+        max(0.0, next(one.at_s for one in follower.reached if one.position > commit.offset) - commit.at_s)
+        for commit in commits
+        if commit.at_s > began_s and commit.offset < follower.position
+    ]
+    return Followed(begin_position=follower.begin_position(), rows=read_rows(place.followed), lags_s=tuple(lags_s))

@@ -3,7 +3,7 @@
 Each target is filled as `targets.fill` says. Decides nothing by itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,13 +168,16 @@ class Recovery(Closing):
 
     # ---- life
 
-    def reserve(self) -> None:
-        """Leave a lease on the store: for `lease_ttl_s`, others can recover the state at this position.
+    def reserve(self) -> Callable[[], None]:
+        """Leave a lease on the store: for `lease_ttl_s`, or until what this returns is called, others can recover the
+        state at this position.
+
+            let_go = recovery.reserve()
 
         For a program that plans, and hands `position` to workers that read. Raises as a target does.
         """
         self._held.pin()
-        self._held.reserve()
+        return self._held.reserve()
 
     def close(self) -> None:
         """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""

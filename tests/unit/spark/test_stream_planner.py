@@ -10,6 +10,7 @@ from statelog.errors import NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.schemas.snapshot.subscription import SubscriptionCap, newest_files
 from statelog.spark.stream.admission import Limit
+from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.spark.stream_query import Query
@@ -101,6 +102,21 @@ def test_a_snapshot_start_has_the_state_and_then_every_change(seed: int, tmp_pat
     assert all(row["position"] > first[0]["position"] for row in later)
     assert _fold(query.rows) == twin.model
     assert begun == at_start or begun != {}
+
+
+def test_the_state_is_held_until_its_micro_batch_is_committed(tmp_path: Path) -> None:
+    """A lease keeps the state for the tasks that read it, and truncation has the log back as soon as they have."""
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    query = Query(twin.open, {"startingPosition": "snapshot", **READER})
+    held: dict[str, int] = {}
+
+    def look(point: str) -> None:
+        held[f"{query.commits} {point}"] = len(list_leases(twin.open().store))
+
+    query.run(look)
+    assert (held["0 planned batch"], held["0 sunk"], held["1 planned end"]) == (1, 1, 0)
 
 
 def test_where_a_stream_begins(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ Invariants:
 - Belongs to one thread at a time.
 """
 
+from collections.abc import Callable
+
 from statelog.errors import Misuse, OffsetGone
 from statelog.recovery.host import Host
 from statelog.recovery.planning.planner import Planner
@@ -121,11 +123,14 @@ class HeldPlan:
         self._plan_s += self._clock() - started_s
         return plan
 
-    def reserve(self) -> None:
-        """Leave a lease behind, never renewed or removed: it holds the plan's position for its time to live."""
+    def reserve(self) -> Callable[[], None]:
+        """Leave a lease behind that is never renewed: it holds the plan's position for its time to live, or until what
+        this returns is called.
+        """
         self.claim()
-        self._lease = None
+        lease, self._lease = self._lease, None
         self.release()
+        return _nothing if lease is None else lease.release
 
     def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
         """The plan cannot be carried out any more: the next claim makes another. Raises the trouble after the last try.
@@ -211,3 +216,7 @@ class HeldPlan:
         number = self.plan.manifest_number
         if not failed.is_copy and number in self.log.manifests.numbers():
             self._planner.pass_over(number, failed.error)
+
+
+def _nothing() -> None:
+    """Lets go of no lease."""

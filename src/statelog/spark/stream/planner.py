@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from statelog.closing import Closing
@@ -55,6 +56,7 @@ class StreamPlanner(Closing):
         self._hold: StreamHold | None = None
         self._window: CommitWindow | None = None
         self._known = (0, 0)
+        self._let_state_go: Callable[[], None] | None = None
 
     # ---- what Spark asks, in its order
 
@@ -87,6 +89,7 @@ class StreamPlanner(Closing):
             return self._begin_anew(start, error)
         if start.awaits_state:
             return replace(start, awaits_state=False)
+        self._release_state()  # Spark has committed the micro-batch that read it.
         end_position = self._log.ledger.end(at_least=start.position)
         target = end_position if until is None else min(until, end_position)
         window.read_ahead(
@@ -135,6 +138,7 @@ class StreamPlanner(Closing):
         if self._window is not None:
             self._window.close()
         self._hold = self._window = None
+        self._release_state()
 
     # ---- a place and its hold
 
@@ -169,12 +173,18 @@ class StreamPlanner(Closing):
         return replace(anew, is_reset=True)
 
     def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:
-        """The plan of a state, held by a lease while the tasks read."""
+        """The plan of a state, held by a lease until its micro-batch is committed."""
+        self._release_state()
         lease_s = max(300, self._options.lease_s)
         settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
         found = recover(self._log, key_groups=self._groups, at=AtPosition(position), settings=settings)
-        found.reserve()
+        self._let_state_go = found.reserve()
         return found.plan
+
+    def _release_state(self) -> None:
+        if self._let_state_go is not None:
+            self._let_state_go()
+            self._let_state_go = None
 
 
 def _gone(what: str, error: StatelogError) -> StatelogError:

@@ -1,0 +1,48 @@
+"""The second query, in a process of its own: `python -m demo.follow PLACE`. A user would write no more than this.
+
+It keeps the log's changes as Parquet, live: the state of the newest snapshot first, then every change behind it. Its
+reader id is a subscription, so what it has not read is not truncated.
+
+It begins when a line comes in, and when its input ends it reads what is committed by then and ends well.
+"""
+
+import select
+import sys
+
+from demo.place import ALLOW_UNSAFE, READER, Place
+from demo.session import spark_session
+
+__all__ = ["main"]
+
+_LOOK_S = 0.2
+
+
+def main(place: Place) -> None:
+    """Follow the log until the input ends."""
+    spark = spark_session("statelog-demo-follow")
+    changes = (
+        spark.readStream.format("statelog")
+        .option("log", place.log)
+        .option("root", place.root)
+        .option("kafka.bootstrap.servers", place.bootstrap)
+        .option("allowUnsafe", ",".join(ALLOW_UNSAFE))
+        .option("startingPosition", "snapshot")
+        .option("readerId", READER)
+        .load()
+    )
+    sys.stdin.readline()
+    query = (
+        changes.select("position", "key", "op", "value")
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(place.followed_checkpoint))
+        .start(str(place.followed))
+    )
+    while query.isActive and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
+        pass
+    query.processAllAvailable()
+    query.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Place.from_json(sys.argv[1]))
