@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from statelog.errors import Unavailable
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
@@ -18,11 +22,13 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
+from tests.support.spark.connector import CONNECTOR, connector_jars
 from tests.support.spark.rig import SparkLog
 from tests.support.spark.stream_job import StreamJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
+_OPEN_DEATHS = 3
 Written = list[tuple[int, int, int | None]]
 
 
@@ -66,6 +72,39 @@ def _rows(job: StreamJob) -> Written:
     return sorted((row["position"], row["key"], row["value"]["n"] if row["value"] else None) for row in rows)
 
 
+def _topic_rows(bootstrap: str, topic: str) -> list[tuple[bytes, bytes]]:
+    """Key and value of all records of a topic, in the order of its only partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[tuple[bytes, bytes]] = []
+    try:
+        with _ends_of(bootstrap, topic) as end:
+            while len(found) < end():
+                for message in consumer.consume(1000, timeout=5):
+                    key, value = message.key(), message.value()
+                    assert message.error() is None and isinstance(key, bytes) and isinstance(value, bytes)
+                    found.append((key, value))
+    finally:
+        consumer.close()
+    return found
+
+
+@contextmanager
+def _ends_of(bootstrap: str, topic: str) -> Generator[Callable[[], int]]:
+    """Asks for the end of the topic's only partition."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
+    try:
+        yield lambda: consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1]
+    finally:
+        consumer.close()
+
+
+def _row(value: bytes) -> tuple[int, int, int | None]:
+    """Position, key and n of a record."""
+    row = json.loads(value)
+    return row["position"], row["key"], row["value"]["n"] if row.get("value") else None
+
+
 def _begin(directory: Path) -> int:
     """Where the query began, by Spark's own log of offsets: rounds may have cut off what was committed before."""
     offset = (directory / "checkpoint" / "offsets" / "0").read_text("utf-8").splitlines()[-1]
@@ -99,3 +138,63 @@ def test_a_storm_of_kills(broker: Broker, log_name: str, tmp_path: Path) -> None
     """The same with thirty deaths, by a seed that differs in every run."""
     seed = random.SystemRandom().randrange(1 << 32)
     _storm(SparkLog.create(log_name, broker.bootstrap, tmp_path), tmp_path, kills=30, seed=seed)
+
+
+def _die_in_open_batches(job: StreamJob, bootstrap: str, rng: random.Random) -> list[tuple[int, int]]:
+    """Kill the job until it has died often enough with records of a micro-batch in the topic that Spark has not
+    committed; gives the positions (start, end] of those micro-batches.
+    """
+    opened: list[tuple[int, int]] = []
+    with _ends_of(bootstrap, job.topic) as end:
+        seen = {"batches": -1, "end": 0}
+
+        def records_came() -> bool:
+            batches = job.batches()
+            if batches != seen["batches"]:
+                seen.update(batches=batches, end=end())
+            return end() > seen["end"] and job.batches() == batches
+
+        while len(opened) < _OPEN_DEATHS:
+            job.kill_when(rng.randint(1, 4), records_came)
+            found = job.open_batch()
+            opened += [] if found is None else [found]
+    return opened
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+def test_spark_s_kafka_sink_has_every_change_and_repeats_only_what_was_open(
+    broker: Broker, log_name: str, topic_name: str, tmp_path: Path
+) -> None:
+    """Killed while records of an open micro-batch are in the topic: the topic has every change, nothing else, and a
+    second time only changes of a micro-batch that was open at a death, byte for byte. So it folds to the state by
+    offset and, whatever comes late, by position.
+    """
+    try:
+        jars = [str(path) for path in connector_jars()]
+    except Unavailable as error:
+        pytest.skip(f"{CONNECTOR} cannot be had: {error}")
+    rng = random.Random(7)
+    rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic_name, 1, 1)])[topic_name].result(30)
+    options = {**rig.options, "startingPosition": "earliest", "readerId": "killed", "maxChangesPerTrigger": "100"}
+    job = StreamJob(options=options, directory=str(tmp_path), to_end=False, topic=topic_name, jars=tuple(jars))
+    with _writing(rig, tmp_path, rng) as written:
+        opened = _die_in_open_batches(job, broker.bootstrap, rng)
+    assert replace(job, to_end=True).start().wait(280) == 0
+
+    records = _topic_rows(broker.bootstrap, topic_name)
+    begin = _begin(tmp_path)
+    expected = sorted((row for row in written() if row[0] > begin), key=lambda row: row[:2])
+    distinct = sorted({_row(value) for _, value in records}, key=lambda row: row[:2])
+    assert distinct == expected, "every change of every commit, and nothing else"
+    assert len(set(records)) == len(expected), "what came again is the same, byte for byte"
+    again = {_row(value)[0] for (_, value), count in Counter(records).items() if count > 1}
+    assert again, "and some did come again"
+    assert all(any(start < position <= end for start, end in opened) for position in again)
+    by_offset = {key: _row(value) for key, value in records}
+    by_position = {key: max(_row(value) for other, value in records if other == key) for key in by_offset}
+    assert by_offset == by_position
+    folded = {int(key): n for key, (_, _, n) in by_position.items() if n is not None}
+    assert folded == rig.numbers()

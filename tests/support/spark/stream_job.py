@@ -1,6 +1,7 @@
-"""A streaming query as a process of its own, for tests that kill it, JVM and workers included: changes into Parquet.
+"""A streaming query as a process of its own, for tests that kill it, JVM and workers included.
 
-Run with a JSON object as its only argument (`StreamJob`); it leads a process group of its own.
+Run with a JSON object as its only argument (`StreamJob`); it leads a process group of its own. Changes go into Parquet,
+or as JSON into a topic.
 """
 
 import json
@@ -9,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.spark.session import SPARK_SETTINGS
 
@@ -24,16 +27,26 @@ _TIMEOUT_S = 280
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """One life of the query: with `to_end` it reads what is committed by now and ends, else it reads on for ever."""
+    """One life of the query: with `to_end` it reads what is committed by now and ends, else it reads on for ever.
+
+    With a `topic` Spark's own Kafka sink, which `jars` are of, takes the changes, else its file sink.
+    """
 
     options: Mapping[str, str]
     directory: str
     to_end: bool
+    topic: str = ""
+    jars: Sequence[str] = ()
 
     @property
     def rows(self) -> Path:
-        """The sink."""
+        """The file sink."""
         return Path(self.directory) / "rows"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's own checkpoint."""
+        return Path(self.directory) / "checkpoint"
 
     def start(self) -> "subprocess.Popen[bytes]":
         """The process, which leads a group."""
@@ -48,23 +61,56 @@ class StreamJob:
             )
 
     def batches(self) -> int:
-        """How many micro-batches the sink has."""
-        log = self.rows / "_spark_metadata"
-        return sum(path.name.isdecimal() for path in log.iterdir()) if log.exists() else 0
+        """How many micro-batches Spark has committed."""
+        return _next_batch(self.checkpoint / "commits")
+
+    def open_batch(self) -> tuple[int, int] | None:
+        """The ledger positions (start, end] of the micro-batch that was begun and is not committed, if there is one."""
+        number = self.batches()
+        if _next_batch(self.checkpoint / "offsets") == number:
+            return None
+        end = self._offset(number)
+        return (self._offset(number - 1)["position"] if number else end["beginPosition"]), end["position"]
+
+    def _offset(self, batch: int) -> dict[str, int]:
+        """What Spark has written down as the end of a micro-batch."""
+        text = (self.checkpoint / "offsets" / str(batch)).read_text("utf-8")
+        return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]  # JSON has any type; an object here
 
     def kill_after(self, batches: int, pause_s: float) -> None:
         """Start it, wait for so many more micro-batches and a moment, and kill driver, JVM and workers at once."""
+        self.kill_when(batches, lambda: True, pause_s)
+
+    def kill_when(self, batches: int, is_time: Callable[[], bool], pause_s: float = 0.0) -> None:
+        """Start it, wait for so many more micro-batches, then until it is time, and kill driver, JVM and workers."""
         before, process = self.batches(), self.start()
         deadline = time.monotonic() + _TIMEOUT_S
         try:
-            while self.batches() < before + batches:
+            while self.batches() < before + batches or not is_time():
                 assert process.poll() is None, (Path(self.directory) / "job.log").read_text("utf-8", "replace")[-3000:]
                 assert time.monotonic() < deadline, "no micro-batch came"
-                time.sleep(0.02)
+                time.sleep(0.005)
             time.sleep(pause_s)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _next_batch(directory: Path) -> int:
+    """One more than the newest batch of one of Spark's two logs."""
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
+
+
+def _start(job: StreamJob, rows: DataFrame) -> StreamingQuery:
+    if job.topic:
+        key, row = F.col("key").cast("string").alias("key"), F.to_json(F.struct(*rows.columns)).alias("value")
+        writer = rows.select(key, row).writeStream.format("kafka").option("topic", job.topic)
+        writer = writer.option("kafka.bootstrap.servers", job.options["kafka.bootstrap.servers"])
+    else:
+        writer = rows.writeStream.format("parquet").option("path", str(job.rows))
+    writer = writer.option("checkpointLocation", str(job.checkpoint))
+    return (writer.trigger(availableNow=True) if job.to_end else writer).start()
 
 
 def main() -> None:
@@ -72,13 +118,12 @@ def main() -> None:
     job = StreamJob(**json.loads(sys.argv[1]))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]")
-    for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m"}.items():
+    for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", "spark.jars": ",".join(job.jars)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     rows = spark.readStream.format("statelog").options(**job.options).load()
-    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(Path(job.directory) / "checkpoint"))
-    query = (writer.trigger(availableNow=True) if job.to_end else writer).start(str(job.rows))
+    query = _start(job, rows)
     query.awaitTermination(_TIMEOUT_S)
     spark.stop()
 
