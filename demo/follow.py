@@ -35,6 +35,7 @@ def main(place: Place) -> None:
         changes.select("position", "key", "op", "value")
         .writeStream.format("parquet")
         .option("checkpointLocation", str(place.followed_checkpoint))
+        .trigger(processingTime="500 milliseconds")
         .start(str(place.followed))
     )
     while query.isActive and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
