@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.services.broker import Broker
+from tests.support.spark.clusters import spark_environment, standalone_master
 from tests.support.spark.job import JobSettings
 from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
 
@@ -31,16 +34,24 @@ _SPECULATION = {
         ("worker", "task-done", {}),
         ("worker", "task-begun", {}),
         ("executor", "task-done", {}),
-        ("sleep", "task-done", _SPECULATION),
-        ("sleep", "task-begun", _SPECULATION),
+        ("copied", "task-done", _SPECULATION),
+        ("copied", "task-begun", _SPECULATION),
     ],
 )
 def test_what_happens_to_a_task_does_not_show(
     broker: Broker, log_name: str, tmp_path: Path, strike: str, point: str, extra: dict[str, str]
 ) -> None:
-    """A task fails after it has written, its Python worker or its executor is killed, or a speculative copy of it is
-    faster: one Open, one Commit for each batch, and every row once.
+    """A task fails after it has written, its Python worker or its executor is killed, or a speculative copy of it runs
+    beside it: one Open, one Commit for each batch, and every row once.
     """
+    environment = {
+        **os.environ,
+        **spark_environment(),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    master: AbstractContextManager[str] = nullcontext(_MASTER)
+    if strike == "copied":
+        master = standalone_master(tmp_path, environment)
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     write_batches(tmp_path / "input", BATCHES)
     settings = JobSettings(
@@ -51,20 +62,20 @@ def test_what_happens_to_a_task_does_not_show(
         strike=strike,
         point=point,
         batch=2,
-        master=_MASTER,
-        extra={"spark.executor.memory": "900m", **extra},
+        extra={"spark.executor.memory": "900m", "spark.executor.cores": "1", **extra},
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.spark.job", settings.to_json()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    with master as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.spark.job", replace(settings, master=url).to_json()],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     assert settings.marker.exists()
+    assert settings.copy.exists() or strike != "copied", "Spark did not speculate"
     assert rig.numbers() == fold_rows(BATCHES)
     assert rig.opens() == 1
     last = rig.last_commit("job")

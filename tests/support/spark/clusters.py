@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -25,12 +26,15 @@ from statelog.cli.devbroker.embedded import free_port
 from tests.support.spark.programs import PROGRAMS, Place
 from tests.support.spark.session import SPARK_SETTINGS
 
-__all__ = ["KINDS", "main"]
+__all__ = ["KINDS", "Kind", "main", "spark_environment", "standalone_master"]
 
 _HOME = Path(pyspark.__file__).parent
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _START_TIMEOUT_S = 120
 _EXECUTORS = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.executor.extraJavaOptions": _JVM}
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
@@ -47,45 +51,54 @@ def _session(master: str, settings: Mapping[str, str]) -> Generator[SparkSession
 
 
 @contextmanager
-def local(directory: Path) -> Generator[SparkSession]:
+def local(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
     """Driver and executor in one JVM."""
     del directory
-    with _session("local[2]", {}) as session:
+    with _session("local[2]", settings) as session:
         yield session
 
 
 @contextmanager
-def local_cluster(directory: Path) -> Generator[SparkSession]:
+def local_cluster(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
     """Two executors of one core, in JVMs of their own that the driver starts."""
     del directory
-    with _session("local-cluster[2,1,1024]", _EXECUTORS) as session:
+    with _session("local-cluster[2,1,1024]", {**_EXECUTORS, **settings}) as session:
         yield session
 
 
 @contextmanager
-def standalone(directory: Path) -> Generator[SparkSession]:
-    """A master and two workers, on 127.0.0.1: daemons of their own, whose executors do not descend from the driver."""
+def standalone(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
+    """A session on `standalone_master`, whose executors do not descend from the driver."""
+    with standalone_master(directory) as url, _session(url, {**_EXECUTORS, **settings}) as session:
+        yield session
+
+
+@contextmanager
+def standalone_master(directory: Path, environment: Mapping[str, str] = os.environ) -> Generator[str]:
+    """The address of a master with two workers of one core, daemons of their own. Each worker has an address of this
+    machine as its host: on one host Spark never runs two attempts of a task at once, so nothing else here speculates.
+    """
     port = free_port()
     with ExitStack() as stack:
         master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
-        stack.enter_context(_daemon([*master, "--webui-port", "0"], directory / "master.log"))
+        stack.enter_context(_daemon([*master, "--webui-port", "0"], directory / "master.log", environment))
         _await_port(port)
         for number in range(2):
-            worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
+            host = ["--host", f"127.0.0.{number + 1}"]
+            worker = ["org.apache.spark.deploy.worker.Worker", *host, "--cores", "1", "--memory", "1g"]
             place = ["--webui-port", "0", "--work-dir", str(directory / f"worker-{number}")]
-            stack.enter_context(
-                _daemon([*worker, *place, f"spark://127.0.0.1:{port}"], directory / f"worker-{number}.log")
-            )
-        yield stack.enter_context(_session(f"spark://127.0.0.1:{port}", _EXECUTORS))
+            command = [*worker, *place, f"spark://127.0.0.1:{port}"]
+            stack.enter_context(_daemon(command, directory / f"worker-{number}.log", environment))
+        yield f"spark://127.0.0.1:{port}"
 
 
 @contextmanager
-def connect(directory: Path) -> Generator[SparkSession]:
+def connect(directory: Path, settings: Mapping[str, str] = _NONE) -> Generator[SparkSession]:
     """A Connect server, and a client that speaks gRPC with it and has no JVM."""
     port = free_port()
-    settings = {**SPARK_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+    given = {**SPARK_SETTINGS, "spark.connect.grpc.binding.port": str(port), **settings}
     submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
-    for name, value in settings.items():
+    for name, value in given.items():
         submit += ["--conf", f"{name}={value}"]
     server = [*submit, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     with _daemon(server, directory / "connect.log"):
@@ -97,17 +110,26 @@ def connect(directory: Path) -> Generator[SparkSession]:
             session.stop()
 
 
-KINDS: Mapping[str, Callable[[Path], AbstractContextManager[SparkSession]]] = MappingProxyType(
+class Kind(Protocol):
+    """Starts a cluster for a block, with a directory for its logs, and with settings beside those of every session."""
+
+    def __call__(self, directory: Path, settings: Mapping[str, str] = _NONE, /) -> AbstractContextManager[SparkSession]:
+        """The session of the block."""
+        ...
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
     {"local": local, "connect": connect, "local-cluster": local_cluster, "standalone": standalone}
 )
-"""By name; each takes a directory for its logs."""
+"""By name."""
 
 
 @contextmanager
-def _daemon(arguments: list[str], output: Path) -> Generator[None]:
+def _daemon(arguments: list[str], output: Path, environment: Mapping[str, str] = os.environ) -> Generator[None]:
     """A JVM of Spark's own, by its own launcher, until the end of the block."""
     with output.open("wb") as log:
-        process = subprocess.Popen([str(_HOME / "bin" / "spark-class"), *arguments], stdout=log, stderr=log)
+        command = [str(_HOME / "bin" / "spark-class"), *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
         yield
     finally:
@@ -141,13 +163,23 @@ def _run_all(spark: SparkSession, place: Place, names: Sequence[str]) -> bool:
     return right
 
 
+def spark_environment() -> dict[str, str]:
+    """What Spark's own programs ask of their environment."""
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(_HOME),
+        # The pip package has no build directories, from which Spark's launcher would tell the version of Scala.
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
 def main() -> int:
     """Start the cluster, run the programs, end it."""
     kind, bootstrap, directory, *names = sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:]
     directory.mkdir(parents=True, exist_ok=True)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The pip package has no build directories, from which Spark's launcher would tell the version of Scala.
-    os.environ.update(SPARK_HOME=str(_HOME), SPARK_SCALA_VERSION="2.13", SPARK_LOCAL_IP="127.0.0.1")
+    os.environ.update(spark_environment())
     os.environ.pop("PYTHONPATH", None)
     with KINDS[kind](directory) as spark:
         return 0 if _run_all(spark, Place(bootstrap=bootstrap, directory=directory), names or list(PROGRAMS)) else 1

@@ -29,11 +29,10 @@ from statelog.spark.sink.task import TaskResult
 from tests.support.spark.rig import read_stream, run_stream, scattered
 from tests.support.spark.session import SPARK_SETTINGS
 
-__all__ = ["JobSettings", "StrikingSource", "StrikingWriter"]
+__all__ = ["JobSettings", "StrikingSource", "StrikingWriter", "parent_of"]
 
 _VARIABLE = "STATELOG_TEST_STRIKE"
 _HOLD_TIMEOUT_S = 280
-_SLEEP_S = 45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +40,9 @@ class JobSettings:
     """One life of the job.
 
     `strike` is none, or happens once, at `point` of `batch`: kill (the driver and its JVM), executor (the JVM that the
-    task runs in), worker (the Python process of the task), fail, or sleep (for longer than another attempt takes). With
-    `hold` whoever struck then waits until `directory`/released is there, goes on, and leaves what came of it in
-    `directory`/outcome-<point>.
+    task runs in), worker (the Python process of the task), fail, or copied: it waits until Spark's speculation has
+    brought another attempt of the task to the same point, and goes on beside it. With `hold` whoever struck then waits
+    until `directory`/released is there, goes on, and leaves what came of it in `directory`/outcome-<point>.
     """
 
     options: Mapping[str, str]
@@ -66,6 +65,11 @@ class JobSettings:
     def marker(self) -> Path:
         """There once the strike has happened."""
         return Path(self.directory) / f"struck-{self.strike}-{self.point}-{self.batch}"
+
+    @property
+    def copy(self) -> Path:
+        """There once another attempt was at the point of the strike, too."""
+        return Path(self.directory) / "copy"
 
     @property
     def outcome(self) -> Path:
@@ -138,7 +142,10 @@ def _settings() -> JobSettings:
 
 def _strike(point: str, batch: int) -> None:
     settings = _settings()
-    if settings.strike == "none" or (point, batch) != (settings.point, settings.batch) or settings.marker.exists():
+    if settings.strike == "none" or (point, batch) != (settings.point, settings.batch):
+        return
+    if settings.marker.exists():
+        settings.copy.touch()
         return
     # The daemon that forked us goes down with the JVM and takes its children along, unless they ignore its signal:
     # a worker that lives on is the harder case.
@@ -146,13 +153,13 @@ def _strike(point: str, batch: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settings.marker.touch()
     if settings.strike in ("kill", "executor"):
-        os.kill(_parent(os.getppid()), signal.SIGKILL)
+        os.kill(parent_of(os.getppid()), signal.SIGKILL)
     if settings.strike == "kill":
         os.kill(settings.driver, signal.SIGKILL)
     if settings.strike == "worker":
         os.kill(os.getpid(), signal.SIGKILL)
-    if settings.strike == "sleep":
-        time.sleep(_SLEEP_S)
+    if settings.strike == "copied":
+        _await(settings.copy)
     if settings.hold:
         _await(settings.released)
     if settings.strike == "fail":
@@ -171,7 +178,8 @@ def _await(path: Path) -> None:
         time.sleep(0.05)
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """The parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[1])
 
 
@@ -181,6 +189,7 @@ def main() -> None:
     os.environ[_VARIABLE] = settings.to_json()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(settings.master)
+    builder = builder.config(f"spark.executorEnv.{_VARIABLE}", settings.to_json())
     for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", **settings.extra}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

@@ -1,4 +1,4 @@
-"""Six programs of a Spark user, the same on every kind of cluster: each checks what it did against a plain model.
+"""Seven programs of a Spark user, the same on every kind of cluster: each checks what it did against a plain model.
 
 They take a session and a place, and use what every session has: no SparkContext, no JVM, no RDD, so that they run on
 Spark Connect; no function of this module goes to an executor, so that executors need nothing but what is installed.
@@ -17,7 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.utils import is_remote
 
 from statelog.errors import InvalidChange
+from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.recovery import recover_snapshot
+from statelog.spark.engine.materialize import materialize
 from statelog.spark.key_groups import repartition_by_key_group
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import upsert
@@ -174,6 +178,26 @@ def copy_by_stream(spark: SparkSession, place: Place) -> None:
         _expect(copy.numbers(), numbers)
 
 
+def roll_up(spark: SparkSession, place: Place) -> None:
+    """Rounds of the materializer whose folds and merges are Spark tasks: the snapshot alone has the model's rows."""
+    log, numbers = place.make_log("rounds"), dict[int, int]()
+    settings = MaterializerSettings(scratch=place.directory, fanout=2)
+    where: dict[str, Any] = {"kafka": {"bootstrap.servers": log.bootstrap}, "root": str(log.root)}
+    merged = 0
+    for number in range(1, 4):
+        changed = {key: number * 1000 + key for key in range(number * 50, 300)}
+        _fill(log, changed, checkpoint_id=number)
+        numbers.update(changed)
+        outcome = materialize(
+            spark, log.log.name, **where, allow_unsafe=UNSAFE, settings=settings, most_tasks=2, task_bytes=1
+        )
+        assert isinstance(outcome, CompletedRound)
+        merged += outcome.runs_merged
+    with recover_snapshot(log.log.name, root=str(log.root)) as recovery:
+        _expect({key: value["n"] for key, value in recovery.to_dict().items()}, numbers)
+    _expect(merged > 0, True)
+
+
 PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType(
     {
         "write batches": write_batches_twice,
@@ -182,6 +206,7 @@ PROGRAMS: Mapping[str, Callable[[SparkSession, Place], None]] = MappingProxyType
         "upsert": upsert_counts,
         "read changes": read_changes,
         "copy by stream": copy_by_stream,
+        "roll up": roll_up,
     }
 )
 """By what they do."""

@@ -60,12 +60,7 @@ class SparkEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are in the store."""
         self._work.go_on()
-        work = TaskWork(
-            where=self._made_by.where,
-            scratch=self._work.scratch.parent,
-            tasks=tuple(pickle.dumps(task) for task in tasks),
-        )
-        found = self.do(work)
+        found = self.do(TaskWork.of(self._made_by.where, self._work.scratch.parent, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
         return Written(runs=tuple(run for one in done for run in one.runs), seconds=sum(one.written_s for one in done))

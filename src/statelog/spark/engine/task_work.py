@@ -9,7 +9,8 @@ Invariants:
 
 import pickle
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -30,6 +31,7 @@ from statelog.storage.runs.write import upload_run
 
 __all__ = ["DONE_SCHEMA", "TaskDone", "TaskWork"]
 
+_FAST = 1
 DONE_SCHEMA = "task long, done binary"
 """What `TaskWork` gives: the number of a task, and its `TaskDone`, pickled."""
 
@@ -45,18 +47,31 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """The tasks of a stage, pickled, by number. `scratch` is a directory of every worker."""
+    """The tasks of a stage, packed, by number. `scratch` is a directory of every worker.
+
+    All of them go to every worker, which unpacks its own: 2 MB for 100,000 change sets.
+    """
 
     where: LogAddress
     scratch: Path
     tasks: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, where: LogAddress, scratch: Path, tasks: Iterable[Task]) -> "TaskWork":
+        """The work of these tasks."""
+        packed = tuple(zlib.compress(pickle.dumps(task), _FAST) for task in tasks)
+        return cls(where=where, scratch=scratch, tasks=packed)
+
+    def task(self, number: int) -> Task:
+        """A task of the stage."""
+        return cast("Task", pickle.loads(zlib.decompress(self.tasks[number])))  # noqa: S301  # Our driver's own.
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: numbers of tasks in, what was done out. Raises what the work raises, for the driver."""
         for batch in batches:
             for number in cast("list[int]", batch.column(0).to_pylist()):
                 with reported():
-                    done = self._do(cast("Task", pickle.loads(self.tasks[number])))  # noqa: S301  # Our driver's own.
+                    done = self._do(self.task(number))
                 columns = [pa.array([number], pa.int64()), pa.array([pickle.dumps(done)], pa.binary())]
                 yield pa.RecordBatch.from_arrays(columns, names=["task", "done"])
 

@@ -1,0 +1,89 @@
+"""Two logs of one history: the local engine rolls up one, Spark's the other, and their snapshots have to be equal."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from statelog.materializer.engine.engine import EngineMaker
+from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.round.round import Round, run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer.writer import Writer
+from statelog.recovery import recover_snapshot
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from tests.support.rigs.log import UNSAFE
+from tests.support.spark.rig import SparkLog
+
+__all__ = ["EnginePair", "change", "run_paths", "settings_at", "snapshot_rows", "where_of"]
+
+
+class EnginePair:
+    """`local` and `remote`, which get the same changes, chosen by `rng`."""
+
+    def __init__(self, name: str, bootstrap: str, directory: Path, seed: int = 7) -> None:
+        self.local, self.remote = (SparkLog.create(f"{name}-{kind}", bootstrap, directory) for kind in "ab")
+        self.directory = directory
+        self.rng = random.Random(seed)
+
+    def change(self, most_keys: int | None = None) -> None:
+        """The same commit in both."""
+        change(self.rng, [self.local, self.remote], most_keys)
+
+    def roll_up_local(self) -> None:
+        """A round of the local engine on its log."""
+        run_round(self.local.log, settings_at(self.directory))
+
+    def roll_up(self, make_engine: EngineMaker) -> CompletedRound:
+        """A round of each engine: snapshots of the same rows, all of whose runs are in the store."""
+        self.roll_up_local()
+        outcome = Round(self.remote.log, settings_at(self.directory), make_engine=make_engine).run()
+        assert isinstance(outcome, CompletedRound)
+        self.expect_equal()
+        assert self.named(outcome.number) <= run_paths(self.remote)
+        return outcome
+
+    def expect_equal(self) -> None:
+        """Raise AssertionError unless both snapshots have the same rows."""
+        assert snapshot_rows(self.remote) == snapshot_rows(self.local)
+
+    def named(self, number: int) -> set[str]:
+        """The runs that a manifest of Spark's log names."""
+        return {run.path for run in self.remote.log.manifests.read(number).manifest.runs}
+
+    def all_named(self) -> set[str]:
+        """The runs that any manifest of Spark's log names."""
+        return {path for number in self.remote.log.manifests.numbers() for path in self.named(number)}
+
+
+def settings_at(scratch: Path, **changed: Any) -> MaterializerSettings:
+    """Every second round merges, and nothing is kept for its age."""
+    retention = RetentionPolicy(keep=2, min_age_s=0.0)
+    return MaterializerSettings(scratch=scratch, fanout=2, retention=retention, **changed)
+
+
+def where_of(rig: SparkLog) -> Mapping[str, Any]:
+    """Where a log is, as functions for Python take it."""
+    return {"kafka": {"bootstrap.servers": rig.bootstrap}, "root": str(rig.root), "allow_unsafe": UNSAFE}
+
+
+def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = None) -> None:
+    """The same commit in every log, of a few keys or of many."""
+    rows = {rng.randrange(300): rng.random() < 0.3 for _ in range(most_keys or rng.choice((3, 200)))}
+    number = rng.randrange(1000)
+    for rig in rigs:
+        with Writer(rig.log, "w") as writer:
+            for key, is_delete in rows.items():
+                writer.delete(key) if is_delete else writer.put(key, {"n": number + key})
+            writer.commit()
+
+
+def snapshot_rows(rig: SparkLog) -> list[dict[str, Any]]:
+    """The rows of the newest snapshot alone, by key."""
+    with recover_snapshot(rig.log.name, root=str(rig.root)) as recovery:
+        return recovery.to_arrow().sort_by("key").to_pylist()
+
+
+def run_paths(rig: SparkLog) -> set[str]:
+    """The runs that lie in the store, named or not."""
+    return {info.path for info in rig.log.store.list("runs/")}
