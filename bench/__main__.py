@@ -26,8 +26,10 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
+        bootstrap, broker_pid = _broker(stack, directory)
         setting = Setting(
-            bootstrap=_broker(stack, directory),
+            bootstrap=bootstrap,
+            broker_pid=broker_pid,
             root=directory / "root",
             changes=changes,
             keys=keys,
@@ -42,14 +44,15 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
         show(figures, console)
 
 
-def _broker(stack: ExitStack, directory: Path) -> str:
+def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None]:
+    """Its address, and the process of one that is the run's own."""
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
-        return named
+        return named, None
     broker = EmbeddedBroker(directory / "broker", heap_mb=1024)
     broker.start()
     stack.callback(broker.stop)
-    return broker.bootstrap
+    return broker.bootstrap, broker.process.pid
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from bench.logs import bench_log, bulk_append
 from bench.plain import plain_topic
 from bench.rocksdb import rocksdb
 from bench.setting import Setting
+from bench.spark_batches import spark_batches
+from bench.spark_reads import spark_changes, spark_state
+from bench.spark_writes import spark_writes
 from bench.workload import batches, every_key, pairs
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -159,4 +162,8 @@ BENCHMARKS = {
     "snapshot": snapshot,
     "rocksdb": rocksdb,
     "cache": cache,
+    "spark-state": spark_state,
+    "spark-changes": spark_changes,
+    "spark-writes": spark_writes,
+    "spark-batches": spark_batches,
 }

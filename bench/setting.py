@@ -8,7 +8,7 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how much: W has 5,000,000 changes over 1,000,000 keys."""
+    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. `broker_pid` is of a broker of the run's own."""
 
     bootstrap: str
     root: Path
@@ -16,6 +16,7 @@ class Setting:
     keys: int
     rounds: int
     commits: int
+    broker_pid: int | None = None
 
     def scaled(self, share: float) -> int:
         """That share of the changes, at least 1,000."""

@@ -67,7 +67,7 @@ def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
     newest = reader.load()
     assert newest.columns == ["key", "n", "note"]
     assert {(row.key, row.n, row.note) for row in newest.collect()} == {(k, k, f"note {k}") for k in range(50, 100)}
-    assert newest.rdd.getNumPartitions() == 4
+    assert newest.rdd.getNumPartitions() == 1
     for at in ({"atWriter": "w", "atCheckpoint": "1"}, {"atPosition": str(first + 1)}):
         assert reader.options(**at).load().count() == 100
         reader = spark.read.format("statelog").options(**rig.options)

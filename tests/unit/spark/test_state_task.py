@@ -9,7 +9,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery.planning.recovery_plan import part_of
 from statelog.recovery.reading import sources
 from statelog.recovery.recover import recover
-from statelog.spark.source.state import slices
+from statelog.spark.source import state
+from statelog.spark.source.state import slices, state_parts
 from statelog.spark.source.state_task import read_slice
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.told import lines
@@ -54,3 +55,27 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
             with pytest.raises(CorruptRun):
                 _read(rig, plan, count)
         assert all("snapshot 2 is damaged" in line for line in told)
+
+
+def test_a_small_state_has_few_tasks() -> None:
+    """A state has a task for so many bytes, at most one for each partition and at least one, unless a number is wanted;
+    together they have all key groups that are wanted.
+    """
+    rig = history_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"1" * 1000) for i in range(90)])
+    plan, descriptor = recover(rig.log).plan, rig.log.descriptor
+    groups = range(descriptor.key_groups)
+
+    def counted(least_bytes: int, minimum: int | None = None) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state, "_LEAST_BYTES", least_bytes)
+            parts = state_parts(plan, groups, descriptor, minimum)
+        assert sorted(group for part in parts for group in part.key_groups or ()) == list(groups)
+        return len(parts)
+
+    assert counted(plan.size_bytes + 1) == 1
+    assert counted(plan.size_bytes // 2) == 2
+    assert counted(1) == descriptor.partitions
+    assert counted(plan.size_bytes + 1, minimum=3) == 3
+    assert state_parts(plan, [], descriptor, None) == []

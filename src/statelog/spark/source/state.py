@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, part_of
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
@@ -21,7 +22,10 @@ from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, read
 from statelog.spark.source.state_task import read_slice
 from statelog.spark.source.wanted import narrowed, wanted
 
-__all__ = ["PushingStateReader", "StateReader", "StateSlice", "plan_state", "slices"]
+__all__ = ["PushingStateReader", "StateReader", "StateSlice", "plan_state", "slices", "state_parts"]
+
+_LEAST_BYTES = 32 << 20
+"""What a task of its own is worth: several times what Spark itself spends on a task in Python, about 60 ms."""
 
 
 def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
@@ -65,12 +69,10 @@ class StateReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The slices, all at the position of the plan, which is held again. Raises as `hold_plan`."""
         assert self._plan is not None, "partitions are made where the plan is"
-        options = self._options
-        plan = hold_plan(options, self._plan)
-        descriptor = cached_log(options.where).descriptor
-        count = options.min_partitions or descriptor.partitions
-        parts = slices(self._wanted.key_groups, count) if self._wanted.key_groups else []
-        return [StateSlice(part_of(plan, frozenset(part), descriptor)) for part in parts]
+        plan = hold_plan(self._options, self._plan)
+        descriptor = cached_log(self._options.where).descriptor
+        parts = state_parts(plan, self._wanted.key_groups, descriptor, self._options.min_partitions)
+        return [StateSlice(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The state of one slice, on an executor. Raises NotFound, Damaged, Unavailable."""
@@ -104,6 +106,17 @@ class PushingStateReader(StateReader):
         """Narrow the read; Spark is given back all filters, and applies them to the rows."""
         self.narrow(filters)
         return filters
+
+
+def state_parts(
+    plan: RecoveryPlan, key_groups: Sequence[int], descriptor: Descriptor, minimum: int | None
+) -> list[RecoveryPlan]:
+    """A plan cut for tasks: at most as many as the log has partitions, fewer for a small state; or `minimum`."""
+    if not key_groups:
+        return []
+    whole = part_of(plan, frozenset(key_groups), descriptor)
+    count = minimum or min(descriptor.partitions, whole.size_bytes // _LEAST_BYTES)
+    return [part_of(whole, frozenset(part), descriptor) for part in slices(key_groups, count)]
 
 
 def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, part_of
+from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.schemas.descriptor import Descriptor
 from statelog.spark.columns import change_batches
 from statelog.spark.source.changes import ChangeSlice, change_slices
-from statelog.spark.source.state import slices
+from statelog.spark.source.state import state_parts
 from statelog.spark.source.state_task import read_slice
 from statelog.spark.stream.planner import BatchPlan
 from statelog.storage.log.log import Log
@@ -52,12 +52,11 @@ def parts_of(
     key_groups: Iterable[int] | None,
     value_schema_id: int,
 ) -> Sequence[InputPartition]:
-    """The parts of a micro-batch: about as many as the log has partitions, or `minimum`."""
+    """The parts of a micro-batch: of state and changes each at most as many as the log has partitions, or `minimum`."""
     found: list[InputPartition] = [ResetPart(batch.position)] if batch.is_reset else []
     if batch.state is not None:
         groups = sorted(range(descriptor.key_groups) if key_groups is None else key_groups)
-        shares = slices(groups, minimum or descriptor.partitions)
-        found += [StatePart(part_of(batch.state, frozenset(part), descriptor), value_schema_id) for part in shares]
+        found += [StatePart(part, value_schema_id) for part in state_parts(batch.state, groups, descriptor, minimum)]
     if batch.changes is not None:
         found += change_slices(batch.changes, descriptor.partitions, minimum)
     return found

@@ -1,0 +1,117 @@
+"""Micro-batches of 100 rows to a log, beside a Python sink that does nothing: one query, and three at once."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from bench.figures import Figure
+from bench.logs import bench_log
+from bench.setting import Setting
+from bench.spark_session import options_of, spark_session
+
+__all__ = ["EmptySink", "spark_batches"]
+
+_ROWS, _TASKS = 100, 2
+_WARM, _COUNTED = 15, 60
+_TIMEOUT_S = 240
+
+
+class _EmptyWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # as Spark's own Arrow class
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        pass
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        pass
+
+
+class EmptySink(DataSource):
+    """A Python sink that takes rows and does nothing: what Spark itself spends on a micro-batch of one."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "bench-empty"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's name
+        """A writer that takes rows and does nothing."""
+        del schema, overwrite
+        return _EmptyWriter()
+
+
+def spark_batches(setting: Setting) -> list[Figure]:
+    """The median trigger of a micro-batch, with one query in the session, and with three that run at once."""
+    found: list[Figure] = []
+    with spark_session() as spark:
+        spark.dataSource.register(EmptySink)
+        for queries in (1, 3):
+            empty = _empty(spark, queries)
+            ours = _ours(spark, setting, queries)
+            empty += _empty(spark, queries)
+            found.append(
+                Figure(
+                    name=f"Spark: micro-batch of {_ROWS} rows, {queries} at once",
+                    unit="ms",
+                    value=statistics.median(ours),
+                    lowest=min(ours),
+                    highest=max(ours),
+                    baseline_name="an empty Python sink",
+                    baseline=statistics.median(empty),
+                    higher_is_better=False,
+                )
+            )
+    return found
+
+
+def _ours(spark: SparkSession, setting: Setting, queries: int) -> list[float]:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running: list[StreamingQuery] = []
+        for number in range(queries):
+            log = stack.enter_context(bench_log(setting.bootstrap, setting.root))
+            writer = _rows(spark).writeStream.format("statelog").options(**options_of(setting, log), writerId="bench")
+            running.append(writer.option("checkpointLocation", str(directory / str(number))).start())
+        return _triggers_ms(running)
+
+
+def _empty(spark: SparkSession, queries: int) -> list[float]:
+    with tempfile.TemporaryDirectory() as directory:
+        running = [
+            _rows(spark).writeStream.format("bench-empty").option("checkpointLocation", f"{directory}/{number}").start()
+            for number in range(queries)
+        ]
+        return _triggers_ms(running)
+
+
+def _rows(spark: SparkSession) -> DataFrame:
+    """As many rows in every batch, whatever the time."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", _ROWS).option("numPartitions", _TASKS)
+    return source.load().selectExpr("cast(cast(value as string) as binary) key", "cast('value' as binary) value")
+
+
+def _triggers_ms(running: list[StreamingQuery]) -> list[float]:
+    """The triggers of all queries once each is warm; stops them."""
+    found: dict[object, dict[int, float]] = {query.id: {} for query in running}
+    end_s = time.monotonic() + _TIMEOUT_S
+    while any(len(triggers) < _WARM + _COUNTED for triggers in found.values()):
+        assert time.monotonic() < end_s, "the queries are too slow to be measured"
+        time.sleep(1)
+        for query in running:
+            for progress in query.recentProgress:
+                found[query.id][progress.batchId] = progress.durationMs["triggerExecution"]
+    for query in running:
+        query.stop()
+    return [ms for triggers in found.values() for batch, ms in sorted(triggers.items()) if batch >= _WARM]

@@ -1,0 +1,111 @@
+"""Reading with Spark: a state beside Parquet and Spark's own state store, changes beside Spark's own Kafka source.
+
+All go to Spark's `noop` sink, every column, in one session of two threads, warm.
+"""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.figures import Figure
+from bench.logs import bench_log, bulk_append
+from bench.plain import plain_topic
+from bench.setting import Setting
+from bench.spark_session import figures_of, our_reader, spark_session, take_turns
+from bench.workload import batches, every_key, pairs
+from statelog.materializer.round.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from tests.support.spark.connector import CONNECTOR
+
+__all__ = ["spark_changes", "spark_state"]
+
+_STATE_STORE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Otherwise nothing is in its snapshots yet, and its reader replays every change.
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
+}
+
+
+def spark_state(setting: Setting) -> list[Figure]:
+    """A state of all keys with the default slices, beside the Parquet of the same run, and the same rows as the state
+    of a stateful query.
+    """
+    found = every_key(setting.keys)
+    with (
+        spark_session() as spark,
+        tempfile.TemporaryDirectory() as scratch,
+        bench_log(setting.bootstrap, setting.root) as log,
+    ):
+        bulk_append(log, found, commits=2)
+        run_round(log, MaterializerSettings(scratch=Path(scratch)))
+        (run,) = (setting.root / log.name / "runs").iterdir()
+        checkpoint = _stateful_query(spark, found, Path(scratch))
+        costs = take_turns(
+            setting,
+            {
+                "ours": lambda: read(our_reader(spark, setting, log).load()),
+                "parquet": lambda: read(spark.read.parquet(str(run))),
+                "statestore": lambda: read(spark.read.format("statestore").load(str(checkpoint))),
+            },
+        )
+    name = "Spark: state, default slices"
+    return [
+        *figures_of(name, setting.keys, costs["ours"], "spark.read.parquet of the same run", costs["parquet"]),
+        *figures_of(name, setting.keys, costs["ours"], "format('statestore'), RocksDB", costs["statestore"]),
+    ]
+
+
+def spark_changes(setting: Setting) -> list[Figure]:
+    """Every committed change of a log, beside as many records of a topic through Spark's Kafka source."""
+    count = setting.scaled(0.4)
+    found = batches(count, setting.keys)
+    with (
+        spark_session() as spark,
+        bench_log(setting.bootstrap, setting.root) as log,
+        plain_topic(setting.bootstrap) as topic,
+    ):
+        bulk_append(log, found, commits=10)
+        topic.produce(pairs(found))
+        kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", setting.bootstrap)
+        large = kafka.option("kafka.max.partition.fetch.bytes", 8 << 20).option("kafka.max.poll.records", 10_000)
+        costs = take_turns(
+            setting,
+            {
+                "ours": lambda: read(our_reader(spark, setting, log).option("read", "changes").load()),
+                "kafka": partial(lambda: read(large.option("subscribe", topic.name).load())),
+            },
+        )
+    return figures_of("Spark: committed changes", count, costs["ours"], f"Kafka source ({CONNECTOR})", costs["kafka"])
+
+
+def read(frame: DataFrame) -> None:
+    """All columns of all rows, to nowhere."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _stateful_query(spark: SparkSession, found: list[pa.RecordBatch], directory: Path) -> Path:
+    """The checkpoint of a query that keeps the same keys and values: two batches, then a few small ones, until its
+    snapshots are taken.
+    """
+    for name, value in _STATE_STORE.items():
+        spark.conf.set(name, value)
+    rows = directory / "rows"
+    rows.mkdir()
+    parts = [found[: len(found) // 2], found[len(found) // 2 :], *[[found[0].slice(0, 10)]] * 6]
+    for number, part in enumerate(parts):
+        pq.write_table(pa.Table.from_batches(part), rows / f"part-{number}.parquet")
+    checkpoint = directory / "stateful"
+    stream = spark.readStream.schema("key binary, value binary").option("maxFilesPerTrigger", 1).parquet(str(rows))
+    kept = stream.groupBy("key").agg({"value": "max"})
+    writer = kept.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(600)
+    return checkpoint

@@ -1,0 +1,37 @@
+"""Spark's Python workers: what they do between two tasks."""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+_WORKER = """
+import gc, sys, types
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
+from statelog.spark.clients import ProcessCache
+ProcessCache().get("anything")
+print(gc.get_freeze_count())
+"""
+
+
+def test_what_workers_import_is_spared_from_their_collections(spark: SparkSession) -> None:
+    """Spark's workers collect all garbage after every task. What they have imported is not looked at then, once they
+    have used a client of ours; in a program of the user's nothing is spared.
+    """
+
+    def mains(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"main": [sys.modules["__main__"].__spec__.name]})
+
+    ((worker,),) = spark.range(1).mapInArrow(mains, "main string").distinct().collect()
+    spared = [
+        int(subprocess.run([sys.executable, "-c", _WORKER, main], capture_output=True, check=True, timeout=60).stdout)
+        for main in (worker, "program")
+    ]
+    assert spared[0] > 10_000
+    assert spared[1] == 0
