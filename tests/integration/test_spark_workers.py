@@ -26,9 +26,10 @@ def test_what_workers_import_is_spared_from_their_collections(spark: SparkSessio
 
     def mains(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"main": [sys.modules["__main__"].__spec__.name]})
+            spec = sys.modules["__main__"].__spec__
+            yield pa.RecordBatch.from_pydict({"main": [spec.name if spec else ""]})
 
-    ((worker,),) = spark.range(1).mapInArrow(mains, "main string").distinct().collect()
+    worker: str = spark.range(1).mapInArrow(mains, "main string").collect()[0].main
     spared = [
         int(subprocess.run([sys.executable, "-c", _WORKER, main], capture_output=True, check=True, timeout=60).stdout)
         for main in (worker, "program")
