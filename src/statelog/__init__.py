@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
     from statelog.seams import Seams
     from statelog.storage import Log, open  # noqa: A004 - the name that users look for, as gzip.open
+    from statelog.tables import Table, TableSettings, table
 
 __all__ = [
     "AtCheckpoint",
@@ -24,6 +25,8 @@ __all__ = [
     "MaterializerSettings",
     "RecoverySettings",
     "Seams",
+    "Table",
+    "TableSettings",
     "TaskWriter",
     "Writer",
     "WriterSettings",
@@ -31,6 +34,7 @@ __all__ = [
     "recover",
     "recover_snapshot",
     "run_round",
+    "table",
 ]
 
 __version__: str
@@ -41,6 +45,7 @@ _HOMES = {
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
     "statelog.seams": ("Seams",),
     "statelog.storage": ("Log", "open"),
+    "statelog.tables": ("Table", "TableSettings", "table"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}
 

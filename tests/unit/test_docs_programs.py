@@ -9,7 +9,7 @@ from tests.support.documents import DOCS, programs
 from tests.support.file_map import SOURCE
 
 _GUIDES = sorted(page for page in (DOCS / "guide").glob("*.md") if programs(page))
-_ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer")]
+_ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer", "tables")]
 _PAGES = (*_GUIDES, DOCS / "values.md", DOCS / "rocksdb.md", *_ROOMS)
 
 

@@ -3,6 +3,7 @@
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
+from statelog.producer.pending_commit import PendingCommit
 from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.change_maker import Key, Value
 from statelog.producer.settings import WriterSettings
@@ -15,6 +16,7 @@ __all__ = [
     "Grant",
     "Key",
     "Life",
+    "PendingCommit",
     "PendingHandle",
     "Summary",
     "TaskGrant",

@@ -17,8 +17,8 @@ Invariants:
 - Only the writer's own thread touches its state: delivery reports are processed while it appends or waits.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from threading import get_ident
 
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
@@ -28,6 +28,7 @@ from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.commits.rules import check_handle, next_checkpoint_id
 from statelog.producer.guard import Guard, Life
+from statelog.producer.pending_commit import PendingCommit
 from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.sending.meta_buffer import MetaBuffer
@@ -38,8 +39,10 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
+from statelog.storage.ledger_client import LastRecord
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
@@ -80,6 +83,7 @@ class Writer(ChangeWriter):
         self._seams = seams
         self._meter = Meter()
         self._meta = MetaBuffer()
+        self._committing: PendingCommit | None = None
         opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
         try:
             self._committer = Committer(log, opened, seams=seams)
@@ -115,6 +119,16 @@ class Writer(ChangeWriter):
     def position(self) -> int:
         """A ledger position that includes all that this writer knows: for `recover(at_least=)` elsewhere."""
         return self._committer.position
+
+    @property
+    def last_record(self) -> LastRecord | None:
+        """The ledger record that this writer folded last: what a local copy of the state is compared with later."""
+        return self._committer.opened.ledger.last
+
+    @property
+    def accepted_losses(self) -> tuple[LossRange, ...]:
+        """The ranges of the log that a person gave up, below `position`."""
+        return self._committer.opened.ledger.fold.accepted
 
     @property
     def initial_sequence_number(self) -> int:
@@ -191,15 +205,18 @@ class Writer(ChangeWriter):
         Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled, Damaged, Unavailable: these end the
         writer. Raises CheckpointMismatch and other misuse before anything is sent: the writer goes on.
         """
-        self._guard.check()
-        if handle.nonce != self.grant.nonce:
-            raise CheckpointMismatch(
-                "the handle was not persisted by this life of the writer",
-                writer=self.name,
-                checkpoint=handle.checkpoint.id,
-                hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
-            )
-        return self._commit([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
+        return self._confirm(handle, metadata, final).result()
+
+    def confirm_async(self, handle: Handle, metadata: Metadata | None = None) -> PendingCommit:
+        """As `confirm`, without waiting for the ledger: the result comes when it is asked for. One at a time.
+
+            pending = writer.confirm_async(writer.persist().result())
+            ...                                                  # more appends, and persists
+            print(pending.result().offset)
+
+        Raises CheckpointMismatch and other misuse before anything is sent, Unavailable.
+        """
+        return self._confirm(handle, metadata, final=False)
 
     def commit(
         self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
@@ -262,6 +279,17 @@ class Writer(ChangeWriter):
 
     # ---- inside
 
+    def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool) -> PendingCommit:
+        self._guard.check()
+        if handle.nonce != self.grant.nonce:
+            raise CheckpointMismatch(
+                "the handle was not persisted by this life of the writer",
+                writer=self.name,
+                checkpoint=handle.checkpoint.id,
+                hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
+            )
+        return self._begin([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
+
     def _new_outbox(self) -> Outbox:
         committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
         return Outbox(
@@ -302,20 +330,40 @@ class Writer(ChangeWriter):
             return self._pipeline.wait(end_sqn, timeout_s)
 
     def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> LastCommit:
-        epoch, started_s = self.grant.epoch, self._seams.clock()
+        return self._begin(handles, checkpoint, metadata, final).result()
+
+    def _begin(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> PendingCommit:
+        """Send a Commit; its result is taken by `_finish`."""
+        if self._committing is not None:
+            raise Misuse(
+                "a commit is under way", writer=self.name, hint="Ask for its result before the next one is confirmed"
+            )
+        started_s = self._seams.clock()
+        with self._meter_failures():
+            self._committer.begin(handles, checkpoint.id, metadata, final=final)
+
+        def finish() -> LastCommit:
+            self._committing = None  # With a reference back it would keep a closed writer's clients.
+            self._guard.check()
+            return self._finish(checkpoint, started_s, final)
+
+        self._committing = PendingCommit(checkpoint.id, self._is_answered, finish)
+        return self._committing
+
+    def _is_answered(self) -> bool:
+        self._guard.check_owner()
+        return self.life is not Life.OPEN or self._committer.is_answered
+
+    def _finish(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
+        epoch = self.grant.epoch
         # Chunks of a later change set, already out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)
-        try:
-            last = self._committer.commit(handles, checkpoint.id, metadata, final=final, settle=settle)
+        with self._meter_failures():
+            last = self._committer.finish(settle=settle)
             self._pipeline.confirm(last.checkpoint.id)
             if self.grant.epoch != epoch:
                 self._pipeline.reconnect(self._new_outbox())
                 self._meter.settled_commits += 1
-        except BaseException as error:
-            self._meter.confirm_failures += 1
-            if self._committer.is_over or not isinstance(error, Misuse):
-                self._guard.fail()
-            raise
         self._meter.confirm_s.add(self._seams.clock() - started_s)
         self._meter.commit_attempts.add(self._committer.attempts)
         if final:
@@ -323,6 +371,17 @@ class Writer(ChangeWriter):
         elif self._committer.is_overtaken:
             self._guard.overtake()
         return last
+
+    @contextmanager
+    def _meter_failures(self) -> Generator[None]:
+        """Count a commit that fails, and end the writer unless it was refused before anything was sent."""
+        try:
+            yield
+        except BaseException as error:
+            self._meter.confirm_failures += 1
+            if self._committer.is_over or not isinstance(error, Misuse):
+                self._guard.fail()
+            raise
 
     def _check_start(self, from_sqn: int | None) -> None:
         """Refuse an impossible persist. After a failure it says so every time, not just that the writer has ended."""

@@ -42,6 +42,7 @@ __all__ = [
     "STALL_TIMEOUT_S",
     "LastRecord",
     "LedgerClient",
+    "PendingAppend",
     "ValidCommit",
     "append_record",
     "is_restarted",
@@ -94,6 +95,43 @@ def _never() -> bool:
     return False
 
 
+class PendingAppend:
+    """A ledger record on its way. `done` and `result` take delivery reports; nothing else has to."""
+
+    def __init__(self, producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> None:
+        """Send it. Raises Unavailable if it could not even be queued."""
+        self._producer = producer
+        self._topic = topic
+        self._kind = type(record).__name__
+        self._clock = clock
+        self._reports: list[Delivery] = []
+        self._deadline_s = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+        while not producer.send(topic, 0, encode(record), self._reports.append):
+            producer.poll(0.05)
+            if clock() > self._deadline_s:
+                raise Unavailable("the ledger record could not even be queued", topic=topic)
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        if not self._reports:
+            self._producer.poll(0)
+        return bool(self._reports) or self._clock() >= self._deadline_s
+
+    def result(self) -> int:
+        """Wait for the offset. Raises OutcomeUnknown if the record may be in the ledger, now or later."""
+        while not self._reports and self._clock() < self._deadline_s:
+            self._producer.poll(0.2)
+        report = self._reports[0] if self._reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+        if report.status is DeliveryStatus.UNKNOWN:
+            raise OutcomeUnknown(
+                f"whether the {self._kind} is in the ledger is not known",
+                topic=self._topic,
+                reason=report.reason,
+                hint=with_remedy(report, "Open the writer again: that settles it"),
+            )
+        return report.offset
+
+
 def append_record(
     producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
 ) -> int:
@@ -101,23 +139,7 @@ def append_record(
 
     Raises Unavailable if it could not even be queued, OutcomeUnknown if it may be in the ledger, now or later.
     """
-    reports: list[Delivery] = []
-    deadline = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
-    while not producer.send(topic, 0, encode(record), reports.append):
-        producer.poll(0.05)
-        if clock() > deadline:
-            raise Unavailable("the ledger record could not even be queued", topic=topic)
-    while not reports and clock() < deadline:
-        producer.poll(0.2)
-    report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
-    if report.status is DeliveryStatus.UNKNOWN:
-        raise OutcomeUnknown(
-            f"whether the {type(record).__name__} is in the ledger is not known",
-            topic=topic,
-            reason=report.reason,
-            hint=with_remedy(report, "Open the writer again: that settles it"),
-        )
-    return report.offset
+    return PendingAppend(producer, topic, record, clock).result()
 
 
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:

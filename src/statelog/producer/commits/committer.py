@@ -11,7 +11,7 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
@@ -23,7 +23,7 @@ from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
-from statelog.storage.ledger_client import append_record
+from statelog.storage.ledger_client import PendingAppend
 from statelog.storage.log.log import Log
 
 __all__ = ["Committer"]
@@ -38,6 +38,16 @@ class _End(Enum):
     FINAL = "the last commit was final"
     IN_DOUBT = "an earlier commit did not end well"
     OVERTAKEN = "another writer took over behind the last commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnderWay:
+    """A Commit that was sent, and what it was made of."""
+
+    commit: Commit
+    handles: Sequence[Handle]
+    metadata: Metadata
+    appended: PendingAppend
 
 
 class Committer:
@@ -55,6 +65,7 @@ class Committer:
         self.attempts = 0
         """How many Commits the newest checkpoint took: 1, plus 1 for each that was lost."""
         self._end: _End | None = None
+        self._under_way: _UnderWay | None = None
         self._log = log
         self._seams = seams
 
@@ -98,6 +109,13 @@ class Committer:
         CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be, and that
         could not be settled (or must not be); Damaged.
         """
+        self.begin(handles, checkpoint_id, metadata, final=final)
+        return self.finish(settle=settle)
+
+    def begin(self, handles: Sequence[Handle], checkpoint_id: int, metadata: Metadata, *, final: bool = False) -> None:
+        """Send a Commit, for `finish` to take its outcome. Raises as `commit` does before anything is sent, and
+        Unavailable.
+        """
         if self._end is _End.OVERTAKEN:
             raise Fenced(self._end.value, writer=self.grant.writer, hint=_AGAIN)
         if self._end is not None:
@@ -108,17 +126,28 @@ class Committer:
         self.attempts = 0
         self._seams.crash("commit-made")
         self._end = _End.IN_DOUBT
+        self._under_way = _UnderWay(commit=commit, handles=handles, metadata=metadata, appended=self._send(commit))
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether `finish` would find the answer to the Commit that is under way. Takes the reports that are due."""
+        return self._under_way is not None and self._under_way.appended.done()
+
+    def finish(self, *, settle: bool = True) -> LastCommit:
+        """The outcome of the Commit that is under way. Raises as `commit`."""
+        assert self._under_way is not None, "nothing is under way"
+        sent, self._under_way = self._under_way, None
         is_overtaken = False
         try:
-            offset = self._append(commit)
+            offset = self._valid_append(sent.appended, sent.commit)
         except OutcomeUnknown as error:
             if not settle:
                 raise
-            offset, is_overtaken = self._settle(commit, handles, metadata, error)
+            offset, is_overtaken = self._settle(sent.commit, sent.handles, sent.metadata, error)
         self._log.saw(offset + 1)
         self._seams.crash("committed")
-        self.last = LastCommit(commit.checkpoint, offset, dict(metadata))
-        self._end = _End.FINAL if final else _End.OVERTAKEN if is_overtaken else None
+        self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
+        self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
         return self.last
 
     def refresh(self) -> None:
@@ -137,9 +166,13 @@ class Committer:
         """Release the clients. Idempotent."""
         self.opened.close()
 
-    def _append(self, commit: Commit) -> int:
+    def _send(self, commit: Commit) -> PendingAppend:
         self.attempts += 1
-        offset = append_record(self.opened.producer, self._log.ledger_topic, commit, clock=self._seams.clock)
+        return PendingAppend(self.opened.producer, self._log.ledger_topic, commit, self._seams.clock)
+
+    def _valid_append(self, appended: PendingAppend, commit: Commit) -> int:
+        """The offset of a Commit that was sent, which is valid."""
+        offset = appended.result()
         try:
             void = self.opened.ledger.verdict(offset, commit)
         except Unavailable as error:
@@ -176,7 +209,7 @@ class Committer:
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
             commit = replace(again, checkpoint=commit.checkpoint)
             try:
-                return self._append(commit), False
+                return self._valid_append(self._send(commit), commit), False
             except OutcomeUnknown as newer:
                 error = newer
         raise error

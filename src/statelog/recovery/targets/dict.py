@@ -10,7 +10,7 @@ from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.schema import columns_of
 
-__all__ = ["DictTarget", "fill_dict"]
+__all__ = ["DictTarget", "fill_dict", "values_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ def fill_dict(slices: Iterable[pa.Table], *, with_group: bool) -> dict[Any, Any]
             keys = batch.column("key").to_pylist()
             if with_group:
                 keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
-            state.update(zip(keys, _values(batch.column("value")), strict=True))
+            state.update(zip(keys, values_of(batch.column("value")), strict=True))
     return state
 
 
-def _values(column: pa.Array) -> list[Any]:
+def values_of(column: pa.Array) -> list[Any]:
     """Structs become dicts by column, which is several times faster than asking Arrow for row after row."""
     if not pa.types.is_struct(column.type):
         return column.to_pylist()

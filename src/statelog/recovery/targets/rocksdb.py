@@ -10,11 +10,7 @@ Invariants:
 - Memory holds a few thousand rows beyond what the tables themselves hold.
 """
 
-import errno
-import os
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,17 +21,17 @@ from statelog.errors import AlreadyExists, ConfigError
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
+from statelog.recovery.targets.rocksdb_disk import rocksdb_disk
 from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
 from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import DiskHook, local_disk_error
+from statelog.storage.local.disk import DiskHook
 from statelog.storage.local.own_directory import make_own
 
 __all__ = ["RocksdbTarget"]
 
 _PIECE_BYTES = 4 << 20
-_TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +71,21 @@ def _fill_rocksdb(reader: PlanReader, path: Path, sst_bytes: int) -> int:
     """
     _require_absent(path)
     host = reader.host
-    with _local_disk(path, "make", host.disk):
+    with rocksdb_disk(path, "make", host.disk):
         make_parents(path)
         partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
     with partial:
         sst, made = partial.path / "sst", partial.path / "db"
-        with _local_disk(path, "open", host.disk):
+        with rocksdb_disk(path, "open", host.disk):
             sst.mkdir()
         files = _SstFiles(sst, path, reader.value_schema, sst_bytes, host.disk)
         for table in in_raw_order(reader.sorted_tables()):
             files.add(table)
-        with _local_disk(path, "sync", host.disk):
+        with rocksdb_disk(path, "sync", host.disk):
             files.finish()
             _make_database(made, files.paths, _state_of(reader, files.rows))
             _make_durable(made)
-        with _local_disk(path, "rename", host.disk):
+        with rocksdb_disk(path, "rename", host.disk):
             _publish(made, path)
     return files.rows
 
@@ -135,7 +131,7 @@ class _SstFiles:
         for batch in table.to_batches(max_chunksize=step):
             keys = raw_keys(batch).to_pylist()
             values = avro_values(batch.column("value"), self.schema).to_pylist()
-            with _local_disk(self.target, "write", self.disk):
+            with rocksdb_disk(self.target, "write", self.disk):
                 self._put(keys, values)
         self.rows += table.num_rows
 
@@ -192,18 +188,3 @@ def _publish(made: Path, path: Path) -> None:
         _require_absent(path)
         raise
     sync(path.parent)
-
-
-@contextmanager
-def _local_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
-    """As `storage.local.disk`. RocksDB's failures are plain `Exception` with a text."""
-    try:
-        disk(step, path)
-        yield
-    except Exception as error:
-        if isinstance(error, OSError):
-            raise local_disk_error(error, path) from error
-        if type(error) is not Exception:
-            raise
-        number = next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
-        raise local_disk_error(OSError(number, str(error)), path) from error

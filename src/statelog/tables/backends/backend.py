@@ -1,0 +1,76 @@
+"""`Backend`: the port behind which the committed state of a table is. Small, so that there may be others.
+
+    MemoryBackend    a dict                                  backends/memory.py
+    RocksdbBackend   a RocksDB directory, kept between lives backends/rocksdb.py
+
+Above it is `Layers`, with all that no commit holds; so a backend sees committed changes only, a commit at a time, each
+with its place in the ledger. Nothing here says that all of a state has to be local: `get` and the scans may fetch what
+they lack, as long as `apply` is heard first; then a delete has to be remembered as one.
+
+Invariants:
+- After `apply` it holds the state at that place, exactly. A kill in the middle leaves the state before it, or after it,
+  together with the place of the one it is; or, where it holds its state in memory only, nothing.
+- What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from statelog.storage.ledger_client import LastRecord
+
+__all__ = ["Backend", "BackendKind", "Place"]
+
+
+class BackendKind(StrEnum):
+    """The backends that there are."""
+
+    DICT = "dict"
+    ROCKSDB = "rocksdb"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the ledger a state is: its position, the record right below it, if it is known, and how many losses a
+    person had accepted by then.
+    """
+
+    position: int
+    last: LastRecord | None = None
+    losses: int = 0
+
+
+class Backend(Protocol):
+    """The committed state of one table. Belongs to one thread.
+
+    Keys are those that `KeyRule.admit` gives, values those of `ValueRule.admit`. A state that is changed while it is
+    scanned is its caller's mistake, and told by the table.
+    """
+
+    @property
+    def get(self) -> Callable[[Any], Any]:
+        """A function that gives the value of a key; None if it is not there."""
+        ...
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        ...
+
+    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+        """Keys and values of these key groups (None: of all), in any order."""
+        ...
+
+    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
+        ...
+
+    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+        """Take committed changes, None deletes, and the place of the state that they make. Raises StorageFull,
+        StoreUnavailable.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what is held, and keep what outlives the process. Idempotent."""
+        ...

@@ -1,0 +1,58 @@
+"""`MemoryBackend`: a state in a dict. It dies with the process, and comes back from snapshot and tail."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from statelog.recovery import Recovery
+from statelog.tables.backends.backend import Place
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+
+__all__ = ["MemoryBackend"]
+
+
+class MemoryBackend:
+    """A dict of the state at `place`. To range over keys looks at every one and sorts those that are wanted."""
+
+    def __init__(self, keys: KeyRule, state: dict[Any, Any]) -> None:
+        self._keys = keys
+        self._state = state
+        self.get: Callable[[Any], Any] = state.get
+        """The dict's own: the way of every read."""
+
+    @classmethod
+    def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "MemoryBackend":
+        """With all of a recovered state. Raises as `Recovery.to_dict`."""
+        state = recovery.to_dict()
+        if keys.one is not None:
+            state = {key: value for (_, key), value in state.items()}
+        values.mend(state)
+        return cls(keys, state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+        """Those of the dict, in its order."""
+        if key_groups is None:
+            return iter(self._state.items())
+        keys, wanted = list(self._state), frozenset(key_groups)
+        chosen = (key for key, group in zip(keys, self._keys.groups_of(keys), strict=True) if group in wanted)
+        return ((key, self._state[key]) for key in chosen)
+
+    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """A sorted copy of the keys, and their values as they are read."""
+        keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
+        return ((key, self._state[key]) for key in sorted(keys))
+
+    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:  # noqa: ARG002 - a dict is lost with its place
+        """Change the dict."""
+        state = self._state
+        for key, value in changes.items():
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+
+    def close(self) -> None:
+        """Nothing is held but memory."""

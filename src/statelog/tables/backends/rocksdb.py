@@ -1,0 +1,263 @@
+"""`RocksdbBackend`: a state in a RocksDB database on the local disk, kept between lives. Imports rocksdict.
+
+A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
+as in the databases of `Recovery.to_rocksdb`, which is how one begins. From then on each commit is one write batch, with
+the place that it leads to. No batch is synced: a power loss takes some of the last ones, in order, and the place with
+them.
+
+Invariants:
+- The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
+- It never holds what no commit holds.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, starmap
+from typing import Any
+from weakref import WeakSet
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import rocksdict
+
+from statelog.errors import Corrupt
+from statelog.recovery.targets.raw_keys import raw_keys
+from statelog.recovery.targets.rocksdb_disk import rocksdb_disk, rocksdb_error
+from statelog.recovery.targets.rocksdb_state import STATE_KEY
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
+from statelog.schemas.values.avro import avro_values
+from statelog.tables.backends.backend import Place
+from statelog.tables.backends.home import Home
+from statelog.tables.backends.record import (
+    FAMILY,
+    PLACE_KEY,
+    TABLE_KEY,
+    TableRecord,
+    place_from_json,
+    place_to_json,
+)
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.settings import TableSettings
+
+__all__ = ["RocksdbBackend"]
+
+_BATCH_ROWS = 50_000
+_BLOOM_BITS = 10
+_TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
+"""How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
+
+
+class RocksdbBackend:
+    """The database of a home, opened. Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable."""
+
+    def __init__(self, home: Home, keys: KeyRule, values: ValueRule, settings: TableSettings) -> None:
+        self._home = home
+        self._keys = keys
+        self._values = values
+        self._rows: int | None = None
+        self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
+        self._handle: rocksdict.ColumnFamily | None
+        with self._reading():
+            data, records = _options(settings)
+            path = str(home.database)
+            self._database = rocksdict.Rdict(path, data, column_families={FAMILY: records})
+            self._family = self._database.get_column_family(FAMILY)
+            self._handle = self._database.get_column_family_handle(FAMILY)
+
+    # ---- what it says of itself
+
+    @property
+    def record(self) -> TableRecord:
+        """Which state it is. Raises Corrupt."""
+        with self._reading():
+            return TableRecord.from_json(self._family.get(TABLE_KEY))
+
+    @property
+    def place(self) -> Place:
+        """How far it is. Raises Corrupt."""
+        with self._reading():
+            return place_from_json(self._family.get(PLACE_KEY))
+
+    def adopt(self, record: TableRecord, place: Place) -> None:
+        """A database that a recovery has just made is a table's from now on."""
+        batch = self._batch(place)
+        batch.put(TABLE_KEY, record.to_json(), self._handle)
+        batch.delete(STATE_KEY, self._handle)
+        self._write(batch)
+
+    # ---- reads
+
+    def get(self, key: Any) -> Any:
+        """The value of a key; None if it is not there. Raises Corrupt."""
+        try:
+            data = self._database.get(self._keys.raw(key))
+        except Exception as error:
+            raise self._told(error) from error
+        return None if data is None else self._values.decode(data)
+
+    def __len__(self) -> int:
+        """Counted once, and kept from then on."""
+        if self._rows is None:
+            self._rows = sum(1 for _ in self._raw_range(b"", None))
+        return self._rows
+
+    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+        """In the order of raw keys, key group by key group."""
+        if key_groups is None:
+            yield from self._raw_range(b"", None)
+            return
+        for group in key_groups:
+            yield from self._raw_range(*_bounds(group))
+
+    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """One seek in each key group, and a merge of them."""
+        if not self._keys.is_paired:
+            return heapq.merge(*(self._group_range(group, start, end) for group in self._keys.groups), key=_key)
+        first, last = (0 if start is None else start[0]), (MAX_KEY_GROUPS if end is None else end[0])
+        bounds = (  # Pairs are in the order of their key groups.
+            (group, start[1] if start and group == first else None, end[1] if end and group == last else None)
+            for group in self._keys.groups
+            if first <= group <= last
+        )
+        return chain.from_iterable(starmap(self._group_range, bounds))
+
+    def _group_range(self, group: int, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """The keys of one key group between two plain keys, in their order. In raw order negative longs come last."""
+        lowest, behind = _bounds(group)
+        kind = self._keys.descriptor.key_type
+        first = lowest if start is None else lowest + key_bytes(start, kind)
+        last = behind if end is None else lowest + key_bytes(end, kind)
+        if kind is not KeyType.LONG:
+            yield from self._raw_range(first, last)
+            return
+        middle = lowest + (1 << 63).to_bytes(8, "big")
+        if start is None or start < 0:
+            yield from self._raw_range(
+                middle if start is None else first, last if end is not None and end < 0 else behind
+            )
+        if end is None or end > 0:
+            yield from self._raw_range(lowest if start is None or start < 0 else first, middle if end is None else last)
+
+    def _raw_range(self, start: bytes, end: bytes | None) -> Iterator[tuple[Any, Any]]:
+        scan = self._scan(start, end)
+        self._scans.add(scan)
+        return scan
+
+    def _scan(self, start: bytes, end: bytes | None) -> Generator[tuple[Any, Any]]:
+        of_raw, decode = self._keys.of_raw, self._values.decode
+        with self._reading():
+            rows = self._database.iter()
+            rows.seek(start)
+            while rows.valid():
+                raw = rows.key()
+                if end is not None and raw >= end:
+                    return
+                yield of_raw(raw), decode(rows.value())
+                rows.next()
+            rows.status()  # Which raises if it ended for another reason than the end; the library's `items` hides it.
+
+    # ---- changes
+
+    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+        """One write batch, place included."""
+        batch = self._batch(place)
+        raw = self._keys.raw
+        if self._rows is not None:
+            was = sum(self.get(key) is not None for key in changes)
+            self._rows += sum(value is not None for value in changes.values()) - was
+        kept = {key: value for key, value in changes.items() if value is not None}
+        for key in changes.keys() - kept.keys():
+            batch.delete(raw(key))
+        for key, data in zip(kept, self._values.encode(list(kept.values())) if kept else [], strict=True):
+            batch.put(raw(key), data)
+        self._write(batch)
+
+    def load(self, changes: pa.Table) -> None:
+        """Take changes (key_group, op, key, value) ahead of the place that they lead to, which `move` gives.
+
+        A kill in between is harmless: whoever goes on from the old place takes each of these keys once more.
+        """
+        for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            deletes = pc.equal(rows.column("op"), DELETE)
+            deque(map(batch.delete, raw_keys(rows.filter(deletes)).to_pylist()), maxlen=0)
+            puts = rows.filter(pc.invert(deletes))
+            values = avro_values(puts.column("value"), self._values.schema).to_pylist()
+            deque(map(batch.put, raw_keys(puts).to_pylist(), values), maxlen=0)
+            self._write(batch)
+        self._rows = None
+
+    def move(self, place: Place) -> None:
+        """What was loaded is the state at this place."""
+        self._write(self._batch(place))
+
+    def close(self) -> None:
+        """Close the database; its home stays locked. Idempotent."""
+        for scan in list(self._scans):
+            scan.close()  # Each would keep the database open, and locked, as long as its owner has it.
+        self._handle = None
+        self._family.close()
+        self._database.close()
+
+    # ---- inside
+
+    def _batch(self, place: Place) -> rocksdict.WriteBatch:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        batch.put(PLACE_KEY, place_to_json(place), self._handle)
+        return batch
+
+    def _write(self, batch: rocksdict.WriteBatch) -> None:
+        with rocksdb_disk(self._home.database):
+            self._database.write(batch)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._told(error) from error
+
+    def _told(self, error: Exception) -> Exception:
+        """A failure in our own terms; damage is noted for the next life, too."""
+        if type(error) is not Exception:
+            return error
+        if any(sign in str(error) for sign in _TORN):
+            self._home.note_damage(str(error))
+            hint = "Open the table again: the directory is set aside then, and the state rebuilt"
+            return Corrupt(f"the local state is damaged: {error}", path=str(self._home.database), hint=hint)
+        return rocksdb_error(error, self._home.database)
+
+
+def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Options]:
+    """Those of the data, and of the records; together they keep within the settings' memory."""
+    cache = rocksdict.Cache(settings.cache_bytes)
+    made: list[rocksdict.Options] = []
+    for _ in range(2):
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(cache)
+        blocks.set_bloom_filter(_BLOOM_BITS, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options = rocksdict.Options(raw_mode=True)
+        options.set_block_based_table_factory(blocks)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_write_buffer_size(settings.write_buffer_bytes)
+        options.set_max_write_buffer_number(2)
+        options.set_max_open_files(settings.open_files_max)
+        options.set_atomic_flush(True)
+        options.set_keep_log_file_num(2)
+        options.create_missing_column_families(True)
+        made.append(options)
+    return made[0], made[1]
+
+
+def _bounds(group: int) -> tuple[bytes, bytes | None]:
+    """The raw keys of a key group, half-open; None behind the last there can be."""
+    return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
+
+
+def _key(item: tuple[Any, Any]) -> Any:
+    return item[0]

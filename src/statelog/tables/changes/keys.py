@@ -1,0 +1,170 @@
+"""`KeyRule`: what the keys of a table are: which it takes, whose each is, and where it lies. Pure.
+
+In a log that hashes its keys, a key is the caller's bytes, text or number. Where callers name the key group, a key is
+the pair (key group, key), as in `Recovery.to_dict`; a table of one such key group has plain keys.
+
+Invariants:
+- A key that was admitted can be logged: it has the log's key type, it fits, and its key group is the table's.
+- A key of another type is an error in every method: to say "not there" would be a wrong answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of, key_groups_of
+from statelog.schemas.keys.shares import ranges_text
+
+__all__ = ["KeyRule"]
+
+_CLASSES: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
+
+
+_PAIR = 2
+
+
+class _NoKey:
+    """The class of no key: whoever compares with it asks `admit` each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """The keys of one table. `owned` are its key groups, None for all; `one` is the key group of a table of plain keys
+    in a log whose callers name it.
+    """
+
+    descriptor: Descriptor
+    owned: frozenset[int] | None
+    one: int | None = None
+
+    @property
+    def quick_class(self) -> type:
+        """The class of keys that need no further look."""
+        is_plain = self.descriptor.key_type is KeyType.BYTES and self.owned is None and not self.is_paired
+        return bytes if is_plain else _NoKey
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether keys are pairs of key group and key."""
+        return self.descriptor.hash_rule is HashRule.CALLER and self.one is None
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """The table's key groups, ascending."""
+        return range(self.descriptor.key_groups) if self.owned is None else sorted(self.owned)
+
+    def admit(self, key: object) -> Any:
+        """The key as the table holds it. Raises InvalidChange, KeyGroupMismatch."""
+        if not self.is_paired:
+            plain = self._plain(key)
+            if self.owned is not None and self.one is None:
+                self._check_owned(key_group_of(plain, self.descriptor.key_type, self.descriptor.key_groups))
+            return plain
+        pair = self._pair(key)
+        self._check_owned(pair[0])
+        return pair
+
+    def bound(self, key: object) -> Any:
+        """A key that only says where a range begins or ends: it may be anybody's. Raises InvalidChange."""
+        if key is None or not self.is_paired:
+            return None if key is None else self._plain(key)
+        return self._pair(key)
+
+    def group(self, key: Any) -> int:
+        """The key group of an admitted key."""
+        if self.one is not None:
+            return self.one
+        if self.is_paired:
+            group: int = key[0]
+            return group
+        return key_group_of(key, self.descriptor.key_type, self.descriptor.key_groups)
+
+    def groups_of(self, keys: Sequence[Any]) -> Sequence[int]:
+        """The key groups of many admitted keys."""
+        if self.one is not None:
+            return [self.one] * len(keys)
+        if self.is_paired:
+            return [key[0] for key in keys]
+        column = pa.array(keys, self.descriptor.key_type.arrow_type)
+        found: list[int] = key_groups_of(column, self.descriptor.key_groups).tolist()
+        return found
+
+    def plain(self, key: Any) -> Any:
+        """An admitted key without its key group."""
+        return key[1] if self.is_paired else key
+
+    def with_group(self, group: int, plain: Any) -> Any:
+        """The key as the table holds it, of its key group and what is in the log."""
+        return (group, plain) if self.is_paired else plain
+
+    def check_groups(self, key_groups: Sequence[int]) -> None:
+        """Raise KeyGroupMismatch if one of them is not the table's."""
+        for group in key_groups:
+            self._check_owned(group)
+
+    def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
+        """The columns `key` and, where callers name it, `key_group` of admitted keys."""
+        kind = self.descriptor.key_type.arrow_type
+        if self.one is not None:
+            groups = pa.array(np.full(len(keys), self.one, np.uint16))
+            return {"key_group": groups, "key": pa.array(keys, kind)}
+        if self.is_paired:
+            groups = pa.array([key[0] for key in keys], pa.uint16())
+            return {"key_group": groups, "key": pa.array([key[1] for key in keys], kind)}
+        return {"key": pa.array(keys, kind)}
+
+    # ---- bytes that sort
+
+    def raw(self, key: Any) -> bytes:
+        """The key group, two bytes big-endian, and the key's bytes: where a byte-ordered store has it."""
+        return self.group(key).to_bytes(2, "big") + key_bytes(self.plain(key), self.descriptor.key_type)
+
+    def of_raw(self, raw: bytes) -> Any:
+        """The key that `raw` was made of."""
+        data = raw[2:]
+        match self.descriptor.key_type:
+            case KeyType.BYTES:
+                plain: object = data
+            case KeyType.STRING:
+                plain = data.decode()
+            case KeyType.LONG:
+                plain = int.from_bytes(data, "big", signed=True)
+        return (int.from_bytes(raw[:2], "big"), plain) if self.is_paired else plain
+
+    # ---- inside
+
+    def _pair(self, key: object) -> tuple[int, Any]:
+        found = type(key).__name__
+        pair = list(cast("tuple[object, ...]", key)) if isinstance(key, tuple) else []
+        if len(pair) != _PAIR or type(pair[0]) is not int:
+            raise InvalidChange(
+                "the callers of this log name the key group, so a key is a pair",
+                hint="Use table[key_group, key]",
+                found=found,
+            )
+        return pair[0], self._plain(pair[1])
+
+    def _plain(self, key: object) -> Any:
+        kind = self.descriptor.key_type
+        if type(key) is _CLASSES[kind] and (type(key) is bytes or (type(key) is str and key.isascii())):
+            return key
+        key_bytes(key, kind)  # type: ignore[arg-type]  # which refuses what is no key
+        return _CLASSES[kind](key)
+
+    def _check_owned(self, group: int) -> None:
+        if not 0 <= group < self.descriptor.key_groups:
+            raise KeyGroupMismatch(
+                "the log has no such key group", key_group=group, key_groups=self.descriptor.key_groups
+            )
+        if self.owned is not None and group not in self.owned:
+            raise KeyGroupMismatch(
+                "the key's key group is not this table's",
+                key_group=group,
+                owned_key_groups=ranges_text(self.owned),
+                hint="Ask the table that owns it, or open this one with more partitions",
+            )

@@ -1,0 +1,121 @@
+"""`Layers`: the changes that no commit holds yet, over what is committed: one layer for each checkpoint or transaction.
+
+    active                 what was changed since the last checkpoint, or since the innermost transaction began
+    suspended, newest last what was changed before each open transaction, since the last checkpoint
+    sealed, newest last    checkpoints that were persisted and are not committed yet
+
+A read looks from the active layer down, and then at the committed state. To undo is to drop a layer.
+
+Invariants:
+- What is committed is never in a layer, and what is in a layer is never in the backend: a kill leaves no trace of it.
+- A layer has the last value of each key, in the order in which keys were changed first; None is a delete. Where every
+  change is logged, a layer's history has all of them in their order.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from statelog.errors import Misuse
+
+__all__ = ["Layer", "Layers"]
+
+
+@dataclass(slots=True)
+class Layer:
+    """Changes by key, None for a delete; and all of them in order if every one is logged."""
+
+    changes: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    history: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+
+
+class Layers:
+    """The layers of one table."""
+
+    def __init__(self) -> None:
+        self.active = Layer()
+        self.suspended: list[Layer] = []
+        """What was changed before each open transaction began."""
+        self._sealed: deque[Layer] = deque()
+        self.below: list[dict[Any, Any]] = []
+        """What a read looks at behind the active layer, newest first."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was changed since the last checkpoint."""
+        return not self.active.changes and not any(layer.changes for layer in self.suspended)
+
+    def all(self) -> Iterator[dict[Any, Any]]:
+        """The changes of all layers, oldest first."""
+        yield from reversed(self.below)
+        yield self.active.changes
+
+    def merged(self) -> dict[Any, Any]:
+        """The newest change of each key that no commit holds: a copy."""
+        merged: dict[Any, Any] = {}
+        for changes in self.all():
+            merged.update(changes)
+        return merged
+
+    # ---- checkpoints
+
+    def seal(self) -> Layer:
+        """The active layer becomes a checkpoint's. Not in a transaction."""
+        if self.suspended:
+            raise Misuse("a commit inside of a transaction", hint="Commit behind the `with` block")
+        sealed, self.active = self.active, Layer()
+        self._sealed.append(sealed)
+        self._restack()
+        return sealed
+
+    def unseal(self) -> None:
+        """The newest checkpoint was refused before anything of it was sent: its changes are the active ones again."""
+        self.active = self._sealed.pop()
+        self._restack()
+
+    def oldest(self, checkpoints: int) -> list[Layer]:
+        """The layers of the oldest checkpoints, oldest first."""
+        return list(islice(self._sealed, checkpoints))
+
+    def committed(self, checkpoints: int) -> None:
+        """The oldest checkpoints are committed: drop their layers, which the backend has."""
+        for _ in range(checkpoints):
+            self._sealed.popleft()
+        self._restack()
+
+    # ---- undo
+
+    def drop(self) -> None:
+        """Undo the active layer."""
+        self.active = Layer()
+
+    def begin(self) -> int:
+        """Begin a transaction; returns how many are open now."""
+        self.suspended.append(self.active)
+        self.active = Layer()
+        self._restack()
+        return len(self.suspended)
+
+    def end(self, depth: int, *, keep: bool) -> None:
+        """End the innermost transaction: its changes join what was changed before, or are dropped. Raises Misuse if it
+        is not the one that `begin` gave this number.
+        """
+        if len(self.suspended) != depth:
+            raise Misuse("transactions end in another order than they began", hint="Nest their `with` blocks")
+        inner, self.active = self.active, self.suspended.pop()
+        if keep:
+            self.active.changes.update(inner.changes)
+            self.active.history.extend(inner.history)
+        self._restack()
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self.active = Layer()
+        self.suspended.clear()
+        self._sealed.clear()
+        self._restack()
+
+    def _restack(self) -> None:
+        self.below = [layer.changes for layer in (*reversed(self.suspended), *reversed(self._sealed))]

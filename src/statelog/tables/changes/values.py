@@ -1,0 +1,191 @@
+"""`ValueRule`: what the values of a table are: which it takes, and how they come back. Pure.
+
+Opaque values are bytes. A typed value is a dict of the fields of the value schema, and reads back before a commit as it
+does after a restart: it is taken in as Arrow would give it back (a 32-bit float has 32 bits, a field that is left out
+has its default), and handed out as a copy, so that changing it in place changes no state.
+
+Invariants:
+- A value that was admitted can be logged.
+- Bytes of one value are Avro's plain binary form, as in every RocksDB database of this log.
+"""
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import fastavro
+import pyarrow as pa
+
+from statelog.errors import InvalidChange
+from statelog.recovery.targets.dict import values_of
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import ValueSchema, rows_to_struct
+from statelog.schemas.values.types import ValueType
+
+__all__ = ["ValueRule"]
+
+_SCALAR_BYTES = 8
+_INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
+_SCALARS: Mapping[str, type] = {
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "double": float,
+    "string": str,
+    "bytes": bytes,
+}
+
+
+class ValueRule:
+    """The values of one table, in one value schema."""
+
+    def __init__(self, schema: ValueSchema) -> None:
+        self.schema = schema
+        root = schema.root
+        self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
+        self._mended = _mender(root) if root is not None else None
+        self._parsed = None if root is None else fastavro.parse_schema(_without_uuid(json.loads(schema.avsc)))
+        self.copy: Callable[[Any], Any] = _copier(root)
+        """What is handed out for a value that is held."""
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether values are bytes."""
+        return self.schema.is_opaque
+
+    def admit(self, value: object) -> Any:
+        """The value as the table holds it. Raises InvalidChange."""
+        if self.is_opaque:
+            if not isinstance(value, bytes):
+                hint = "To remove a key, delete it" if value is None else ""
+                raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint)
+            return bytes(value)
+        if not isinstance(value, Mapping):
+            raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__)
+        given = cast("Mapping[str, object]", value)
+        return dict(given) if self._is_plain(given) else self.of_column(rows_to_struct([given], self.schema))[0]
+
+    @staticmethod
+    def size(value: Any) -> int:
+        """About how many bytes of text and bytes an admitted value has."""
+        return _size(value)
+
+    def column(self, values: Sequence[Any]) -> pa.Array:
+        """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
+        return pa.array(values, pa.binary()) if self.is_opaque else rows_to_struct(values, self.schema)
+
+    def of_column(self, column: pa.Array) -> list[Any]:
+        """The values of a column of the log, without deletes, as the table holds them."""
+        values = values_of(column)
+        return values if self._mended is None else list(map(self._mended, values))
+
+    def mend(self, state: dict[Any, Any]) -> None:
+        """Make a state that `Recovery.to_dict` gave one that the table may hold, in place."""
+        if self._mended is not None:
+            for value in state.values():
+                self._mended(value)
+
+    def encode(self, values: Sequence[Any]) -> list[bytes]:
+        """The bytes of many admitted values. None of them is None."""
+        if self.is_opaque:
+            return list(values)
+        encoded: list[bytes] = avro_values(self.column(values), self.schema).to_pylist()
+        return encoded
+
+    def decode(self, data: bytes) -> Any:
+        """The value of `encode`'s bytes."""
+        return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
+
+    def _is_plain(self, value: Mapping[str, object]) -> bool:
+        """Whether it certainly is what Arrow would give back, so that a look at its types is enough."""
+        return value.keys() == self._fields.keys() and all(
+            _is_plain(value[name], kind) for name, kind in self._fields.items()
+        )
+
+
+def _is_plain(value: object, kind: ValueType) -> bool:
+    if value is None:
+        return kind.nullable
+    if kind.logical or type(value) is not _SCALARS.get(kind.kind):
+        return False
+    match value:
+        case bool():
+            return True
+        case int():
+            most = _INT_MAX[kind.kind]
+            return -most - 1 <= value <= most
+        case str():
+            return value.isascii()
+        case _:
+            return True
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, cast("dict[str, Any]", value).values()))
+    return sum(map(_size, cast("Sequence[Any]", value))) if isinstance(value, list) else _SCALAR_BYTES
+
+
+# ---- copies
+
+
+def _copier(root: ValueType | None) -> Callable[[Any], Any]:
+    if root is None:
+        return _same
+    return _deep_copy if any(one.type.kind in ("record", "array", "map") for one in root.fields) else dict
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _deep_copy(item) for name, item in cast("dict[str, Any]", value).items()}
+    return [_deep_copy(item) for item in cast("Sequence[Any]", value)] if isinstance(value, list) else value
+
+
+# ---- what Arrow gives for maps: lists of pairs
+
+_Mender = Callable[[Any], Any]
+
+
+def _mender(kind: ValueType) -> _Mender | None:
+    """Makes dicts of the maps in a value of this type; None if there are none in it."""
+    match kind.kind:
+        case "record":
+            menders = {one.name: mender for one in kind.fields if (mender := _mender(one.type)) is not None}
+            return (lambda value: _mended_record(value, menders)) if menders else None
+        case "array":
+            inner = _mender(kind.inner)
+            return None if inner is None else lambda value: [item if item is None else inner(item) for item in value]
+        case "map":
+            item_of = _mender(kind.inner) or _same
+            return lambda value: {name: item if item is None else item_of(item) for name, item in value}
+        case _:
+            return None
+
+
+def _mended_record(value: dict[str, Any], menders: Mapping[str, _Mender]) -> dict[str, Any]:
+    for name, mender in menders.items():
+        if value[name] is not None:
+            value[name] = mender(value[name])
+    return value
+
+
+def _without_uuid(schema: Any) -> Any:
+    """The schema without the logical type that fastavro would make objects of, where Arrow has text."""
+    if isinstance(schema, list):
+        return [_without_uuid(one) for one in cast("Sequence[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    kept = cast("dict[str, Any]", schema)
+    drop = kept.get("logicalType") == "uuid"
+    return {
+        name: value if name in ("default", "symbols") else _without_uuid(value)
+        for name, value in kept.items()
+        if not (drop and name == "logicalType")
+    }

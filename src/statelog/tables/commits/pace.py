@@ -1,0 +1,153 @@
+"""`Pace`: when a table commits, and what is handed on: from layers to the writer, and, once history, to the backend.
+
+    seal a layer ─► Arrow ─► writer, persisted ─► queue ─► history ─► backend.apply, with its place ─► drop the layer
+
+Invariants:
+- A layer is dropped only after the backend has it, so a read misses nothing in between.
+- What is refused before anything is sent leaves the layers as they were.
+- What `commit_every` put off is committed at the end only if nothing was changed since it was called.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.errors import Misuse
+from statelog.schemas.ledger.metadata import Metadata, check_metadata
+from statelog.tables.backends.backend import Place
+from statelog.tables.changes.layers import Layer, Layers
+from statelog.tables.commits.queue import CommitQueue
+from statelog.tables.commits.table_commit import TableCommit
+from statelog.tables.opening.opened import Opened
+
+__all__ = ["Pace"]
+
+_LOOK_S = 0.001
+"""How often `commit_every` looks for answers to commits that are under way."""
+
+
+class Pace:
+    """Commits of one table. `applied` is called when the backend and the layers have changed."""
+
+    def __init__(
+        self, opened: Opened, layers: Layers, applied: Callable[[], None], advance: Callable[[bool], None]
+    ) -> None:
+        self._opened = opened
+        self._settings = opened.settings
+        self._layers = layers
+        self._applied = applied
+        self._queue = CommitQueue(opened.writer, self._take, advance)
+        self._clock = opened.seams.clock
+        self._committed_s = self._clock()
+        self._interval_s = math.nan
+        self._look_s = -math.inf
+        last = opened.writer.last_commit
+        self._progress: Metadata = dict(last.metadata) if last else {}
+        self._put_off: Metadata | None = None
+        self._put_off_count = 0
+
+    # ---- when
+
+    def puts_off(self, interval_s: float, progress: Metadata | None, count: int, changed: int) -> bool:
+        """Note what a call of `commit_every` said; whether it is too early to do more."""
+        self._put_off = dict(progress) if progress else {}
+        self._put_off_count = count
+        return (
+            self._clock() < self._look_s
+            and interval_s == self._interval_s
+            and changed < self._settings.uncommitted_changes_max
+            and not self._layers.suspended
+        )
+
+    def commit_if_due(self, interval_s: float) -> None:
+        """Commit what was noted, if it is time to. Raises as `commit`."""
+        self.step(wait=False)
+        progress, now_s = self._put_off or {}, self._clock()
+        is_full = len(self._layers.active.changes) >= self._settings.uncommitted_changes_max
+        if is_full or now_s - self._committed_s >= interval_s or self._layers.suspended:
+            if self._is_news(progress):
+                self.commit(progress)
+            self._committed_s = now_s
+        self._interval_s = interval_s
+        self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if len(self._queue) else math.inf)
+
+    def finish(self, count: int) -> None:
+        """Commit what was put off, if it still says what the state is; and wait for all that is under way."""
+        progress = self._put_off
+        if progress is not None and self._put_off_count == count and self._is_news(progress):
+            self.commit(progress)
+        while len(self._queue):
+            self.step(wait=True)
+
+    def _is_news(self, progress: Metadata) -> bool:
+        return not self._layers.is_clean or progress != self._progress
+
+    # ---- commit
+
+    def commit(self, progress: Metadata) -> TableCommit:
+        """Make the changes of the active layer the next checkpoint, once there is room for it."""
+        check_metadata(progress)
+        while len(self._queue) >= self._settings.commits_under_way_max:
+            self.step(wait=True)
+        layer = self._layers.seal()
+        try:
+            self._log(layer)
+        except Misuse:
+            self._layers.unseal()
+            raise
+        self._opened.seams.crash("sealed")
+        commit = self._queue.add(progress)
+        self._progress, self._put_off = dict(progress), None
+        self._committed_s = self._clock()
+        self.step(wait=False)
+        return commit
+
+    def step(self, *, wait: bool) -> None:
+        """Take what has come in; or wait until the oldest commit is over. Raises as `TableCommit.result`."""
+        self._queue.step(wait=wait)
+
+    def fail(self, error: BaseException) -> None:
+        """The table has ended: so have its commits."""
+        self._queue.fail(error)
+
+    def _log(self, layer: Layer) -> None:
+        """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
+        opened = self._opened
+        changes = layer.history if self._settings.every_change else list(layer.changes.items())
+        if self._settings.skip_equal:
+            changes = self._without_equal(changes)
+        if changes:
+            keys, values = [key for key, _ in changes], [value for _, value in changes]
+            columns = {**opened.keys.columns(keys), "value": opened.values.column(values)}
+            opened.writer.append_batch(pa.table(columns))
+
+    def _without_equal(self, changes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The changes that change something, one after the other."""
+        now: dict[Any, Any] = {}
+        kept: list[tuple[Any, Any]] = []
+        below = self._layers.below[1:]
+        for key, value in changes:
+            if key not in now:
+                now[key] = next((one[key] for one in below if key in one), None)
+                if not any(key in one for one in below):
+                    now[key] = self._opened.backend.get(key)
+            if now[key] != value:
+                kept.append((key, value))
+                now[key] = value
+        return kept
+
+    def _take(self, checkpoints: int, offset: int) -> None:
+        """The oldest checkpoints are history, by the commit at this ledger offset."""
+        writer = self._opened.writer
+        changes: dict[Any, Any] = {}
+        for layer in self._layers.oldest(checkpoints):
+            changes = {**changes, **layer.changes} if changes else layer.changes
+        last = writer.last_record
+        place = Place(offset + 1, last if last and last.offset == offset else None, len(writer.accepted_losses))
+        self._opened.seams.crash("history")
+        self._opened.backend.apply(changes, place)
+        self._opened.seams.crash("applied")
+        self._layers.committed(checkpoints)
+        self._applied()

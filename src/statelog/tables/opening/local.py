@@ -1,0 +1,165 @@
+"""Opening the local database of a table: what is kept is judged, brought up to date, or set aside and made anew.
+
+    1  the lock of the home                               backends/home.py; before the owner's Open, which comes next
+    2  judge    is it whole, of this log, not ahead?      here
+    3  read     the commits behind its place, newest change of each key
+    4  or else  set it aside, loudly; recover all
+
+Invariants:
+- A database is used only if its place is part of the history that the owner's Open stands behind: not ahead of it, and
+  the ledger's record below it is the one that it was.
+- What was committed behind the place is read whole, and verified, before the place moves.
+"""
+
+from contextlib import closing
+from dataclasses import replace
+
+from statelog.errors import Corrupt, NotFound, OffsetGone
+from statelog.producer import Writer
+from statelog.recovery import AtPosition, Host, newest_changes, plan_changes, recover
+from statelog.recovery.targets.rocksdb_read import require_rocksdict
+from statelog.storage import LastRecord, Log
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.tables.backends.backend import Place
+from statelog.tables.backends.home import Home
+from statelog.tables.backends.record import TableRecord, difference
+from statelog.tables.backends.rocksdb import RocksdbBackend
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.opening.opened import Opening
+from statelog.tables.settings import TableSettings
+
+__all__ = ["LocalOpening"]
+
+
+class LocalOpening:
+    """Opens the database of a home for the owner, whose Open stands."""
+
+    def __init__(
+        self,
+        log: Log,
+        writer: Writer,
+        home: Home,
+        keys: KeyRule,
+        values: ValueRule,
+        settings: TableSettings,
+        host: Host,
+    ) -> None:
+        require_rocksdict()
+        self._log = log
+        self._writer = writer
+        self._home = home
+        self._keys = keys
+        self._values = values
+        self._settings = settings
+        self._host = host
+        self._recovery = replace(settings.recovery, value_schema_id=values.schema.id)
+        self._record = TableRecord.of(log.descriptor, values.schema, keys.owned)
+
+    def open(self) -> tuple[RocksdbBackend, Opening]:
+        """The backend at the owner's Open or above. Raises as `recover`, StorageFull, StoreUnavailable."""
+        reason = ""
+        if self._home.database.exists():
+            backend, reason = self._kept()
+            if backend is not None:
+                opening = self._up_to_date(backend)
+                if opening is not None:
+                    return backend, opening
+                reason = "the log was truncated past it"
+        aside = self._home.set_aside(reason, self._host) if reason else None
+        self._host.crash("set-aside")
+        return self._anew(), Opening(position=self._writer.position, set_aside=aside, reason=reason)
+
+    # ---- what is kept
+
+    def _kept(self) -> tuple[RocksdbBackend | None, str]:
+        """The database that is there, or why it cannot be used."""
+        if self._home.damage:
+            return None, f"it was found damaged: {self._home.damage}"
+        backend: RocksdbBackend | None = None
+        try:
+            backend = RocksdbBackend(self._home, self._keys, self._values, self._settings)
+            reason = difference(backend.record, self._record) or self._not_ours(backend.place)
+        except Corrupt as error:
+            reason = error.message
+        except BaseException:
+            if backend is not None:
+                backend.close()
+            raise
+        if reason and backend is not None:
+            backend.close()
+        return (None, reason) if reason else (backend, "")
+
+    def _not_ours(self, place: Place) -> str:
+        """Why a place is no part of the history below the owner's Open; empty if it is."""
+        if place.position > self._writer.position:
+            return f"it is at position {place.position}, ahead of what was committed: {self._writer.position}"
+        if place.losses != len(self._writer.accepted_losses):
+            return "a loss was accepted since, and what was lost may be in it"
+        if place.last is not None and not self._stands(place.last):
+            return f"the ledger has another record at {place.last.offset} than when it was written"
+        return ""
+
+    def _stands(self, last: LastRecord) -> bool:
+        """Whether the ledger still has this record, or had it before it was truncated: that proves nothing."""
+        with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
+            wanted = {0: OffsetRange(last.offset, last.offset + 1)}
+            try:
+                found = next(reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S), None)
+            except OffsetGone:
+                return True
+        return found is not None and LastRecord.of(found.offset, found.value) == last
+
+    def _up_to_date(self, backend: RocksdbBackend) -> Opening | None:
+        """Read what was committed behind its place; None, and the backend closed, if the log holds it no more."""
+        start, rows = backend.place.position, 0
+        at_least = self._writer.position
+        try:
+            plan = plan_changes(
+                self._log,
+                AtPosition(start),
+                key_groups=self._keys.owned,
+                value_schema_id=self._values.schema.id,
+                at_least=at_least,
+            )
+            if not plan.is_empty:
+                with closing(newest_changes(self._log, plan, settings=self._recovery, host=self._host)) as tables:
+                    for table in tables:
+                        backend.load(table)
+                        rows += table.num_rows
+            self._host.crash("caught-up")
+            backend.move(self._owners_place())
+        except (NotFound, OffsetGone):
+            backend.close()
+            return None
+        except BaseException:
+            backend.close()
+            raise
+        return Opening(position=at_least, from_position=start, rows_read=rows)
+
+    # ---- anew
+
+    def _anew(self) -> RocksdbBackend:
+        recovery = recover(
+            self._log,
+            key_groups=self._keys.owned,
+            at_least=self._writer.position,
+            settings=self._recovery,
+            host=self._host,
+        )
+        with recovery:
+            recovery.to_rocksdb(self._home.database)
+        self._host.crash("recovered")
+        backend = RocksdbBackend(self._home, self._keys, self._values, self._settings)
+        try:
+            backend.adopt(self._record, self._owners_place())
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    def _owners_place(self) -> Place:
+        """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""
+        writer = self._writer
+        return Place(writer.position, writer.last_record, len(writer.accepted_losses))

@@ -1,0 +1,69 @@
+"""`Opened`: what a table is made of, once it is open; and `Opening`, what is told of how that went."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from statelog.producer import Writer
+from statelog.producer.sending.change_maker import ChangeMaker
+from statelog.seams import Seams
+from statelog.storage import Log
+from statelog.tables.backends.backend import Backend
+from statelog.tables.backends.home import Home
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.settings import TableSettings
+
+__all__ = ["Opened", "Opening"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a table was opened.
+
+    `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
+    only what was committed behind it was read, `rows_read` changes of it; None if the whole state was recovered.
+    `set_aside` is where a directory that could not be used is now, and `reason` says why.
+    """
+
+    position: int
+    from_position: int | None = None
+    rows_read: int = 0
+    set_aside: Path | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The parts of an open table. The table releases them."""
+
+    log: Log
+    writer: Writer
+    keys: KeyRule
+    values: ValueRule
+    backend: Backend
+    home: Home | None
+    opening: Opening
+    settings: TableSettings
+    seams: Seams
+
+    def check_size(self, key: Any, value: Any) -> None:
+        """Raise ValueTooLarge if no chunk could hold the change."""
+        grant, keys = self.writer.grant, self.keys
+        maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
+        maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
+
+    def release(self, *, is_failed: bool) -> None:
+        """Close all of it; a writer that failed has nothing to warn of."""
+        try:
+            if is_failed:
+                self.writer.__exit__(RuntimeError, None, None)
+            else:
+                self.writer.close()
+        finally:
+            try:
+                self.backend.close()
+            finally:
+                if self.home is not None:
+                    self.home.close()
+                self.log.close()

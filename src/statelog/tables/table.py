@@ -1,0 +1,403 @@
+"""`Table`: keyed state that survives. A mapping whose changes are committed together with the caller's progress.
+
+    with statelog.table("orders", create=True, **where) as table:
+        for message in source.since(table.progress):
+            table[message.key] = fold(table.get(message.key), message.value)
+            table.commit_every(1.0, progress={"offset": message.offset + 1})
+
+    layers     changes that no commit holds     changes/layers.py
+    writer     sends and commits them           producer
+    queue      commits that are under way       commits/queue.py
+    backend    what is committed                backends/
+
+The protocol, with "if we die after step n": docs/protocol-table.md.
+
+Invariants:
+- What a restart finds is the state after the last commit, exactly, and that commit's progress.
+- Only the table's own thread touches it, and nothing goes on behind its back.
+- A commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
+"""
+
+from collections.abc import Generator, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from statelog.errors import ClosedError, InvalidChange, Misuse, UncommittedChanges
+from statelog.producer.guard import Guard, Life
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.state import LastCommit
+from statelog.slips import warn_caller
+from statelog.tables.changes.layers import Layers
+from statelog.tables.changes.merging import merged, merged_in_order, prefix_end
+from statelog.tables.changes.views import TableItems, TableValues
+from statelog.tables.commits.pace import Pace
+from statelog.tables.commits.table_commit import TableCommit
+from statelog.tables.opening.opened import Opened, Opening
+
+__all__ = ["Table"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+_MISSING = object()
+_LARGE = 1 << 20
+"""From here on a change is measured when it is put, and not when it is committed."""
+
+
+class Table(MutableMapping[K, V], Generic[K, V]):
+    """A mapping of keys (bytes, str, int) to values (bytes, or dicts of the fields of a value schema) that survives.
+
+        table[b"alice"] = b"1"
+        table.commit({"offset": 42})
+
+    Made by `statelog.table`. Belongs to one thread of one process; to change it while it is iterated is Misuse, as is
+    a key or value of another type, which no method takes. Leaving its `with` block finishes the commits under way.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
+        self._guard = Guard(
+            "table", opened.writer.name, again="Open it again", apart="Open one in each, on a share each"
+        )
+        self._keys, self._values = opened.keys, opened.values
+        self._quick = opened.keys.quick_class
+        self._opaque = opened.values.is_opaque
+        self._every = opened.settings.every_change
+        self._backend = opened.backend
+        self._read = opened.backend.get
+        self._layers = Layers()
+        self._active = self._layers.active.changes
+        self._below = self._layers.below
+        self._history = self._layers.active.history
+        self._count = 0
+        self._applies = 0
+        self._pace = Pace(opened, self._layers, self._applied, self._advance)
+
+    # ---- what it is
+
+    @property
+    def progress(self) -> Metadata:
+        """The progress of the last commit that is history; empty before the first. Numbers are numbers."""
+        last = self.last_commit
+        return dict(last.metadata) if last else {}
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """The last commit that is history: checkpoint, ledger offset, progress. None before the first."""
+        return self._opened.writer.last_commit
+
+    @property
+    def position(self) -> int:
+        """The ledger position of what is committed: for `recover(at_least=)` elsewhere."""
+        return self._opened.writer.position
+
+    @property
+    def opening(self) -> Opening:
+        """How it was opened: from what, how much was read, what was set aside."""
+        return self._opened.opening
+
+    @property
+    def key_groups(self) -> Sequence[int]:
+        """The key groups that are the table's, ascending."""
+        return self._keys.groups
+
+    @property
+    def life(self) -> Life:
+        """Whether it is open, failed or closed."""
+        return self._guard.life
+
+    def __repr__(self) -> str:
+        return f"Table({self._opened.log.name!r}, writer={self._opened.writer.name!r}, {self.life.value})"
+
+    # ---- one key
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """The value of a key, or the default. Raises InvalidChange for a key of another type, KeyGroupMismatch for one
+        that is not the table's, ClosedError.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        if type(key) is not self._quick:
+            key = self._keys.admit(key)
+        value = self._active.get(key, _MISSING)
+        if value is _MISSING:
+            value = self._read_below(key) if self._below else self._read(key)
+        if value is None:
+            return default
+        return value if self._opaque else self._values.copy(value)
+
+    def put(self, key: K, value: V) -> None:
+        """Set a key to a value. It is part of the state now, and of history with the next commit.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; nothing is changed then.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        if type(key) is not self._quick:
+            key = self._keys.admit(key)
+        if type(value) is not bytes or not self._opaque or len(cast("bytes", value)) >= _LARGE:
+            value = self._admit_value(key, value)
+        self._count += 1
+        self._active[key] = value
+        if self._every:
+            self._history.append((key, value))
+
+    __setitem__ = put
+
+    def delete(self, key: K) -> None:
+        """Remove a key, whether it is there or not. Raises as `put`."""
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        if type(key) is not self._quick:
+            key = self._keys.admit(key)
+        self._count += 1
+        self._active[key] = None
+        if self._every:
+            self._history.append((key, None))
+
+    def __getitem__(self, key: K) -> V:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return cast("V", value)
+
+    def __delitem__(self, key: K) -> None:
+        if self.get(key) is None:
+            raise KeyError(key)
+        self.delete(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(cast("K", key)) is not None
+
+    def _read_below(self, key: Any) -> Any:
+        for changes in self._below:
+            value = changes.get(key, _MISSING)
+            if value is not _MISSING:
+                return value
+        return self._read(key)
+
+    def _admit_value(self, key: Any, value: object) -> Any:
+        admitted = self._values.admit(value)
+        if self._values.size(admitted) >= _LARGE:
+            self._opened.check_size(key, admitted)
+        return admitted
+
+    # ---- many keys
+
+    def __len__(self) -> int:
+        """How many keys there are. The first time RocksDB counts them one by one."""
+        self._guard.check()
+        count = len(self._backend)
+        for key, value in self._layers.merged().items():
+            count += (value is not None) - (self._read(key) is not None)
+        return count
+
+    def __iter__(self) -> Iterator[K]:
+        return (key for key, _ in self._scan(None))
+
+    def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
+        """Keys and values, of all key groups of the table or of these, in no order. Raises KeyGroupMismatch."""
+        groups = None if key_groups is None else tuple(key_groups)
+        return TableItems(self, lambda: self._scan(groups), is_part=groups is not None)
+
+    def values(self) -> TableValues[V]:
+        """All values, in no order."""
+        return TableValues(self, lambda: self._scan(None))
+
+    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
+        self._guard.check()
+        if key_groups is not None:
+            self._keys.check_groups(key_groups)
+        wanted = None if key_groups is None else frozenset(key_groups)
+        committed = self._backend.items(key_groups)
+        changes = self._layers.merged()
+        return self._unchanged(
+            merged(committed, changes, lambda key: wanted is None or self._keys.group(key) in wanted)
+        )
+
+    def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys.
+
+        RocksDB seeks to them in every key group; a dict looks at all of its keys and sorts. Raises InvalidChange.
+        """
+        self._guard.check()
+        first, behind = self._keys.bound(start), self._keys.bound(end)
+        committed = self._backend.range(first, behind)
+        return self._unchanged(merged_in_order(committed, self._layers.merged(), first, behind))
+
+    def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
+        """Keys and values whose key begins so, in the order of the keys. Costs as `range`.
+
+        In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
+        """
+        bound = self._keys.bound(prefix)
+        plain = self._keys.plain(bound)
+        if not isinstance(plain, bytes | str):
+            raise InvalidChange("only bytes and text have prefixes", found=type(plain).__name__)
+        behind = prefix_end(plain)
+        if self._keys.is_paired:
+            return self.range(bound, cast("K", (bound[0] + 1, type(plain)()) if behind is None else (bound[0], behind)))
+        return self.range(bound, cast("K | None", behind))
+
+    def clear(self) -> None:
+        """Remove every key."""
+        for key in list(self):
+            self.delete(key)
+
+    def _unchanged(self, found: Iterator[tuple[Any, Any]]) -> Iterator[tuple[K, V]]:
+        """Copies of what is found, as long as nothing changes the table meanwhile."""
+        count, copy = self._count + self._applies, self._values.copy
+        while True:
+            if get_ident() != self._guard.user:
+                self._guard.check()
+            if self._count + self._applies != count:
+                raise Misuse(
+                    "the table was changed, or committed, while it was iterated",
+                    writer=self._opened.writer.name,
+                    hint="Take a list of the keys first: `for key in list(table)`",
+                )
+            try:
+                key, value = next(found)
+            except StopIteration:
+                return
+            yield key, copy(value)
+
+    # ---- commit
+
+    def commit(self, progress: Metadata | None = None) -> LastCommit:
+        """Make all changes history, in one commit with `progress`, and wait for it. Without changes it is progress.
+
+        Raises InvalidMetadata, and InvalidChange for a typed value that no schema takes, before anything is sent, and
+        the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown, CommitRefused, Unavailable,
+        Damaged. The next life goes on from its `progress`.
+        """
+        return self.commit_async(progress).result()
+
+    def commit_async(self, progress: Metadata | None = None) -> TableCommit:
+        """As `commit`, and go on at once: later changes are those of the next commit.
+
+        Several may be under way, `commits_under_way_max` of them; then it waits for the oldest. Raises as `commit`, for
+        earlier commits.
+        """
+        self._guard.check()
+        with self._failing():
+            return self._pace.commit({} if progress is None else progress)
+
+    def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
+        """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
+        many keys have changed (`uncommitted_changes_max`), and nothing at all in between.
+
+        The end of the `with` block commits what the last call has put off. Raises as `commit_async`.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        if not self._pace.puts_off(interval_s, progress, self._count, len(self._active)):
+            with self._failing():
+                self._pace.commit_if_due(interval_s)
+
+    # ---- undo
+
+    def rollback(self) -> None:
+        """Undo all changes since the last commit, whether that is over or still under way; inside of a transaction, all
+        since it began.
+        """
+        self._guard.check()
+        self._layers.drop()
+        self._refresh()
+        self._count += 1
+
+    @contextmanager
+    def transaction(self) -> Generator[Self]:
+        """A block whose changes stay if it ends well, and are undone if it raises. It commits nothing; may be nested.
+
+        with table.transaction():
+            table[b"alice"], table[b"bob"] = b"0", b"2"
+        """
+        self._guard.check()
+        depth = self._layers.begin()
+        self._refresh()
+        try:
+            yield self
+        except BaseException:
+            self._end_transaction(depth, keep=False)
+            raise
+        self._end_transaction(depth, keep=True)
+
+    def _end_transaction(self, depth: int, *, keep: bool) -> None:
+        if self.life is Life.OPEN:
+            self._guard.check()
+            self._layers.end(depth, keep=keep)
+            self._refresh()
+            self._count += not keep
+
+    # ---- end
+
+    def close(self) -> None:
+        """Finish the commits under way, and what `commit_every` has put off; then release everything. Idempotent.
+
+        What no commit holds is discarded, with a warning. Raises as `commit`; released it is all the same.
+        """
+        if self.life is not Life.OPEN or get_ident() != self._guard.user:
+            self._end(is_failed=True)
+            return
+        try:
+            with self._failing():
+                self._pace.finish(self._count)
+        except BaseException:
+            self._end(is_failed=True)
+            raise
+        has_lost = not self._layers.is_clean
+        self._end(is_failed=False)
+        if has_lost:
+            warn_caller(f"{self._guard} was closed with uncommitted changes; they are discarded", UncommittedChanges)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._guard.fail()
+        self.close()
+
+    def _end(self, *, is_failed: bool) -> None:
+        if self._guard.end():
+            self._pace.fail(
+                ClosedError("the table was closed before this commit was over", writer=self._opened.writer.name)
+            )
+            self._layers.forget()
+            self._refresh()
+            self._opened.release(is_failed=is_failed)
+
+    # ---- inside
+
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """What ends the writer, or leaves the backend behind, ends the table; a refusal does not."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Misuse) or self._opened.writer.life is not Life.OPEN:
+                self._pace.fail(error)
+                self._guard.fail()
+            raise
+        finally:
+            self._refresh()
+
+    def _applied(self) -> None:
+        """A commit was handed to the backend."""
+        self._applies += 1
+        self._refresh()
+
+    def _advance(self, wait: bool) -> None:
+        """For who holds a commit that is under way."""
+        self._guard.check()
+        with self._failing():
+            self._pace.step(wait=wait)
+
+    def _refresh(self) -> None:
+        """Take the layers as they are now: reads and puts do not ask for them."""
+        layers = self._layers
+        self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below

@@ -1,0 +1,273 @@
+"""A table's local directory: what a restart reads, and when it is set aside and made anew, loudly."""
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import rocksdict
+
+from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
+from statelog.materializer import run_round
+from statelog.recovery import Host
+from statelog.tables import TableSettings
+from statelog.tables.backends.backend import Place
+from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, place_from_json, place_to_json
+from tests.support.rigs.log import TwinRig, settings_for, twin_rig
+from tests.support.rigs.table import TableRig, content
+
+STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
+
+
+@pytest.fixture
+def rig() -> TwinRig:
+    """A log's two places."""
+    return twin_rig("log")
+
+
+@pytest.fixture
+def kept(rig: TwinRig, tmp_path: Path) -> TableRig:
+    """A table with a directory that holds STATE."""
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open() as table:
+        table.update(STATE)
+        table.commit({"n": 1})
+    return tables
+
+
+def home(tables: TableRig) -> Path:
+    """Where its database is."""
+    assert tables.directory is not None
+    return tables.directory / "log" / "table"
+
+
+def write_elsewhere(rig: TwinRig, changes: dict[bytes, bytes | None]) -> None:
+    """Commit as the same owner would from another machine, without a directory."""
+    with TableRig(rig, None).open() as table:
+        for key, value in changes.items():
+            table.delete(key) if value is None else table.put(key, value)
+        table.commit({"n": 2})
+
+
+def edit(tables: TableRig, key: bytes, change: Callable[[bytes], bytes]) -> None:
+    """Change a record of the database."""
+    options = rocksdict.Options(raw_mode=True)
+    with rocksdict.Rdict(str(home(tables) / "db"), options, column_families={FAMILY: options}) as database:
+        family = database.get_column_family(FAMILY)
+        found = family[key]
+        assert found is not None
+        family[key] = change(found)
+        family.close()
+
+
+def test_a_restart_reads_what_was_committed_since(rig: TwinRig, kept: TableRig) -> None:
+    """Nothing, if it was the last owner itself; else the newest change of each key behind its place, deletes too."""
+    with kept.open() as table:
+        assert (content(table), table.progress) == (STATE, {"n": 1})
+        assert table.opening.rows_read == 0
+        assert table.opening.from_position is not None
+    write_elsewhere(rig, {b"k1": None, b"new": b"x", b"k2": b"y"})
+    write_elsewhere(rig, {b"k2": b"z"})
+    with kept.open() as table:
+        changed = {**STATE, b"new": b"x", b"k2": b"z"}
+        del changed[b"k1"]
+        assert (content(table), table.progress) == (changed, {"n": 2})
+        assert table.opening.rows_read == 3
+        assert len(table) == 50
+    assert not list(home(kept).glob("aside-*"))
+
+
+def test_behind_a_snapshot_but_not_behind_truncation(rig: TwinRig, kept: TableRig, tmp_path: Path) -> None:
+    """As long as the log holds what came behind its place, snapshots do not matter."""
+    with rig.open() as log:
+        run_round(log, settings_for(tmp_path))
+    write_elsewhere(rig, {b"new": b"x"})
+    with kept.open() as table:
+        assert content(table) == {**STATE, b"new": b"x"}
+        assert table.opening.rows_read == 1
+
+
+def _behind_truncation(rig: TwinRig, kept: TableRig, tmp_path: Path) -> None:
+    for i in range(4):
+        write_elsewhere(rig, {b"k0": b"%d" % i})
+        with rig.open() as log:
+            run_round(log, settings_for(tmp_path))
+    write_elsewhere(rig, {b"k0": b"0"})
+
+
+def _of_another_log(_: TwinRig, kept: TableRig, __: Path) -> None:
+    edit(kept, TABLE_KEY, lambda data: json.dumps({**json.loads(data), "ledger_topic_id": "other"}).encode())
+
+
+def _ahead(_: TwinRig, kept: TableRig, __: Path) -> None:
+    edit(kept, PLACE_KEY, lambda data: place_to_json(Place(place_from_json(data).position + 1_000)))
+
+
+def _another_record(_: TwinRig, kept: TableRig, __: Path) -> None:
+    def change(data: bytes) -> bytes:
+        place = place_from_json(data)
+        assert place.last is not None, "the place is anchored"
+        return place_to_json(Place(place.position, place.last._replace(hash=1)))
+
+    edit(kept, PLACE_KEY, change)
+
+
+def _no_place(_: TwinRig, kept: TableRig, __: Path) -> None:
+    edit(kept, PLACE_KEY, lambda _: b"{")
+
+
+def _newer_format(_: TwinRig, kept: TableRig, __: Path) -> None:
+    edit(kept, TABLE_KEY, lambda data: json.dumps({**json.loads(data), "format": 2}).encode())
+
+
+def _other_losses(_: TwinRig, kept: TableRig, __: Path) -> None:
+    def change(data: bytes) -> bytes:
+        place = place_from_json(data)
+        return place_to_json(Place(place.position, place.last, 1))
+
+    edit(kept, PLACE_KEY, change)
+
+
+def _torn(name: str, change: Callable[[Path], object]) -> Callable[[TwinRig, TableRig, Path], None]:
+    def tear(_: TwinRig, kept: TableRig, __: Path) -> None:
+        found = sorted((home(kept) / "db").glob(name))
+        assert found
+        for path in found:
+            change(path)
+
+    return tear
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_behind_truncation, "truncated"),
+        (_of_another_log, "another log"),
+        (_ahead, "ahead of what was committed"),
+        (_another_record, "another record"),
+        (_no_place, "no record `place`"),
+        (_newer_format, "format is 2"),
+        (_other_losses, "a loss was accepted"),
+        (_torn("CURRENT", Path.unlink), "damaged"),
+        (_torn("CURRENT", lambda path: path.write_bytes(b"x")), "damaged"),
+        (_torn("MANIFEST-*", _flip), "damaged"),
+        (_torn("MANIFEST-*", Path.unlink), "damaged"),
+        (_torn("*.sst", Path.unlink), "damaged"),
+    ],
+    ids=lambda one: one.strip("_") if isinstance(one, str) else "",
+)
+def test_what_cannot_be_used_is_set_aside(
+    rig: TwinRig, kept: TableRig, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[..., None], said: str
+) -> None:
+    """It is renamed and not deleted, a log line says why, and the state is the log's."""
+    with kept.open() as table:
+        table[b"k0"] = b"0"
+        table.commit({"n": 2})
+    harm(rig, kept, tmp_path)
+    with caplog.at_level(logging.WARNING, "statelog.tables"), kept.open() as table:
+        assert (content(table), table.progress) == (STATE, {"n": 2})
+        assert table.opening.set_aside is not None
+        assert table.opening.set_aside.is_dir()
+        assert said in table.opening.reason
+        table[b"k0"] = b"again"
+        table.commit()
+    assert [record.name for record in caplog.records].count("statelog.tables") == 1
+    assert said in caplog.text
+    with kept.open() as table:
+        assert table.opening.set_aside is None
+        assert content(table) == {**STATE, b"k0": b"again"}
+
+
+def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:
+    """A block that fails its checksum is told when it is read, and the next life does not use the directory."""
+    with kept.open() as table:
+        chance = random.Random(7)
+        table.update({b"large%d" % i: chance.randbytes(1000) for i in range(2000)})
+        table.commit({"n": 2})
+    options = rocksdict.Options(raw_mode=True)
+    with rocksdict.Rdict(str(home(kept) / "db"), options, column_families={FAMILY: options}) as database:
+        database.flush()
+    largest = max((home(kept) / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
+    _flip(largest)
+    with pytest.raises(Corrupt, match="damaged"), kept.open() as table:
+        content(table)
+    with kept.open() as table:
+        assert len(content(table)) == 2050
+        assert "found damaged" in table.opening.reason
+
+
+def test_a_directory_takes_one_table(rig: TwinRig, kept: TableRig) -> None:
+    """A second one is refused before it fences the first. A kill of the first frees it (tests/fault)."""
+    with kept.open() as table:
+        with pytest.raises(LogInUse):
+            kept.open()
+        table[b"k0"] = b"x"
+        table.commit()
+    with kept.open() as table:
+        forgotten = iter(table.items())
+        next(forgotten)
+    with kept.open() as table:
+        assert table[b"k0"] == b"x"
+
+
+def test_a_fenced_table_leaves_its_directory_right(rig: TwinRig, kept: TableRig) -> None:
+    """What it could not commit is not in it."""
+    former = kept.open()
+    former[b"k0"] = b"never"
+    write_elsewhere(rig, {b"k1": b"x"})
+    with pytest.raises(Fenced):
+        former.commit()
+    former.close()
+    with kept.open() as table:
+        assert content(table) == {**STATE, b"k1": b"x"}
+        assert table.opening.rows_read == 1
+
+
+def test_a_new_value_schema_rebuilds(rig: TwinRig, tmp_path: Path) -> None:
+    """Values of an older schema are in the directory in its bytes: the state is made anew in the newest."""
+    schema = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}%s]}'
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open(value_schema=schema % "") as table:
+        table[b"k"] = {"a": 1}
+        table.commit()
+    with rig.open() as log:
+        log.evolve_value_schema(schema % ', {"name": "b", "type": "long", "default": 7}')
+    for _ in range(2):
+        with tables.open() as table:
+            assert content(table) == {b"k": {"a": 1, "b": 7}}
+    assert len(list(home(tables).glob("aside-*"))) == 1
+
+
+def test_a_full_disk(rig: TwinRig, tmp_path: Path) -> None:
+    """While the state is made it is a typed error, and the next life makes it; nothing stays open in between."""
+    tables = TableRig(rig, tmp_path / "local")
+    write_elsewhere(rig, dict(STATE))
+
+    def full(step: str, _: Path) -> None:
+        if step == "write":
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageFull):
+        tables.open(host=Host(disk=full))
+    with tables.open() as table:
+        assert content(table) == STATE
+
+
+def test_options_that_contradict_each_other(rig: TwinRig, tmp_path: Path) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ConfigError, match="directory"):
+        TableRig(rig, None).open(backend="rocksdb")
+    with pytest.raises(ConfigError, match="directory"):
+        TableRig(rig, None).open(directory=tmp_path)
+    with pytest.raises(ConfigError, match="backend"):
+        TableRig(rig, None).open(backend="redis")
+    with pytest.raises(ConfigError, match="cache_bytes"):
+        TableSettings(cache_bytes=0)
