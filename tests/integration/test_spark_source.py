@@ -164,7 +164,7 @@ def test_a_schema_of_the_users_is_refused(spark: SparkSession, rig: SparkLog) ->
         reader.schema("key long, n long, note string").load().count()
     reader = reader.option("atPosition", "0")
     assert reader.schema("key long, n long, note string").load().count() == 0
-    with pytest.raises(Exception, match="differs from the state"):
+    with pytest.raises(Exception, match="differs from that of the state"):
         reader.schema("key string, n long").load().count()
 
 

@@ -8,7 +8,7 @@ Invariant: a batch that is read has exactly the Arrow schema that Spark computes
 compares the first batch of a task and trusts the rest.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import cast
 
 import pyarrow as pa
@@ -23,8 +23,9 @@ __all__ = [
     "STATE_NAMES",
     "change_batches",
     "change_columns",
+    "check_columns",
     "chosen",
-    "same_columns",
+    "newest_with",
     "spark_arrow_schema",
     "state_batches",
     "state_columns",
@@ -49,9 +50,34 @@ def spark_arrow_schema(columns: StructType) -> pa.Schema:
     return to_arrow_schema(columns, timezone="UTC")
 
 
-def same_columns(wanted: StructType, given: StructType) -> bool:
-    """Whether two lists of columns have the same names and types in the same order, nullable or not."""
-    return spark_arrow_schema(wanted).equals(spark_arrow_schema(given))
+def check_columns(given: StructType, expected: StructType, what: str) -> None:
+    """Raise ConfigError if the columns that Spark was given are not those of `what`."""
+    if not _same(given, expected):
+        raise ConfigError(
+            f"the given schema differs from that of {what}",
+            given=given.simpleString(),
+            expected=expected.simpleString(),
+            hint="Leave .schema() out, and for a stream the option read; select, rename and cast after the read",
+        )
+
+
+def newest_with(
+    given: StructType, schemas: Sequence[ValueSchema], columns_of: Callable[[ValueSchema], StructType], what: str
+) -> ValueSchema:
+    """The newest value schema that has the given columns, by `columns_of`: a DataFrame or a query may be older than the
+    last evolution. Raises ConfigError if none has.
+    """
+    for one in reversed(schemas):
+        if _same(given, columns_of(one)):
+            return one
+    newest = schemas[-1]
+    check_columns(given, columns_of(newest), what)
+    return newest
+
+
+def _same(one: StructType, other: StructType) -> bool:
+    """Whether two lists of columns have the same names and types in the same order."""
+    return spark_arrow_schema(one).equals(spark_arrow_schema(other))
 
 
 def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,8 @@
 """What is read: options of a range of changes, the kind of a read, and the keys and key groups that filters leave."""
 
 import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
@@ -12,6 +14,8 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.spark.options.read import change_options, read_of, read_options, view_options
+from statelog.spark.options.reading import lease_terms
+from statelog.spark.options.stream import stream_options
 from statelog.spark.source.wanted import Wanted, narrowed, wanted
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
@@ -63,6 +67,21 @@ def test_wrong_ranges_are_named(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         change_options({**WHERE, "read": "changes", **given})
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("parse", [read_options, change_options, stream_options])
+def test_options_that_all_reads_share_have_one_rule(parse: Callable[[Mapping[str, str]], Any]) -> None:
+    """A state, changes and a stream read them alike, and refuse alike what says nothing."""
+    where = {**WHERE, "startingPosition": "earliest"} if parse is not read_options else WHERE
+    found = parse({**where, "columns": "key, value", "minPartitions": "3", "keyGroups": "0:2", "leaseSeconds": "0"})
+    assert (found.columns, found.min_partitions, found.key_groups) == (("key", "value"), 3, (0, 1))
+    assert lease_terms(found.lease_s) == (1, False)
+    found = parse(where)
+    assert (found.columns, found.min_partitions, found.key_groups) == (None, None, None)
+    assert lease_terms(found.lease_s) == (found.lease_s, True)
+    for name, text in (("columns", " ,"), ("minPartitions", "0"), ("keyGroups", ""), ("leaseSeconds", "-1")):
+        with pytest.raises(ConfigError, match=f"the option {name} is"):
+            parse({**where, name: text})
 
 
 def test_kinds_of_reads() -> None:

@@ -8,15 +8,15 @@ from statelog.recovery.history.bounds import Bound
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.spark.options.address import LogAddress, log_address
 from statelog.spark.options.bounds import BOUNDS, bound
-from statelog.spark.options.parsing import COMMON, flag, key_texts, listed, lowered, number, numbers, refuse_unknown
+from statelog.spark.options.parsing import COMMON, flag, key_texts, lowered, number, refuse_unknown
+from statelog.spark.options.reading import READING, reading_options
 
 __all__ = ["LEASE_S", "ChangeOptions", "ReadOptions", "change_options", "read_of", "read_options", "view_options"]
 
 LEASE_S = 300
 """How long a planned read is held, by default, for tasks that have not started."""
-_BOTH = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
-_STATE = (*_BOTH, "atPosition", "atWriter", "atCheckpoint", "keys", "includeKeyGroup")
-_CHANGES = (*_BOTH, *BOUNDS)
+_STATE = (*READING, "atPosition", "atWriter", "atCheckpoint", "keys", "includeKeyGroup")
+_CHANGES = (*READING, *BOUNDS)
 _CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a table in its catalog, instead of OPTIONS.
 
 
@@ -66,14 +66,10 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     given = lowered(options)
     refuse_unknown(given, _STATE, "read of a state")
     return ReadOptions(
-        where=log_address(given),
-        key_groups=numbers(given, "keyGroups"),
+        **reading_options(given, lease_s=LEASE_S),
         keys=key_texts(given["keys"]) if "keys" in given else None,
         at=_at(given),
-        min_partitions=_tasks(given),
-        columns=_columns(given),
         include_key_group=flag(given, "includeKeyGroup"),
-        lease_s=_lease_s(given),
     )
 
 
@@ -82,13 +78,9 @@ def change_options(options: Mapping[str, str]) -> ChangeOptions:
     given = lowered(options)
     refuse_unknown(given, _CHANGES, "read of changes")
     return ChangeOptions(
-        where=log_address(given),
+        **reading_options(given, lease_s=LEASE_S),
         start=bound(given, "starting", open_word="earliest"),
         end=bound(given, "ending", open_word="latest"),
-        key_groups=numbers(given, "keyGroups"),
-        min_partitions=_tasks(given),
-        columns=_columns(given),
-        lease_s=_lease_s(given),
     )
 
 
@@ -97,25 +89,6 @@ def view_options(options: Mapping[str, str]) -> LogAddress:
     given = lowered(options)
     refuse_unknown(given, (*COMMON, "read"), f"read of {given.get('read')}")
     return log_address(given)
-
-
-def _columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
-    columns = listed(given.get("columns", ""))
-    if "columns" in given and not columns:
-        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
-    return columns or None
-
-
-def _tasks(given: Mapping[str, str]) -> int | None:
-    minimum = number(given, "minPartitions")
-    if minimum == 0:
-        raise ConfigError("the option minPartitions is 0", hint="Leave it out, or give at least 1")
-    return minimum
-
-
-def _lease_s(given: Mapping[str, str]) -> int:
-    lease_s = number(given, "leaseSeconds")
-    return LEASE_S if lease_s is None else lease_s
 
 
 def _at(given: Mapping[str, str]) -> At | None:

@@ -7,9 +7,10 @@ from enum import StrEnum
 from statelog.errors import ConfigError
 from statelog.recovery.history.bounds import Bound
 from statelog.schemas.names import check_name
-from statelog.spark.options.address import LogAddress, log_address
+from statelog.spark.options.address import LogAddress
 from statelog.spark.options.bounds import bound
-from statelog.spark.options.parsing import COMMON, listed, lowered, number, numbers, refuse_unknown
+from statelog.spark.options.parsing import lowered, refuse_unknown
+from statelog.spark.options.reading import READING, positive, reading_options
 
 __all__ = ["Beginning", "OnTruncation", "StreamOptions", "names_stream", "stream_options"]
 
@@ -17,7 +18,7 @@ LEASE_S = 3600
 _STARTS = ("startingPosition", "startingWriter", "startingCheckpoint", "startingTime")
 _LIMITS = ("maxChangesPerTrigger", "maxBytesPerTrigger")
 _OWN = (*_STARTS, *_LIMITS, "readerId", "onTruncation")
-_KNOWN = (*COMMON, "read", *_OWN, "keyGroups", "minPartitions", "columns", "leaseSeconds")
+_KNOWN = (*READING, *_OWN)
 
 
 class Beginning(StrEnum):
@@ -75,18 +76,13 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
             f"a stream cannot read {given['read']!r}", hint="Leave the option read out: a stream reads changes"
         )
     reader = given.get("readerid")
-    lease_s = number(given, "leaseSeconds")
     return StreamOptions(
-        where=log_address(given),
+        **reading_options(given, lease_s=LEASE_S),
         start=_start(given),
         reader=None if reader is None else check_name("reader", reader),
-        max_changes=_positive(given, "maxChangesPerTrigger"),
-        max_bytes=_positive(given, "maxBytesPerTrigger"),
+        max_changes=positive(given, "maxChangesPerTrigger"),
+        max_bytes=positive(given, "maxBytesPerTrigger"),
         on_truncation=_on_truncation(given),
-        key_groups=numbers(given, "keyGroups"),
-        min_partitions=_positive(given, "minPartitions"),
-        columns=listed(given.get("columns", "")) or None,
-        lease_s=LEASE_S if lease_s is None else lease_s,
     )
 
 
@@ -110,10 +106,3 @@ def _on_truncation(given: Mapping[str, str]) -> OnTruncation:
     if text not in list(OnTruncation):
         raise ConfigError(f"the option onTruncation is {text!r}", hint="Give fail or snapshot")
     return OnTruncation(text)
-
-
-def _positive(given: Mapping[str, str], name: str) -> int | None:
-    found = number(given, name)
-    if found == 0:
-        raise ConfigError(f"the option {name} is 0", hint="Leave it out, or give at least 1")
-    return found

@@ -17,8 +17,9 @@ from statelog.recovery.history.plan_changes import hold_changes, plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.recovery.history.splitting import LEAST_BYTES, split_changes
 from statelog.spark.clients import cached_log
-from statelog.spark.columns import change_batches, change_columns, chosen, same_columns, spark_arrow_schema
+from statelog.spark.columns import change_batches, change_columns, check_columns, chosen, spark_arrow_schema
 from statelog.spark.options.read import ChangeOptions, change_options
+from statelog.spark.options.reading import lease_terms
 from statelog.spark.reported import reported
 from statelog.spark.source.read_plan import HOLDER, Planned, reading
 
@@ -67,13 +68,7 @@ class ChangeReader(DataSourceReader):
                 )
             plan = ChangeReadPlan(planned=Planned.now(self._options.lease_s), changes=_plan(self._options))
         expected = _columns(self._options, plan.changes.value_schema_id)
-        if not same_columns(expected, schema):
-            raise ConfigError(
-                "the given schema differs from that of the changes",
-                given=schema.simpleString(),
-                expected=expected.simpleString(),
-                hint="Leave .schema() out; select, rename and cast after the read, or use the option columns",
-            )
+        check_columns(schema, expected, "the changes")
         self._schema = spark_arrow_schema(schema)
         self._plan: ChangeReadPlan | None = plan
         self._planned, self._position = plan.planned, plan.changes.end_position
@@ -115,14 +110,9 @@ def _plan(options: ChangeOptions) -> ChangePlan:
 
 def _hold(options: ChangeOptions, plan: ChangeReadPlan) -> None:
     """Hold what a plan reads for the tasks of a scan; the lease runs out by itself."""
+    log, terms = cached_log(options.where), lease_terms(options.lease_s)
     with reading(plan.planned, plan.changes.end_position):
-        hold_changes(
-            cached_log(options.where),
-            plan.changes,
-            holder=HOLDER,
-            ttl_s=max(1, options.lease_s),
-            wanted=options.lease_s > 0,
-        )
+        hold_changes(log, plan.changes, holder=HOLDER, ttl_s=terms.ttl_s, wanted=terms.wanted)
 
 
 def _columns(options: ChangeOptions, value_schema_id: int) -> StructType:

@@ -20,6 +20,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
+from statelog.spark.options.reading import lease_terms
 from statelog.storage.held_lease import LeaseHolder
 
 __all__ = ["Planned", "ReadPlan", "hold_plan", "plan_read", "reading"]
@@ -62,7 +63,7 @@ def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
     """Hold a plan's position for another scan; returns what to carry out: the plan, or another one of its position if
     its snapshot was cleaned up since. Raises NotFound if the state is gone, Damaged, Unavailable.
     """
-    log = cached_log(options.where)
+    log, terms = cached_log(options.where), lease_terms(options.lease_s)
     with reading(plan.planned, plan.position):
         lease = LeaseHolder.claim(
             log.store,
@@ -70,8 +71,8 @@ def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
             manifest_number=plan.recovery.manifest_number,
             position=plan.recovery.base_position,
             next_offsets=plan.recovery.held_offsets(plan.recovery.partitions),
-            ttl_s=max(1, options.lease_s),
-            wanted=options.lease_s > 0,
+            ttl_s=terms.ttl_s,
+            wanted=terms.wanted,
         ).__enter__()  # It keeps the position for the tasks, and runs out by itself.
         try:
             check_held(log, plan.recovery)
@@ -98,7 +99,8 @@ def reading(planned: Planned, position: int) -> Generator[None]:
 
 
 def _plan(options: ReadOptions, at: At | None) -> RecoveryPlan:
-    settings = RecoverySettings(holder=HOLDER, lease_ttl_s=max(1, options.lease_s), lease=options.lease_s > 0)
+    terms = lease_terms(options.lease_s)
+    settings = RecoverySettings(holder=HOLDER, lease_ttl_s=terms.ttl_s, lease=terms.wanted)
     recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
     recovery.reserve()  # The lease keeps the position for the tasks, and runs out by itself.
     return recovery.plan

@@ -15,7 +15,7 @@ from statelog.recovery.planning.recovery_plan import RecoveryPlan, part_of
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
-from statelog.spark.columns import chosen, same_columns, spark_arrow_schema, state_batches, state_columns
+from statelog.spark.columns import chosen, newest_with, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options.read import ReadOptions, read_options
 from statelog.spark.reported import reported
 from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading
@@ -131,19 +131,14 @@ def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 
 def _value_schema_of(options: ReadOptions, schema: StructType) -> ValueSchema:
-    """The newest value schema whose state has these columns: a DataFrame may be older than the last evolution."""
-    known = cached_log(options.where).value_schemas.all()
-    for one in reversed(known):
+    """The value schema whose state has these columns. Raises ConfigError."""
+
+    def columns_of(one: ValueSchema) -> StructType:
         columns = _all_columns(options, one)
-        has_them = set(options.columns or ()) <= set(columns.fieldNames())
-        if has_them and same_columns(chosen(columns, options.columns), schema):
-            return one
-    raise ConfigError(
-        "the given schema differs from the state's",
-        given=schema.simpleString(),
-        expected=_columns(options).simpleString(),
-        hint="Leave .schema() out; select, rename and cast after the read, or use the option columns",
-    )
+        known = set(columns.fieldNames())
+        return chosen(columns, None if options.columns is None else [name for name in options.columns if name in known])
+
+    return newest_with(schema, cached_log(options.where).value_schemas.all(), columns_of, "the state")
 
 
 def _columns(options: ReadOptions) -> StructType:

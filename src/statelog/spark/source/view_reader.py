@@ -8,9 +8,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statelog.errors import ConfigError
 from statelog.spark.clients import cached_log
-from statelog.spark.columns import same_columns, spark_arrow_schema
+from statelog.spark.columns import check_columns, spark_arrow_schema
 from statelog.spark.options.read import view_options
 from statelog.spark.reported import reported
 from statelog.spark.source.views import VIEWS
@@ -40,13 +39,7 @@ class ViewReader(DataSourceReader):
         self._where = view_options(options)
         self._plan = plan
         expected = from_arrow_schema(VIEWS[plan.view].schema)
-        if not same_columns(expected, schema):
-            raise ConfigError(
-                "the given schema differs from that of the view",
-                given=schema.simpleString(),
-                expected=expected.simpleString(),
-                hint="Leave .schema() out; select, rename and cast after the read",
-            )
+        check_columns(schema, expected, "the view")
         self._schema = spark_arrow_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.schemas.snapshot.subscription import check_holder
 from statelog.seams import REAL, Seams
+from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription
@@ -82,15 +83,15 @@ class StreamHold:
         self._position, self._held_s = base.state.position, self._seams.clock()
 
     def _hold_lease(self, base: LedgerBase) -> None:
-        committed = base.state.committed_positions
+        committed, terms = base.state.committed_positions, lease_terms(self._options.lease_s)
         lease = LeaseHolder.claim(
             self._log.store,
             holder="spark-stream",
             manifest_number=0,
             position=base.state.position,
             next_offsets={p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)},
-            ttl_s=max(1, self._options.lease_s),
-            wanted=self._options.lease_s > 0,
+            ttl_s=terms.ttl_s,
+            wanted=terms.wanted,
             seams=self._seams,
         ).__enter__()
         self.release()

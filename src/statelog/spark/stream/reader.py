@@ -21,10 +21,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from statelog.errors import ConfigError
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log, open_log
-from statelog.spark.columns import change_columns, chosen, same_columns, spark_arrow_schema
+from statelog.spark.columns import change_columns, chosen, newest_with, spark_arrow_schema
 from statelog.spark.options.stream import StreamOptions, stream_options
 from statelog.spark.reported import reported
 from statelog.spark.stream.admission import NO_LIMIT, Limit
@@ -134,7 +133,9 @@ class _Running:
         self.options = options
         self.log = open_log(options.where)
         try:
-            self.value_schema_id = _value_schema_of(self.log, options, columns).id
+            schemas = self.log.value_schemas.all()
+            found = newest_with(columns, schemas, lambda one: _columns(self.log, options, one), "the changes")
+            self.value_schema_id = found.id
             self.planner = StreamPlanner(self.log, options)
         except BaseException:
             self.log.close()
@@ -145,20 +146,6 @@ def _limit(options: StreamOptions) -> Limit:
     return Limit(
         changes=math.inf if options.max_changes is None else options.max_changes,
         size_bytes=math.inf if options.max_bytes is None else options.max_bytes,
-    )
-
-
-def _value_schema_of(log: Log, options: StreamOptions, given: StructType) -> ValueSchema:
-    """The newest value schema whose changes have these columns: a query may be older than the last evolution."""
-    for one in reversed(log.value_schemas.all()):
-        if same_columns(_columns(log, options, one), given):
-            return one
-    expected = _columns(log, options, log.value_schemas.newest())
-    raise ConfigError(
-        "the columns of the stream differ from those of the changes",
-        given=given.simpleString(),
-        expected=expected.simpleString(),
-        hint="Leave .schema() and the option read out; select, rename and cast after the read",
     )
 
 
