@@ -110,6 +110,31 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     assert rig.numbers() == {1: 1, 2: 2}
 
 
+@pytest.mark.parametrize("has_history", [False, True])
+def test_of_two_jobs_that_start_at_once_one_is_refused(rig: SparkLog, has_history: bool) -> None:
+    """The other job opens between our look at the ledger and our Open, on a fresh log too: we fence nobody and hear
+    whose it is. A writer that is no job of Spark's is taken over from, as at any other moment.
+    """
+    if has_history:
+        with Writer(rig.log, "before") as writer:
+            writer.put(1, {"n": 1, "note": None})
+            writer.commit()
+    ours, other = stream_options(rig), stream_options(rig, writerId="other", checkpointLocation="/other")
+    intruders: list[Callable[[], object]] = [lambda: plan_batch(other), lambda: Writer(rig.log, "plain").close()]
+
+    def look_at_the_clock() -> float:
+        if intruders:
+            intruders.pop()()
+        return time.time()
+
+    opens = rig.opens()
+    with pytest.raises(LogInUse) as caught:
+        plan_batch(ours, seams=Seams(wall_clock=look_at_the_clock))
+    assert caught.value.facts["writer"] == "other"
+    assert rig.opens() == opens + 2, "ours is not among them"
+    assert commit_batch(other, [run_task(plan_batch(other), other, 0, {1: 1})], 0)
+
+
 def planned_in_a_worker(options: WriteOptions, path: Path) -> TaskGrant:
     """What a worker plans that the session has just started: it knows its parent, and nothing else."""
 

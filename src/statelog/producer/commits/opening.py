@@ -55,19 +55,22 @@ def open_epoch(
     partitions: Sequence[int] | None = None,
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
+    judged: int | None = None,
     seams: Seams = REAL,
 ) -> OpenedEpoch:
     """Open `writer` on `partitions` (None: all).
 
     `expect` is the checkpoint to resume from, as an id (0: none yet) or as id and nonce; None accepts any. `ours` are
     nonces of this process: if given, partitions and name must still belong to one of them, so that a re-open never
-    takes them back from another writer. Fenced then names the ledger position below which that was found.
+    takes them back from another writer. Fenced then names the ledger position below which that was found. `judged` is
+    the newest epoch on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it,
+    other than by this call, is Fenced, too.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     check_name("writer", writer)
     taken = _partitions(log, partitions)
-    issued = None if ours is None else set(ours)
+    issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
     stored = log.manifests.newest()
@@ -80,7 +83,7 @@ def open_epoch(
             anchors = newest.anchors if newest else ()
             check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position, there)
             _check_expected(ledger.fold, writer, expect)
-            _check_still_ours(ledger.fold, writer, taken, issued)
+            _check_still_ours(ledger.fold, writer, taken, issued, judged)
             nonce = seams.nonce()
             if issued is not None:
                 issued.add(nonce)
@@ -220,16 +223,18 @@ def _given_up(lost: LossRange, accepted: Sequence[LossRange]) -> bool:
 
 
 def _check_still_ours(
-    fold: LedgerFold, writer: str, partitions: tuple[int, ...], ours: Collection[bytes] | None
+    fold: LedgerFold, writer: str, partitions: tuple[int, ...], ours: Collection[bytes] | None, judged: int | None
 ) -> None:
-    newest = fold.live_epoch(fold.prior(writer, partitions))
-    if ours is not None and (newest is None or newest.nonce not in ours):
-        raise Fenced(
-            "another writer took over",
-            writer=writer,
-            by_writer=newest.writer if newest else None,
-            position=fold.position,
-        )
+    prior = fold.prior(writer, partitions)
+    newest = fold.live_epoch(prior)
+    if ours is None or prior == judged or (newest is not None and newest.nonce in ours):
+        return
+    raise Fenced(
+        "another writer took over",
+        writer=writer,
+        by_writer=newest.writer if newest else None,
+        position=fold.position,
+    )
 
 
 def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:

@@ -9,7 +9,7 @@ Invariants:
 - One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
   commit whose outcome had to be settled.
 - An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; a restart opens a new one.
-- Nothing is fenced before `check_ownership` has agreed.
+- Nothing is fenced before `check_ownership` has agreed, and nothing that was opened since.
 - Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
 """
 
@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
 from statelog.errors import Fenced
@@ -31,7 +32,7 @@ from statelog.seams import REAL, NewNonce, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.write import WriteOptions
-from statelog.spark.sink.ownership import check_ownership
+from statelog.spark.sink.ownership import Rival, check_ownership
 from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
 from statelog.storage.ledger_client import LedgerClient
@@ -40,6 +41,7 @@ from statelog.storage.log.log import Log
 __all__ = ["plan_batch", "sibling_nonces"]
 
 _LOG = logging.getLogger("statelog.spark")
+_LOOKS = 5
 
 Check = Callable[[Descriptor, ValueSchema], object]
 """Raises if what is to be written does not fit the log."""
@@ -96,9 +98,39 @@ def sibling_nonces(nonce: bytes) -> NewNonce:
     return lambda: sibling_nonce(nonce)
 
 
+class _Judged(NamedTuple):
+    """What an Open was found to fence: the newest epoch on our name and partitions, and the rivals on them."""
+
+    prior: int
+    rivals: list[Rival]
+
+
 def _first(log: Log, options: WriteOptions, check: Check | None, seams: Seams) -> _Epoch:
-    """The epoch for a worker that has none: a sibling's, or a new one."""
+    """The epoch for a worker that has none: a sibling's, or a new one.
+
+    Who is overtaken between the look and the Open looks again: two jobs that start at once do not both see nobody.
+    """
     run = run_of(options)
+    overtaken: Fenced | None = None
+    for _ in range(_LOOKS):
+        found = _looked(log, options, run, check, seams)
+        if isinstance(found, _Epoch):
+            return found
+        try:
+            epoch = _open(log, options, run, found.prior, seams)
+        except Fenced as error:
+            overtaken = error
+            continue
+        for rival in found.rivals:
+            level = logging.INFO if rival.writer == options.writer else logging.WARNING
+            _LOG.log(level, "%s: writer %s took over from %s", log.name, options.writer, rival.writer)
+        return epoch
+    assert overtaken is not None, "every look ends in an epoch or is overtaken"
+    raise overtaken
+
+
+def _looked(log: Log, options: WriteOptions, run: QueryRun, check: Check | None, seams: Seams) -> _Epoch | _Judged:
+    """A sibling's epoch, or what an Open would fence. Raises as `plan_batch`, if it may not."""
     ledger = log.ledger.newest_client()
     try:
         ledger.fold_end()
@@ -109,23 +141,19 @@ def _first(log: Log, options: WriteOptions, check: Check | None, seams: Seams) -
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
         if check is not None:
             check(log.descriptor, log.value_schemas.newest())
-        rivals = rivals_of(log, ledger.fold, options, seams.wall_clock())
-        check_ownership(
-            options,
-            options.query_id or _query_id(options.checkpoint_location),
-            run.tag,
-            ledger.fold.last_commit(options.writer),
-            rivals,
-        )
+        judged = _judged(log, ledger.fold, options, run, seams)
     except BaseException:
         ledger.close()
         raise
     ledger.close()
-    epoch = _open(log, options, run, newest, seams)
-    for rival in rivals:
-        level = logging.INFO if rival.writer == options.writer else logging.WARNING
-        _LOG.log(level, "%s: writer %s took over from %s", log.name, options.writer, rival.writer)
-    return epoch
+    return judged
+
+
+def _judged(log: Log, fold: LedgerFold, options: WriteOptions, run: QueryRun, seams: Seams) -> _Judged:
+    rivals = rivals_of(log, fold, options, seams.wall_clock())
+    query_id = options.query_id or _query_id(options.checkpoint_location)
+    check_ownership(options, query_id, run.tag, fold.last_commit(options.writer), rivals)
+    return _Judged(fold.prior(options.writer, options.taken(log.descriptor.partitions)), rivals)
 
 
 def _next(
@@ -169,12 +197,11 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
     )
 
 
-def _open(log: Log, options: WriteOptions, run: QueryRun, seen: LiveEpoch | None, seams: Seams) -> _Epoch:
-    """Open an epoch, unless another one was opened since the ownership check."""
-    ours = None if seen is None else [seen.nonce]
+def _open(log: Log, options: WriteOptions, run: QueryRun, judged: int, seams: Seams) -> _Epoch:
+    """Open an epoch. Raises Fenced if another one was opened since the ownership check."""
     taken = options.taken(log.descriptor.partitions)
     named = replace(seams, nonce=sibling_nonces(run.tag))
-    opened = open_epoch(log, options.writer, partitions=taken, ours=ours, seams=named)
+    opened = open_epoch(log, options.writer, partitions=taken, judged=judged, seams=named)
     opened.producer.close()
     try:
         if options.serves_query:
