@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.errors import NotFound
+from statelog.errors import IncompatibleSchema, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
@@ -97,6 +97,42 @@ def test_a_query_reads_every_commit_once_from_run_to_run(spark: SparkSession, ri
     held = newest_files(list_subscriptions(rig.log.store).files)["lake"].subscription
     assert held.is_taken_up
     assert 0 < rig.log.kafka.offsets(rig.log.ledger_topic, [0])[0].start <= held.position
+
+
+def test_values_get_a_field_while_a_query_runs(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """It goes on while nothing is written with the new schema. The first commit with it ends the query, by type, and
+    leaves nothing of itself in the sink; started again, the query has every change once, and the new field.
+    """
+
+    def start() -> StreamingQuery:
+        writer = _stream(spark, rig, **_READER).writeStream.format("parquet")
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(tmp_path / "rows"))
+
+    with Writer(rig.log, "w") as writer:
+        first = _commit(writer, {1: 1, 2: 2})
+        query = start()
+        query.processAllAvailable()
+        rig.log.evolve_value_schema(_WITH_MORE)
+        second = _commit(writer, {1: None, 3: 3})
+        query.processAllAvailable()
+        expected = [(first, 1, "put", 1), (first, 2, "put", 2), (second, 1, "delete", None), (second, 3, "put", 3)]
+        assert _rows(spark, tmp_path) == sorted(expected, key=str)
+    with Writer(rig.log, "w") as writer:
+        third = _commit(writer, {2: 20, 4: None}, {"more": "new"})
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(_TIMEOUT_S)
+    error = error_of(caught.value)
+    assert isinstance(error, IncompatibleSchema)
+    assert "start the query again" in str(error)
+    assert _rows(spark, tmp_path) == sorted(expected, key=str)
+
+    query = start()
+    query.processAllAvailable()
+    query.stop()
+    expected += [(third, 2, "put", 20), (third, 4, "delete", None)]
+    assert _rows(spark, tmp_path) == sorted(expected, key=str)
+    merged = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "rows"))
+    assert [(row.key, row.value.more) for row in merged.where("value.more IS NOT NULL").collect()] == [(2, "new")]
 
 
 def _to_log(rows: DataFrame, target: SparkLog, checkpoint: Path) -> None:

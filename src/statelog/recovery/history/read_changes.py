@@ -39,7 +39,7 @@ def read_changes(
     check_identity(log, plan)
     if plan.is_empty:
         return
-    converter = Converter(log, chosen, plan.value_schema_id)
+    converter = Converter(log, chosen, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
     with closing(planned_chunks(log, plan, converter, chosen, host or Host())) as chunks:
         for chunk in chunks:

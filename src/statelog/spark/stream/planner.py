@@ -20,6 +20,7 @@ from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.recovery.reading.sources import newer_values
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.seams import REAL, Seams
@@ -103,7 +104,8 @@ class StreamPlanner(Closing):
     def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> BatchPlan:
         """What the tasks of a micro-batch read, which is now in Spark's checkpoint.
 
-        Raises NotFound or SubscriptionEnded if it is gone by now, ReaderInUse, Damaged, Unavailable.
+        Raises NotFound or SubscriptionEnded if it is gone by now, ReaderInUse, Damaged, Unavailable, and
+        IncompatibleSchema if a state may have values of a newer schema.
         """
         first = batch_start(start, end)
         try:
@@ -175,6 +177,9 @@ class StreamPlanner(Closing):
     def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:
         """The plan of a state, held by a lease until its micro-batch is committed."""
         self._release_state()
+        newest_id = self._log.value_schemas.newest().id
+        if newest_id > value_schema_id:
+            raise newer_values(newest_id, value_schema_id)  # It is not known whether the state has such values.
         lease_s = max(300, self._options.lease_s)
         settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
         found = recover(self._log, key_groups=self._groups, at=AtPosition(position), settings=settings)
