@@ -1,4 +1,4 @@
-"""What stores and recoveries log: facts that a test expects, and none that it does not.
+"""What stores, recoveries and tables log: facts that a test expects, and none that it does not.
 
     with told("falling back"):
         recover(log).to_dict()
@@ -15,7 +15,7 @@ import pytest
 
 __all__ = ["LOGGERS", "lines", "nothing_untold", "told"]
 
-LOGGERS = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
+LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("storage", "recovery", "tables"))
 
 
 class _Lines(logging.Handler):

@@ -17,7 +17,7 @@ import pytest
 
 __all__ = ["Lives", "lives"]
 
-_MODULES = ("tests.support.processes.doomed_round", "tests.support.processes.doomed_writer")
+_MODULES = tuple(f"tests.support.processes.doomed_{what}" for what in ("round", "table", "writer"))
 _REPOSITORY = Path(__file__).parents[3]
 
 

@@ -57,6 +57,7 @@ class Kind(Enum):
 _STORE_WRITES = frozenset({"put_if_absent", "put", "upload", "delete"})
 _WRITES = _STORE_WRITES | {"create_topic", "delete_records", "publish_offset", "poll", "send"}
 _DISK = frozenset({"disk_make", "disk_open", "disk_write", "disk_verify"})
+_POINT = frozenset({"point"})
 _KINDS = {
     Kind.OLD: frozenset({"offsets", "describe_topic"}),
     Kind.OLDER: frozenset({"offsets"}),
@@ -65,7 +66,7 @@ _KINDS = {
     Kind.FATAL: frozenset({"send"}),
     Kind.LATE: _STORE_WRITES,
     Kind.AFTER: _WRITES,
-    Kind.CRASH_BEFORE: _WRITES | _DISK,
+    Kind.CRASH_BEFORE: _WRITES | _DISK | _POINT,
     Kind.CRASH_AFTER: _WRITES,
 }
 """Where a kind means something of its own. A question that failed after it was put is one that failed before; and a
@@ -95,7 +96,7 @@ class Operation(NamedTuple):
 
     def can(self, kind: Kind) -> bool:
         """Whether this kind of fault makes a difference here."""
-        return kind not in _KINDS or self.method in _KINDS[kind]
+        return self.method in _KINDS[kind] if kind in _KINDS else self.method not in _POINT
 
 
 class Nemesis:
@@ -158,6 +159,10 @@ class Nemesis:
         """The fault hook of every process' local disk: it is full."""
         if self._ask(f"disk_{step}", "") is Kind.BEFORE:
             raise OSError(errno.ENOSPC, "No space left on device")
+
+    def point(self, step: str) -> None:
+        """The crash point of a process whose steps count as operations."""
+        self._ask("point", step)
 
     # ---- inside
 

@@ -2,6 +2,7 @@
 
     <directory>/<log>/<writer>/lock       held as long as the table is open
     <directory>/<log>/<writer>/db         the database
+    <directory>/<log>/<writer>/making     one that is being made; what a kill leaves of it is removed
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
     <directory>/<log>/<writer>/aside-...  databases that could not be used
 
@@ -13,6 +14,7 @@ Invariants:
 import fcntl
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 from weakref import WeakSet
@@ -34,6 +36,7 @@ class Home:
     def __init__(self, directory: Path, log: str, writer: str) -> None:
         self.path = directory / log / writer
         self.database = self.path / "db"
+        self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
         with local_disk(self.path):
             make_parents(self.database)
@@ -72,6 +75,18 @@ class Home:
             sync(self.path)
         _LOG.warning("the local state %s is set aside as %s and rebuilt: %s", self.database, aside.name, reason)
         return aside
+
+    def begin(self) -> None:
+        """Remove what a kill left of a database that was never finished."""
+        with local_disk(self.path):
+            if self.unfinished.exists():
+                shutil.rmtree(self.unfinished)
+
+    def finish(self) -> None:
+        """The database that was made is the one from now on."""
+        with local_disk(self.path):
+            self.unfinished.rename(self.database)
+            sync(self.path)
 
     def close(self) -> None:
         """Release the lock. Idempotent."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, starmap
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -52,9 +53,14 @@ _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does no
 
 
 class RocksdbBackend:
-    """The database of a home, opened. Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable."""
+    """The database of a home, opened, or one that is being made at `path`.
 
-    def __init__(self, home: Home, keys: KeyRule, values: ValueRule, settings: TableSettings) -> None:
+    Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable.
+    """
+
+    def __init__(
+        self, home: Home, keys: KeyRule, values: ValueRule, settings: TableSettings, path: Path | None = None
+    ) -> None:
         self._home = home
         self._keys = keys
         self._values = values
@@ -63,8 +69,7 @@ class RocksdbBackend:
         self._handle: rocksdict.ColumnFamily | None
         with self._reading():
             data, records = _options(settings)
-            path = str(home.database)
-            self._database = rocksdict.Rdict(path, data, column_families={FAMILY: records})
+            self._database = rocksdict.Rdict(str(path or home.database), data, column_families={FAMILY: records})
             self._family = self._database.get_column_family(FAMILY)
             self._handle = self._database.get_column_family_handle(FAMILY)
 

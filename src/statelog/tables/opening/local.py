@@ -13,6 +13,7 @@ Invariants:
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from statelog.errors import Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
@@ -79,7 +80,7 @@ class LocalOpening:
             return None, f"it was found damaged: {self._home.damage}"
         backend: RocksdbBackend | None = None
         try:
-            backend = RocksdbBackend(self._home, self._keys, self._values, self._settings)
+            backend = self._backend()
             reason = difference(backend.record, self._record) or self._not_ours(backend.place)
         except Corrupt as error:
             reason = error.message
@@ -148,16 +149,20 @@ class LocalOpening:
             settings=self._recovery,
             host=self._host,
         )
+        self._home.begin()
         with recovery:
-            recovery.to_rocksdb(self._home.database)
+            recovery.to_rocksdb(self._home.unfinished)
         self._host.crash("recovered")
-        backend = RocksdbBackend(self._home, self._keys, self._values, self._settings)
+        made = self._backend(self._home.unfinished)
         try:
-            backend.adopt(self._record, self._owners_place())
-        except BaseException:
-            backend.close()
-            raise
-        return backend
+            made.adopt(self._record, self._owners_place())
+        finally:
+            made.close()
+        self._home.finish()
+        return self._backend()
+
+    def _backend(self, path: Path | None = None) -> RocksdbBackend:
+        return RocksdbBackend(self._home, self._keys, self._values, self._settings, path)
 
     def _owners_place(self) -> Place:
         """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""

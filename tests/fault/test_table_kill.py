@@ -1,0 +1,95 @@
+"""SIGKILL of a table's process on a real broker: at every named point in turn, and at any moment under load.
+
+After every kill the next life finds the fold of the input up to the table's progress, which never goes back; in RocksDB
+it reads no more than what was committed behind its directory's place.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from statelog.tables import Table
+from tests.support.processes.doomed_writer import NEVER, fold
+from tests.support.processes.lives import Lives
+from tests.support.rigs.log import LogRig, real_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.services.broker import Broker
+
+MODULE = "tests.support.processes.doomed_table"
+POINTS = ("opened", "recovered", "set-aside", "caught-up", "table-open", "sealed", "sent", "persisted", "commit-made")
+POINTS_BEHIND = ("committed", "history", "applied")
+END = 3_000
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.broker
+
+
+def _position(rig: LogRig) -> int:
+    """The progress that the log names."""
+    with rig.open() as log:
+        last = log.commits().get("table")
+    return int(last.metadata["position"]) if last else 0
+
+
+def _arguments(rig: LogRig, directory: Path, local: str) -> list[str]:
+    return [rig.name, rig.bootstrap, str(directory / "root"), local]
+
+
+@pytest.mark.parametrize("backend", ["dict", "rocksdb"])
+def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path, backend: str) -> None:
+    """Early and late; the last life comes to the end, and what it leaves is the fold of the whole input."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    local = tmp_path / "local" if backend == "rocksdb" else None
+    arguments = _arguments(rig, tmp_path, str(local or NEVER))
+    position, killed = 0, 0
+    for i, point in enumerate((*POINTS, *POINTS_BEHIND)):
+        times = 1 if i < POINTS.index("sealed") else 2 + i % 3
+        end = END if i >= POINTS.index("sealed") else position
+        code = lives.live(MODULE, *arguments, point, times, end)
+        assert code in (0, -signal.SIGKILL), f"{point}: {code}"
+        killed += code != 0
+        now = _position(rig)
+        assert now >= position
+        assert rig.state() == fold(now)
+        position = now
+    assert killed >= 10 - (backend == "dict") * 3
+    assert 0 < position < END
+    assert lives.live(MODULE, *arguments, NEVER, 1, END) == 0
+    with TableRig(rig, local).open() as table:
+        assert (table.progress, content(table)) == ({"position": END}, fold(END))
+        _check_was_kept(table, local)
+
+
+def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """From outside, while it works: exact after each of the kills."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    local, chance, position = tmp_path / "local", random.Random(), 0
+    path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
+    arguments = [*_arguments(rig, tmp_path, str(local)), NEVER, "1", str(END * 100)]
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-m", MODULE, *arguments], env={**os.environ, "PYTHONPATH": path}
+        ) as process:
+            while _position(rig) <= position:
+                assert process.poll() is None
+                time.sleep(0.05)
+            time.sleep(chance.random() / 5)
+            process.kill()
+        position = _position(rig)
+        with TableRig(rig, local).open() as table:
+            assert table.progress == {"position": position}
+            assert content(table) == fold(position)
+            _check_was_kept(table, local)
+
+
+def _check_was_kept(table: Table[bytes, bytes], local: Path | None) -> None:
+    assert table.opening.set_aside is None
+    assert (table.opening.from_position is not None) is (local is not None)
