@@ -1,0 +1,151 @@
+"""Rounds of the materializer on Spark, on one core, on two, and on executors of their own, beside the local engine.
+
+Each engine gets the same backlog in a log of its own: W to fold, then a fifth of it to fold and to merge with the
+first. Sessions are warm: a small round went before, so that workers run and the JVM has compiled. CPU seconds are those
+of this process and all its descendants: the JVMs, and the Python workers.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from bench.figures import Figure
+from bench.logs import bench_log, bulk_append
+from bench.setting import Setting
+from bench.workload import batches
+from statelog.materializer import MaterializerSettings, run_round
+from statelog.materializer.engine.engine import EngineMaker
+from statelog.materializer.engine.local import LocalEngine
+from statelog.storage import Log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark_engine"]
+
+_MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
+_UNSAFE = ("replication", "min-insync")
+_STEPS = ("fold", "fold and merge")
+
+
+class _Cost(NamedTuple):
+    """Seconds of a round."""
+
+    wall: float
+    cpu: float
+
+
+def spark_engine(setting: Setting) -> list[Figure]:
+    """Wall and CPU seconds of both rounds, for each kind of session, beside the local engine in turn with it; and the
+    walls beside those of one core.
+    """
+    found, more = batches(setting.changes, setting.keys), batches(setting.scaled(0.2), setting.keys, seed=1)
+    few = batches(200_000, 100_000)
+    ours: dict[str, list[list[_Cost]]] = {}
+    figures: list[Figure] = []
+    for master in _MASTERS:
+        mine = ours[master] = list[list[_Cost]]()
+        local: list[list[_Cost]] = []
+        with _session(master) as spark:
+            for _ in range(2):
+                _rounds(setting, lambda log: _maker(setting, spark, log, task_bytes=1), few, few)
+            for _ in range(setting.rounds):
+                local.append(_rounds(setting, lambda _: LocalEngine, found, more))
+                mine.append(_rounds(setting, lambda log: _maker(setting, spark, log), found, more))
+        for step in range(len(_STEPS)):
+            figures += [_figure(what, step, master, mine, "the local engine", local) for what in _Cost._fields]
+    for master in _MASTERS[1:]:
+        figures += [_figure("wall", step, master, ours[master], _MASTERS[0], ours[_MASTERS[0]]) for step in (0, 1)]
+    return figures
+
+
+def _rounds(
+    setting: Setting, engine_for: Callable[[Log], EngineMaker], first: list[pa.RecordBatch], more: list[pa.RecordBatch]
+) -> list[_Cost]:
+    """What the rounds of a daemon on a new log cost: one that folds, and one that folds and merges."""
+    with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
+        settings = MaterializerSettings(scratch=Path(scratch), fanout=2, budget_bytes=64 << 30)
+        make_engine, costs = engine_for(log), list[_Cost]()
+        for backlog in (first, more):
+            bulk_append(log, backlog, commits=10)
+            before_s, before_cpu_s = time.perf_counter(), _cpu_s()
+            run_round(log, settings, make_engine=make_engine)
+            costs.append(_Cost(time.perf_counter() - before_s, _cpu_s() - before_cpu_s))
+        return costs
+
+
+def _maker(setting: Setting, spark: "SparkSession", log: Log, task_bytes: int | None = None) -> EngineMaker:
+    from statelog.spark import spark_engine as make  # Whoever benches something else needs no Spark.
+    from statelog.spark.engine.spark_engine import TASK_BYTES
+
+    return make(
+        spark,
+        log.name,
+        kafka={"bootstrap.servers": setting.bootstrap},
+        root=str(setting.root),
+        allow_unsafe=_UNSAFE,
+        task_bytes=task_bytes or TASK_BYTES,
+    )
+
+
+@contextmanager
+def _session(master: str) -> Generator["SparkSession"]:
+    from pyspark.sql import SparkSession  # As above.
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName("statelog-bench")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and all its descendants, those that have ended, too."""
+    ticks: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
+            except OSError:
+                continue  # It ended meanwhile; its parent has its time.
+            ticks[int(entry.name)] = int(fields[1]), sum(int(ticks) for ticks in fields[11:15])
+    ours = {os.getpid()}
+    while grown := {pid for pid, (parent, _) in ticks.items() if parent in ours} - ours:
+        ours |= grown
+    return sum(ticks[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def _figure(
+    what: str, step: int, master: str, ours: list[list[_Cost]], baseline_name: str, others: list[list[_Cost]]
+) -> Figure:
+    field = _Cost._fields.index(what)
+    values, baseline = ([costs[step][field] for costs in each] for each in (ours, others))
+    return Figure(
+        name=f"round on Spark, {_STEPS[step]}, {master}: {what} seconds",
+        unit="s",
+        value=statistics.median(values),
+        lowest=min(values),
+        highest=max(values),
+        baseline_name=baseline_name,
+        baseline=statistics.median(baseline),
+        higher_is_better=False,
+    )
