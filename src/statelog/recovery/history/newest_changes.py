@@ -35,7 +35,8 @@ def newest_changes(
             print(table.num_rows)
 
     Memory is about three times `fold_bytes`; what does not fit is spilled. Close the generator to release the disk.
-    Raises OffsetGone if the log was truncated past the plan, StorageFull, and as `read_changes`.
+    Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
+    truncated past the plan, StorageFull, and as `read_changes`.
     """
     chosen, machine = settings or RecoverySettings(), host or Host()
     check_identity(log, plan)
