@@ -188,9 +188,7 @@ def roll_up(spark: SparkSession, place: Place) -> None:
         changed = {key: number * 1000 + key for key in range(number * 50, 300)}
         _fill(log, changed, checkpoint_id=number)
         numbers.update(changed)
-        outcome = materialize(
-            spark, log.log.name, **where, allow_unsafe=UNSAFE, settings=settings, most_tasks=2, task_bytes=1
-        )
+        outcome = materialize(spark, log.log.name, **where, allow_unsafe=UNSAFE, settings=settings, task_bytes=1)
         assert isinstance(outcome, CompletedRound)
         merged += outcome.runs_merged
     with recover_snapshot(log.log.name, root=str(log.root)) as recovery:
