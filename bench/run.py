@@ -14,6 +14,7 @@ from bench.rocksdb import rocksdb
 from bench.setting import Setting
 from bench.spark_batches import spark_batches
 from bench.spark_engine import spark_engine
+from bench.spark_first import spark_first
 from bench.spark_reads import spark_changes, spark_state
 from bench.spark_writes import spark_writes
 from bench.workload import batches, every_key, pairs
@@ -168,4 +169,5 @@ BENCHMARKS = {
     "spark-writes": spark_writes,
     "spark-batches": spark_batches,
     "spark-engine": spark_engine,
+    "spark-first": spark_first,
 }

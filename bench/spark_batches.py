@@ -3,60 +3,30 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 
 from bench.figures import Figure
 from bench.logs import bench_log
 from bench.setting import Setting
+from bench.spark_floors import Floor
 from bench.spark_session import options_of, spark_session
 
-__all__ = ["EmptySink", "spark_batches"]
+__all__ = ["spark_batches"]
 
 _ROWS, _TASKS = 100, 2
 _WARM, _COUNTED = 15, 60
 _TIMEOUT_S = 240
 
 
-class _EmptyWriter(DataSourceStreamArrowWriter):
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # as Spark's own Arrow class
-        for _ in iterator:
-            pass
-        return WriterCommitMessage()
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        pass
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        pass
-
-
-class EmptySink(DataSource):
-    """A Python sink that takes rows and does nothing: what Spark itself spends on a micro-batch of one."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The name in `format(...)`."""
-        return "bench-empty"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's name
-        """A writer that takes rows and does nothing."""
-        del schema, overwrite
-        return _EmptyWriter()
-
-
 def spark_batches(setting: Setting) -> list[Figure]:
     """The median trigger of a micro-batch, with one query in the session, and with three that run at once."""
     found: list[Figure] = []
     with spark_session() as spark:
-        spark.dataSource.register(EmptySink)
+        spark.dataSource.register(Floor)
         for queries in (1, 3):
             empty = _empty(spark, queries)
             ours = _ours(spark, setting, queries)
@@ -83,14 +53,15 @@ def _ours(spark: SparkSession, setting: Setting, queries: int) -> list[float]:
         for number in range(queries):
             log = stack.enter_context(bench_log(setting.bootstrap, setting.root))
             writer = _rows(spark).writeStream.format("statelog").options(**options_of(setting, log), writerId="bench")
-            running.append(writer.option("checkpointLocation", str(directory / str(number))).start())
+            writer = writer.option("uniqueKeys", "true").option("checkpointLocation", str(directory / str(number)))
+            running.append(writer.start())
         return _triggers_ms(running)
 
 
 def _empty(spark: SparkSession, queries: int) -> list[float]:
     with tempfile.TemporaryDirectory() as directory:
         running = [
-            _rows(spark).writeStream.format("bench-empty").option("checkpointLocation", f"{directory}/{number}").start()
+            _rows(spark).writeStream.format("floor").option("checkpointLocation", f"{directory}/{number}").start()
             for number in range(queries)
         ]
         return _triggers_ms(running)
@@ -110,6 +81,7 @@ def _triggers_ms(running: list[StreamingQuery]) -> list[float]:
         assert time.monotonic() < end_s, "the queries are too slow to be measured"
         time.sleep(1)
         for query in running:
+            assert query.isActive, query.exception()
             for progress in query.recentProgress:
                 found[query.id][progress.batchId] = progress.durationMs["triggerExecution"]
     for query in running:

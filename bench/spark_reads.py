@@ -15,6 +15,7 @@ from bench.figures import Figure
 from bench.logs import bench_log, bulk_append
 from bench.plain import plain_topic
 from bench.setting import Setting
+from bench.spark_floors import Floor
 from bench.spark_session import figures_of, our_reader, spark_session, take_turns
 from bench.workload import batches, every_key, pairs
 from statelog.materializer.round.round import run_round
@@ -47,12 +48,15 @@ def spark_state(setting: Setting) -> list[Figure]:
         bulk_append(log, found, commits=2)
         run_round(log, MaterializerSettings(scratch=Path(scratch)))
         (run,) = (setting.root / log.name / "runs").iterdir()
+        spark.dataSource.register(Floor)
+        floor = spark.read.format("floor").option("rows", setting.keys).option("tasks", 2)
         checkpoint = _stateful_query(spark, found, Path(scratch))
         costs = take_turns(
             setting,
             {
                 "ours": lambda: read(our_reader(spark, setting, log).load()),
                 "parquet": lambda: read(spark.read.parquet(str(run))),
+                "floor": lambda: read(floor.load()),
                 "statestore": lambda: read(spark.read.format("statestore").load(str(checkpoint))),
             },
         )
@@ -60,6 +64,7 @@ def spark_state(setting: Setting) -> list[Figure]:
     return [
         *figures_of(name, setting.keys, costs["ours"], "spark.read.parquet of the same run", costs["parquet"]),
         *figures_of(name, setting.keys, costs["ours"], "format('statestore'), RocksDB", costs["statestore"]),
+        *figures_of(name, setting.keys, costs["ours"], "the floor: a Python source of prepared rows", costs["floor"]),
     ]
 
 

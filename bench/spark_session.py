@@ -20,7 +20,17 @@ from bench.setting import Setting
 from statelog.storage import Log
 from tests.support.spark.connector import connector_jars
 
-__all__ = ["Cost", "costed", "figures_of", "options_of", "our_reader", "our_writer", "spark_session", "take_turns"]
+__all__ = [
+    "Cost",
+    "costed",
+    "figures_of",
+    "figures_of_cost",
+    "options_of",
+    "our_reader",
+    "our_writer",
+    "spark_session",
+    "take_turns",
+]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SETTINGS = {
@@ -106,6 +116,26 @@ def figures_of(
         for label, unit, mine, others in (
             ("", "M rows/s", [one.wall_s for one in ours], [one.wall_s for one in baseline]),
             (", by CPU", "M rows/CPU s", [one.cpu_s for one in ours], [one.cpu_s for one in baseline]),
+        )
+    ]
+
+
+def figures_of_cost(name: str, ours: list[Cost], baseline_name: str, baseline: list[Cost]) -> list[Figure]:
+    """Seconds on the clock, and of the processors, beside a baseline."""
+    return [
+        Figure(
+            name=f"{name}{label}",
+            unit=unit,
+            value=statistics.median(mine),
+            lowest=min(mine),
+            highest=max(mine),
+            baseline_name=baseline_name,
+            baseline=statistics.median(others),
+            higher_is_better=False,
+        )
+        for label, unit, mine, others in (
+            ("", "s", [one.wall_s for one in ours], [one.wall_s for one in baseline]),
+            (", by CPU", "CPU s", [one.cpu_s for one in ours], [one.cpu_s for one in baseline]),
         )
     ]
 

@@ -16,7 +16,8 @@ from bench.figures import Figure
 from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.setting import Setting
-from bench.spark_session import costed, figures_of, our_writer, spark_session, take_turns
+from bench.spark_floors import Floor
+from bench.spark_session import figures_of, our_writer, spark_session, take_turns
 from bench.workload import every_key
 from statelog.spark import repartition_by_key_group
 from tests.support.spark.connector import CONNECTOR
@@ -46,20 +47,24 @@ def spark_writes(setting: Setting) -> list[Figure]:
             to = rows.write.format("kafka").option("kafka.bootstrap.servers", setting.bootstrap)
             to.option("topic", topic.name).option("kafka.linger.ms", 10).option("kafka.batch.size", 1 << 20).save()
 
-        first = costed(lambda: ours(rows.limit(1000)), setting.broker_pid)
+        spark.dataSource.register(Floor)
         works: dict[str, Callable[[], object]] = {
             "unique": lambda: ours(rows, uniqueKeys="true"),
             "checked": lambda: ours(repartition_by_key_group(rows, log.descriptor)),
             "kafka": kafka,
+            "floor": lambda: rows.write.format("floor").mode("append").save(),
         }
         costs = take_turns(setting, works)
     name, count = "Spark: rows written, exactly once", setting.keys
     baseline = (f"Kafka sink, at least once ({CONNECTOR})", costs["kafka"])
+    floor = "the floor: a Python sink that does nothing"
     return [
         *figures_of(f"{name}, uniqueKeys", count, costs["unique"], *baseline),
+        *figures_of(
+            f"{name}, uniqueKeys", count, costs["unique"], "the floor: a Python sink that does nothing", costs["floor"]
+        ),
+        *figures_of(f"{name}, uniqueKeys", count, costs["unique"], floor, costs["floor"]),
         *figures_of(f"{name}, brought together and checked", count, costs["checked"], *baseline),
-        _once("Spark: the first take of a session, 1,000 rows", first.wall_s, "s"),
-        _once("Spark: the first take of a session, by CPU", first.cpu_s, "CPU s"),
     ]
 
 
@@ -69,7 +74,3 @@ def _rows(setting: Setting, directory: Path) -> None:
     for number in range(_FILES):
         part = found[number * share : (number + 1) * share]
         pq.write_table(pa.Table.from_batches(part), directory / f"{uuid.uuid4().hex}-{number}.parquet")
-
-
-def _once(name: str, value: float, unit: str) -> Figure:
-    return Figure(name=name, unit=unit, value=value, lowest=value, highest=value, higher_is_better=False)

@@ -1,0 +1,93 @@
+"""What Spark itself spends on data sources in Python: one that gives prepared rows, and sinks that do nothing.
+
+No source or sink of ours can be faster; the figures show how far it is from them.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+__all__ = ["Floor"]
+
+_BATCH_ROWS = 65_536
+_KEY, _VALUE = b"key-000000000000", bytes(100)
+
+
+class Floor(DataSource):
+    """`format("floor")`: `rows` prepared rows in `tasks` tasks to read, and sinks that take rows and do nothing."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "floor"
+
+    def schema(self) -> str:
+        """Keys and values as those of the workload."""
+        return "key binary, value binary"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of prepared rows."""
+        del schema
+        return _Reader(int(self.options["rows"]), int(self.options["tasks"]))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch writer that does nothing."""
+        del schema, overwrite
+        return _Writer()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's name
+        """A streaming writer that does nothing."""
+        del schema, overwrite
+        return _StreamWriter()
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, rows: int, tasks: int) -> None:
+        self._rows, self._tasks = rows, tasks
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        del partition
+        arrays = [pa.repeat(pa.scalar(one, pa.binary()), _BATCH_ROWS) for one in (_KEY, _VALUE)]
+        batch = pa.RecordBatch.from_arrays(arrays, names=["key", "value"])
+        for start in range(0, self._rows // self._tasks, _BATCH_ROWS):
+            yield batch.slice(0, min(_BATCH_ROWS, self._rows // self._tasks - start))
+
+
+class _Writer(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # as Spark's own Arrow class
+        return _taken(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        pass
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        pass
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # as Spark's own Arrow class
+        return _taken(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        pass
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        pass
+
+
+def _taken(iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    for _ in iterator:
+        pass
+    return WriterCommitMessage()
