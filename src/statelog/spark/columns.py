@@ -34,7 +34,6 @@ __all__ = [
 STATE_NAMES = ("key", "key_group", "op")
 """Columns whose names belong to statelog."""
 _BATCH_ROWS = 65_536
-_OPS = pa.array(["put", "delete"])
 
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
@@ -115,7 +114,7 @@ def change_batches(changes: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.Re
     arrays: list[pa.Array] = []
     for field in wanted:
         column = changes.column(field.name)
-        arrays.append(_OPS.take(column) if field.name == "op" else column.cast(field.type))
+        arrays.append(pa.array(["put", "delete"]).take(column) if field.name == "op" else column.cast(field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     for start in range(0, batch.num_rows, _BATCH_ROWS):
         yield batch.slice(start, _BATCH_ROWS)

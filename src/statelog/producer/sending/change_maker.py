@@ -22,6 +22,7 @@ from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, chan
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_groups_of, key_groups_of_partition, partition_of
 from statelog.schemas.keys.shares import ranges_text
+from statelog.schemas.numbers import numbers_of
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 __all__ = ["ChangeMaker", "Key", "Value", "cut"]
@@ -39,7 +40,6 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
 }
 """How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
 _OURS = ("key", "op", "key_group")
-_OP_NAMES = pa.array(["put", "delete"])
 _MOST_PIECE_BYTES = 64 << 20
 
 
@@ -81,7 +81,7 @@ class ChangeMaker:
             column = pa.array(values, pa.binary())
         else:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
-        ops = column.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+        ops = _deletes(column)
         groups = np.array(named, np.uint16) if self._by_caller else self._own_groups(key_column)
         return self._made(groups, ops, key_column, column)
 
@@ -92,7 +92,7 @@ class ChangeMaker:
         ops = _ops_of(batch)
         values = self._values_of(batch, ops)
         if ops is None:
-            ops = values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+            ops = _deletes(values)
         return self._made(self._batch_groups(batch, keys), ops, keys, values)
 
     def _made(
@@ -217,11 +217,18 @@ def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
     if column.null_count:
         raise InvalidChange("an op is null", hint="Use put or delete")
     if str(column.type) in ("string", "large_string", "string_view"):
-        found = pc.index_in(column.cast(pa.string()), _OP_NAMES)
+        found = pc.index_in(column.cast(pa.string()), pa.array(["put", "delete"]))
         if found.null_count:
             raise InvalidChange("an op is neither put nor delete")
-        return found.to_numpy().astype(np.uint8)
+        return numbers_of(found).astype(np.uint8)
     return _small_ints(column, DELETE + 1).astype(np.uint8)
+
+
+def _deletes(values: pa.Array) -> NDArray[np.uint8]:
+    """The ops of values without any: a null deletes."""
+    if not values.null_count:
+        return np.zeros(len(values), np.uint8)
+    return values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
 
 
 def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:

@@ -20,6 +20,7 @@ from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import ChangeSetChecksum, encode_chunk
 from statelog.schemas.keys.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
+from statelog.schemas.numbers import numbers_of
 from statelog.storage.local.copy import LocalCopy
 
 __all__ = ["ChangeSet"]
@@ -142,7 +143,7 @@ class ChangeSet:
     def _bitmap(self, outbox: Outbox, partition: int, changes: pa.RecordBatch) -> bytes:
         descriptor = outbox.grant.descriptor
         first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
-        column: NDArray[np.uint16] = changes.column(0).to_numpy()
+        column: NDArray[np.uint16] = numbers_of(changes.column(0))
         return to_bitmap(column, first)
 
     def _entry(self, outbox: Outbox, partition: int, part: _PartitionPart) -> Entry:

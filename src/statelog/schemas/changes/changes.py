@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
 from statelog.schemas.keys.key_groups import KeyType, partition_starts
+from statelog.schemas.numbers import column_of, numbers_of
 
 __all__ = [
     "DELETE",
@@ -74,7 +75,7 @@ def changes_batch(
         raise InvalidChange(
             "a put has no value, or a delete has one", hint="To remove a key, delete it; an empty value is b''"
         )
-    return pa.RecordBatch.from_arrays([pa.array(key_groups), pa.array(ops), keys, values], schema=schema)
+    return pa.RecordBatch.from_arrays([column_of(key_groups), column_of(ops), keys, values], schema=schema)
 
 
 # ---- on the way in: by partition, then by size
@@ -100,7 +101,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[Parti
     if bool((groups[1:] < groups[:-1]).any()):
         # A stable sort of small integers is a radix sort; of one byte, the fastest.
         order = np.argsort(groups.astype(np.uint8) if key_groups <= 256 else groups, kind="stable")
-        batch = batch.take(pa.array(order))
+        batch = batch.take(column_of(order))
         groups = groups[order]
     cuts = np.searchsorted(groups, partition_starts(partitions, key_groups)).tolist()
     return [
@@ -152,13 +153,14 @@ def row_sizes(column: pa.Array) -> NDArray[np.int64]:
         return sizes
     if isinstance(column, pa.ListArray | pa.MapArray):
         children = [column.keys, column.items] if isinstance(column, pa.MapArray) else [column.values]
-        offsets = column.offsets.to_numpy().astype(np.int64)
+        offsets = numbers_of(column.offsets).astype(np.int64)
         sizes = np.full(len(column), 4, np.int64)
         for child in children:
             sizes += _sums(row_sizes(child), offsets)
         return sizes
     if kind.equals(pa.binary()) or kind.equals(pa.string()):
-        return 4 + pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+        lengths = pc.binary_length(column)
+        return 4 + numbers_of(lengths.fill_null(0) if lengths.null_count else lengths).astype(np.int64)
     return np.full(len(column), _fixed_width(kind), np.int64)
 
 
@@ -217,13 +219,13 @@ def _rows_of(changes: pa.Table, names: Sequence[str]) -> Sequence[object]:
 
 
 def _in_one_group(changes: pa.Table) -> pa.Table:
-    zeros = pa.array(np.zeros(changes.num_rows, np.uint16))
+    zeros = column_of(np.zeros(changes.num_rows, np.uint16))
     return changes.set_column(changes.schema.get_field_index("key_group"), "key_group", zeros)
 
 
 def _take(changes: pa.Table, choose: Callable[[pa.Array, pa.Array], NDArray[np.int64]]) -> pa.Table:
     rows = choose(_one(changes.column("key_group")), _one(changes.column("key")))
-    return changes.take(pa.array(rows))
+    return changes.take(column_of(rows))
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
@@ -233,4 +235,4 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _numpy(column: pa.Array) -> NDArray[np.uint16]:
-    return cast("NDArray[np.uint16]", column.to_numpy())
+    return cast("NDArray[np.uint16]", numbers_of(column))

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS, is_compressed
+from statelog.schemas.numbers import numbers_of
 
 __all__ = [
     "ChangeSetChecksum",
@@ -170,9 +171,9 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
     groups, ops, keys, values = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", head)
-    if not _values_fit(ops.to_numpy(), values):
+    if not _values_fit(numbers_of(ops), values):
         raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
-    numbers = groups.to_numpy()
+    numbers = numbers_of(groups)
     if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
         raise _corrupt("a chunk's key groups differ from its head", head)
     return batch
@@ -186,7 +187,7 @@ def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
 
 
 def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
-    return batch.column(0).to_numpy()
+    return numbers_of(batch.column(0))
 
 
 def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:

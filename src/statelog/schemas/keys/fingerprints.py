@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from statelog.schemas.keys.binary_column import BinaryColumn, binary_column
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.numbers import numbers_of
 
 __all__ = ["Fingerprints", "fingerprints"]
 
@@ -31,7 +32,7 @@ def fingerprints(keys: pa.Array) -> Fingerprints:
     if len(keys) == 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
     if KeyType.of(keys.type) is KeyType.LONG:
-        longs = keys.to_numpy().view(np.uint64)
+        longs = numbers_of(keys).view(np.uint64)
         return longs, longs  # Exact already.
     column = binary_column(keys)
     lengths = column.lengths

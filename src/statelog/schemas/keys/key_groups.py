@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.choices import one_of
 from statelog.schemas.keys.binary_column import BinaryColumn, binary_column
+from statelog.schemas.numbers import numbers_of
 
 __all__ = [
     "DEFAULT_KEY_GROUPS",
@@ -155,7 +156,7 @@ def crc32_column(column: pa.Array) -> Crcs:
     if len(column) == 0:
         return np.zeros(0, np.uint32)
     if key_type is KeyType.LONG:
-        longs = column.to_numpy().astype(">i8")
+        longs = numbers_of(column).astype(">i8")
         return _crc32_fixed(longs.view(np.uint8).reshape(-1, 8))
     return _crc32_of_slices(binary_column(column))
 

@@ -1,0 +1,67 @@
+"""Numbers as numpy arrays and as Arrow columns."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.schemas.numbers import column_of, numbers_of
+
+_KINDS = (np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
+
+_WRITE = """
+import sys
+import pyarrow as pa
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.task_writer import TaskWriter
+from statelog.spark.rows.unique_keys import UniqueKeys
+import statelog.spark.sink.sink
+from tests.support.rigs.history import history_rig
+
+(batch,) = pa.ipc.open_stream(sys.stdin.buffer.read())
+log = history_rig().log
+with Coordinator(log, "w") as coordinator, TaskWriter(log.kafka.producer(), coordinator.task(), slot=0) as task:
+    with UniqueKeys() as keys:
+        keys.add(batch.column("key"))
+        keys.check()
+    task.append_batch(batch)
+    coordinator.commit([task.finish()])
+print("pandas" in sys.modules)
+"""
+
+
+@given(
+    numbers=st.lists(st.integers(0, 200)), kind=st.sampled_from(_KINDS), start=st.integers(0, 5), step=st.integers(1, 3)
+)
+def test_there_and_back(numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
+    """Any numbers, every so many of them, from any row on: the same numbers of the same type, as pyarrow gives them."""
+    given_numbers = np.array(numbers, kind)[::step]
+    column = column_of(given_numbers)
+    column.validate(full=True)
+    assert column.equals(pa.array(given_numbers))
+    found = numbers_of(column.slice(start))
+    assert found.dtype == given_numbers.dtype
+    assert np.array_equal(found, given_numbers[start:])
+
+
+def test_a_null_is_refused() -> None:
+    """A column with a null has no array, whatever lies below the null."""
+    with pytest.raises(pa.ArrowInvalid):
+        numbers_of(pa.array([1, None], pa.int64()))
+
+
+def test_a_write_of_batches_leaves_pandas_alone() -> None:
+    """Neither the imports of Spark's sink nor a task's write and its commit import pandas, which is there to import."""
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"bc"], "value": [b"1", b"2"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_batch(rows)
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITE], input=sink.getvalue().to_pybytes(), capture_output=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [b"False"]
+    assert subprocess.run([sys.executable, "-c", "import pandas"], check=False, timeout=60).returncode == 0
