@@ -1,0 +1,282 @@
+"""Any sequence of calls on a table, beside a plain dict: with commits of every kind, undo, restarts, kills and rivals.
+
+The oracle keeps the state of every commit by its number. Whatever life comes next finds one that was committed, not
+older than the last acknowledged one, and names its number as `progress`.
+"""
+
+import tempfile
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from statelog.errors import ClosedError
+from statelog.materializer import run_round
+from statelog.recovery import Host, RecoverySettings
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.storage.log import ledger
+from statelog.storage.store.memory import MemoryDisk
+from statelog.tables import Table, TableCommit, TableSettings
+from tests.support.rigs.log import settings_for, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import lines
+
+KEYS = st.sampled_from([b"", b"ab", b"\xff"])
+VALUES = st.binary(max_size=3)
+BOUNDS = st.none() | KEYS
+CHANGES = st.dictionaries(KEYS, st.none() | VALUES, min_size=1)
+
+
+class _Slow:
+    """Records arrive at once, or wait until they are released: then several commits are under way."""
+
+    is_slow = False
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """As the test wants it."""
+        return Fate.DELAY if self.is_slow and not attempt.topic.endswith(".ledger") else Fate.DELIVER
+
+
+class TableMachine(RuleBasedStateMachine):
+    """A table, and what it should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = tempfile.TemporaryDirectory()
+        self.now_s = 0.0
+        self.faults = _Slow()
+        self.cluster = MemoryCluster(faults=self.faults)
+        self.rig = twin_rig("log", cluster=self.cluster, disk=MemoryDisk(lambda: 0.0))
+        self.model: dict[bytes, bytes] = {}
+        self.states: dict[int, dict[bytes, bytes]] = {0: {}}
+        self.number = self.acknowledged = 0
+        self.under_way: list[tuple[int, TableCommit]] = []
+
+    @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans())
+    def start(self, is_kept: bool, every: bool, skips: bool) -> None:
+        """The first life of a new log."""
+        self.tables = TableRig(self.rig, Path(self.scratch.name) / "local" if is_kept else None)
+        recovery = RecoverySettings(threads=1)
+        self.settings = TableSettings(every_change=every, skip_equal=skips, commits_under_way_max=3, recovery=recovery)
+        self.table = self.open(self.tables)
+
+    def open(self, tables: TableRig) -> Table[Any, Any]:
+        """The next life, which finds a committed state."""
+        self.faults.is_slow = False
+        self.cluster.release()
+        table = tables.open(settings=self.settings, host=Host(clock=lambda: self.now_s, start=lambda work: work()))
+        self.number = int(table.progress.get("number", 0))
+        assert self.acknowledged <= self.number
+        assert self.number in self.states
+        self.acknowledged = self.number
+        self.states = {number: state for number, state in self.states.items() if number <= self.number}
+        self.model = dict(self.states[self.number])
+        self.under_way.clear()
+        return table
+
+    # ---- one key, many keys
+
+    def change(self, some: dict[bytes, bytes | None]) -> None:
+        """Some keys: set, or removed whether they are there or not."""
+        self.apply(some)
+        self.take(some)
+
+    def apply(self, some: dict[bytes, bytes | None]) -> None:
+        """To the table."""
+        for key, value in some.items():
+            self.table.delete(key) if value is None else self.table.put(key, value)
+
+    def take(self, some: dict[bytes, bytes | None]) -> None:
+        """To the model."""
+        for key, value in some.items():
+            self.model.pop(key, None)
+            if value is not None:
+                self.model[key] = value
+
+    @rule(key=KEYS, start=BOUNDS, end=BOUNDS, groups=st.sets(st.integers(0, 15)))
+    def ask(self, key: bytes, start: bytes | None, end: bytes | None, groups: set[int]) -> None:
+        """For one, for those between two keys and those that begin so, in order, and for those of some key groups."""
+        assert (self.table.get(key), key in self.table) == (self.model.get(key), key in self.model)
+        wanted = sorted(key for key in self.model if (start is None or key >= start) and (end is None or key < end))
+        assert list(self.table.range(start, end)) == [(key, self.model[key]) for key in wanted]
+        assert list(self.table.prefix(key)) == sorted(one for one in self.model.items() if one[0].startswith(key))
+        part = {one: value for one, value in self.model.items() if key_group_of(one, "bytes", 16) in groups}
+        assert dict(self.table.items(key_groups=sorted(groups))) == part
+        assert self.table.pop(key, None) == self.model.pop(key, None)
+
+    @invariant()
+    def shows_the_model(self) -> None:
+        """All of it."""
+        if hasattr(self, "table"):
+            assert content(self.table) == self.model
+            assert len(self.table) == len(self.model)
+
+    # ---- undo
+
+    @rule()
+    def rollback(self) -> None:
+        """To the last commit, under way or over."""
+        self.table.rollback()
+        self.model = dict(self.states[self.number])
+
+    @rule(some=CHANGES, stays=st.booleans())
+    def transaction(self, some: dict[bytes, bytes | None], stays: bool) -> None:
+        """A block that ends well, or is undone."""
+        with nullcontext() if stays else suppress(KeyError), self.table.transaction():
+            self.apply(some)
+            if not stays:
+                del self.table[b"never there"]
+        self.take(some if stays else {})
+
+    # ---- commit
+
+    @rule()
+    def arrive(self) -> None:
+        """What is under way arrives."""
+        self.faults.is_slow = False
+        self.cluster.release()
+
+    @precondition(lambda self: len(self.under_way) < 3)
+    @rule(some=CHANGES, is_slow=st.booleans())
+    def commit_async(self, some: dict[bytes, bytes | None], is_slow: bool) -> None:
+        """And go on; from now on commits stay under way, or arrive at once."""
+        self.change(some)
+        self.faults.is_slow = is_slow
+        self.number += 1
+        self.states[self.number] = dict(self.model)
+        self.under_way.append((self.number, self.table.commit_async({"number": self.number})))
+        self.hear()
+
+    @rule(some=CHANGES)
+    def commit(self, some: dict[bytes, bytes | None]) -> None:
+        """And wait, for all."""
+        self.change(some)
+        self.arrive()
+        self.number += 1
+        self.states[self.number] = dict(self.model)
+        assert self.table.commit({"number": self.number}).metadata == {"number": self.number}
+        self.hear()
+        assert not self.under_way
+        assert self.table.progress == {"number": self.number}
+
+    @rule(some=CHANGES)
+    def commit_late(self, some: dict[bytes, bytes | None]) -> None:
+        """By the clock."""
+        self.change(some)
+        self.arrive()
+        self.now_s += 10
+        self.number += 1
+        self.states[self.number] = dict(self.model)
+        self.table.commit_every(5.0, {"number": self.number})
+        self.hear()
+
+    def hear(self) -> None:
+        """Outcomes come in order."""
+        over = [commit.is_over for _, commit in self.under_way]
+        assert over == sorted(over, reverse=True)
+        for number, commit in self.under_way:
+            if commit.done():
+                self.acknowledged = max(self.acknowledged, number)
+        self.under_way = [one for one in self.under_way if not one[1].is_over]
+
+    # ---- lives
+
+    @rule()
+    def restart(self) -> None:
+        """It is closed, and with it all is committed that is under way."""
+        self.rollback()
+        self.arrive()
+        self.acknowledged = self.number
+        self.table.close()
+        with pytest.raises(ClosedError):
+            self.table.get(b"a")
+        self.table = self.open(self.tables)
+
+    @rule()
+    def kill(self) -> None:
+        """Nothing is closed but by the system; what was sent arrives, or does not."""
+        self.die()
+        self.table = self.open(self.tables)
+
+    def die(self) -> None:
+        """As the memory of a process goes."""
+        with pytest.raises(RuntimeError), self.table:
+            raise RuntimeError
+
+    @rule(key=KEYS, value=VALUES)
+    def elsewhere(self, key: bytes, value: bytes) -> None:
+        """Another machine takes over, without the directory, and dies."""
+        self.die()
+        rival = self.open(TableRig(self.rig, None))
+        rival[key] = self.model[key] = value
+        self.number += 1
+        self.states[self.number] = dict(self.model)
+        rival.commit({"number": self.number})
+        self.acknowledged = self.number
+        rival.close()
+        self.table = self.open(self.tables)
+
+    @rule()
+    def roll_up(self) -> None:
+        """A round: a snapshot, and truncation."""
+        self.arrive()
+        with self.rig.open() as log:
+            run_round(log, settings_for(Path(self.scratch.name)))
+
+    def teardown(self) -> None:
+        """The last life ends."""
+        if hasattr(self, "table"):
+            self.die()
+        self.scratch.cleanup()
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> None:
+    """What becomes durable together is history together: with the changes of all, in their order."""
+    faults = _Slow()
+    rig = twin_rig("log", cluster=MemoryCluster(faults=faults), disk=MemoryDisk(lambda: 0.0))
+    with TableRig(rig, tmp_path / "local" if is_kept else None).open() as table:
+        faults.is_slow = True
+        commits: list[TableCommit] = []
+        for number in range(3):
+            table[b"n"] = table[b"k%d" % number] = b"%d" % number
+            commits.append(table.commit_async({"number": number}))
+        table.delete(b"k1")
+        commits.append(table.commit_async({"number": 3}))
+        assert not any(commit.done() for commit in commits)
+        faults.is_slow = False
+        rig.cluster.release()
+        assert len({commit.result().offset for commit in commits}) == 1
+        assert table.progress == {"number": 3}
+        assert content(table) == {b"n": b"2", b"k0": b"0", b"k2": b"2"}
+
+
+def _run(examples: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
+    checked = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    with lines():  # A directory that is behind truncation is set aside, and that is told.
+        run_state_machine_as_test(TableMachine, settings=checked)
+
+
+def test_any_sequence_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some, in every run of the tests."""
+    _run(40, 40, monkeypatch)
+
+
+@pytest.mark.soak
+def test_many_sequences_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many, and long ones."""
+    _run(1_000, 60, monkeypatch)
