@@ -251,6 +251,7 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
         options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_write_buffer_size(settings.write_buffer_bytes)
         options.set_max_write_buffer_number(2)
+        options.set_max_total_wal_size(settings.write_buffer_bytes)  # What an open after a kill has to replay.
         options.set_max_open_files(settings.open_files_max)
         options.set_atomic_flush(True)
         options.set_keep_log_file_num(2)
