@@ -60,9 +60,6 @@ def spark_writes(setting: Setting) -> list[Figure]:
     floor = "the floor: a Python sink that does nothing"
     return [
         *figures_of(f"{name}, uniqueKeys", count, costs["unique"], *baseline),
-        *figures_of(
-            f"{name}, uniqueKeys", count, costs["unique"], "the floor: a Python sink that does nothing", costs["floor"]
-        ),
         *figures_of(f"{name}, uniqueKeys", count, costs["unique"], floor, costs["floor"]),
         *figures_of(f"{name}, brought together and checked", count, costs["checked"], *baseline),
     ]
