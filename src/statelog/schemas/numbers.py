@@ -1,9 +1,10 @@
 """Numbers: columns of numbers as numpy arrays, and back, without a copy. Pure.
 
 pyarrow's own conversions do the same, and import pandas at the first of them if it is installed: 0.2 s in every process
-of a job that has no use for it.
+of a job that has no use for it. Where pandas is loaded already, they are a few microseconds faster than ours.
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ __all__ = ["column_of", "numbers_of"]
 
 def numbers_of(column: pa.Array) -> NDArray[Any]:
     """A column of integers or floats as an array that may not be written to. Raises pa.ArrowInvalid for a null."""
-    if column.null_count or column.type.bit_width < 8:
+    if "pandas" in sys.modules or column.null_count or column.type.bit_width < 8:
         return column.to_numpy()
     _, data = column.buffers()
     if data is None:
@@ -26,5 +27,7 @@ def numbers_of(column: pa.Array) -> NDArray[Any]:
 
 def column_of(numbers: NDArray[Any]) -> pa.Array:
     """An array of integers or floats as a column, which keeps it alive: it is not to be written to from then on."""
+    if "pandas" in sys.modules:
+        return pa.array(numbers)
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])

@@ -34,16 +34,22 @@ print("pandas" in sys.modules)
 """
 
 
-@given(
-    numbers=st.lists(st.integers(0, 200)), kind=st.sampled_from(_KINDS), start=st.integers(0, 5), step=st.integers(1, 3)
-)
-def test_there_and_back(numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
-    """Any numbers, every so many of them, from any row on: the same numbers of the same type, as pyarrow gives them."""
+@given(st.booleans(), st.lists(st.integers(0, 200)), st.sampled_from(_KINDS), st.integers(0, 5), st.integers(1, 3))
+def test_there_and_back(with_pandas: bool, numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
+    """Any numbers, every so many of them, from any row on: the same numbers of the same type, as pyarrow gives them,
+    whether pandas is loaded or not.
+    """
     given_numbers = np.array(numbers, kind)[::step]
-    column = column_of(given_numbers)
+    expected = pa.array(given_numbers)
+    with pytest.MonkeyPatch.context() as patch:
+        if with_pandas:
+            patch.setitem(sys.modules, "pandas", sys.modules.get("pandas", sys))
+        else:
+            patch.delitem(sys.modules, "pandas", raising=False)
+        column = column_of(given_numbers)
+        found = numbers_of(column.slice(start))
     column.validate(full=True)
-    assert column.equals(pa.array(given_numbers))
-    found = numbers_of(column.slice(start))
+    assert column.equals(expected)
     assert found.dtype == given_numbers.dtype
     assert np.array_equal(found, given_numbers[start:])
 
