@@ -9,17 +9,17 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from bench.figures import Figure
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
+from bench.spark_session import Cost, costed
 from bench.workload import batches
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.engine.engine import EngineMaker
@@ -36,24 +36,17 @@ _UNSAFE = ("replication", "min-insync")
 _STEPS = ("fold", "fold and merge")
 
 
-class _Cost(NamedTuple):
-    """Seconds of a round."""
-
-    wall: float
-    cpu: float
-
-
 def spark_engine(setting: Setting) -> list[Figure]:
     """Wall and CPU seconds of both rounds, for each kind of session, beside the local engine in turn with it; and the
     walls beside those of one core.
     """
     found, more = batches(setting.changes, setting.keys), batches(setting.scaled(0.2), setting.keys, seed=1)
     few = batches(200_000, 100_000)
-    ours: dict[str, list[list[_Cost]]] = {}
+    ours: dict[str, list[list[Cost]]] = {}
     figures: list[Figure] = []
     for master in _MASTERS:
-        mine = ours[master] = list[list[_Cost]]()
-        local: list[list[_Cost]] = []
+        mine = ours[master] = list[list[Cost]]()
+        local: list[list[Cost]] = []
         with _session(master) as spark:
             for _ in range(2):
                 _rounds(setting, lambda log: _maker(setting, spark, log, task_bytes=1), few, few)
@@ -61,7 +54,7 @@ def spark_engine(setting: Setting) -> list[Figure]:
                 local.append(_rounds(setting, lambda _: LocalEngine, found, more))
                 mine.append(_rounds(setting, lambda log: _maker(setting, spark, log), found, more))
         for step in range(len(_STEPS)):
-            figures += [_figure(what, step, master, mine, "the local engine", local) for what in _Cost._fields]
+            figures += [_figure(what, step, master, mine, "the local engine", local) for what in ("wall", "cpu")]
     for master in _MASTERS[1:]:
         figures += [_figure("wall", step, master, ours[master], _MASTERS[0], ours[_MASTERS[0]]) for step in (0, 1)]
     return figures
@@ -69,16 +62,14 @@ def spark_engine(setting: Setting) -> list[Figure]:
 
 def _rounds(
     setting: Setting, engine_for: Callable[[Log], EngineMaker], first: list[pa.RecordBatch], more: list[pa.RecordBatch]
-) -> list[_Cost]:
+) -> list[Cost]:
     """What the rounds of a daemon on a new log cost: one that folds, and one that folds and merges."""
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
         settings = MaterializerSettings(scratch=Path(scratch), fanout=2, budget_bytes=64 << 30)
-        make_engine, costs = engine_for(log), list[_Cost]()
+        make_engine, costs = engine_for(log), list[Cost]()
         for backlog in (first, more):
             bulk_append(log, backlog, commits=10)
-            before_s, before_cpu_s = time.perf_counter(), _cpu_s()
-            run_round(log, settings, make_engine=make_engine)
-            costs.append(_Cost(time.perf_counter() - before_s, _cpu_s() - before_cpu_s))
+            costs.append(costed(lambda: run_round(log, settings, make_engine=make_engine), None))
         return costs
 
 
@@ -118,27 +109,10 @@ def _session(master: str) -> Generator["SparkSession"]:
         session.stop()
 
 
-def _cpu_s() -> float:
-    """CPU seconds of this process and all its descendants, those that have ended, too."""
-    ticks: dict[int, tuple[int, int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
-            except OSError:
-                continue  # It ended meanwhile; its parent has its time.
-            ticks[int(entry.name)] = int(fields[1]), sum(int(ticks) for ticks in fields[11:15])
-    ours = {os.getpid()}
-    while grown := {pid for pid, (parent, _) in ticks.items() if parent in ours} - ours:
-        ours |= grown
-    return sum(ticks[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
-
-
 def _figure(
-    what: str, step: int, master: str, ours: list[list[_Cost]], baseline_name: str, others: list[list[_Cost]]
+    what: str, step: int, master: str, ours: list[list[Cost]], baseline_name: str, others: list[list[Cost]]
 ) -> Figure:
-    field = _Cost._fields.index(what)
-    values, baseline = ([costs[step][field] for costs in each] for each in (ours, others))
+    values, baseline = ([getattr(costs[step], f"{what}_s") for costs in each] for each in (ours, others))
     return Figure(
         name=f"round on Spark, {_STEPS[step]}, {master}: {what} seconds",
         unit="s",
