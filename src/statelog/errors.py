@@ -26,6 +26,7 @@
     │   ├── BrokerUnavailable       Kafka does not answer, or not in time
     │   ├── StoreUnavailable        the file system does not answer, or not in time
     │   ├── StorageFull             a disk or quota is full
+    │   ├── TooOld                  a standby's state is older than its reader takes
     │   └── RoundGivenUp            a round that exceeded its time; the log is as it was before
     ├── PersistFailed               change sets that did not become durable; nothing of them counts
     ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
@@ -104,6 +105,7 @@ __all__ = [
     "StoreRefused",
     "StoreUnavailable",
     "SubscriptionEnded",
+    "TooOld",
     "Unavailable",
     "UncommittedChanges",
     "UnknownFormat",
@@ -250,6 +252,12 @@ class StorageFull(Unavailable):
     """A disk or quota is full. Nothing that was committed is lost."""
 
     default_hint = "Free some space and run again; nothing that was committed is lost"
+
+
+class TooOld(Unavailable):
+    """A standby's state is older than its reader takes. It is right all the same, at its position."""
+
+    default_hint = "Ask again, or take an older state; if it does not get younger, Kafka or the store does not answer"
 
 
 class RoundGivenUp(Unavailable):

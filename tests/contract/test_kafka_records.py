@@ -89,10 +89,25 @@ class TestProducer:
         end = kafka.offsets(topic, [0])[0].end
         assert all(report.offset < end for report in reports)
 
+    def test_to_connect_ahead_writes_nothing(self, kafka: Kafka, topic: str) -> None:
+        """Once or twice, used or not; what is sent then is the first record."""
+        for is_used in (False, True):
+            producer, reports = kafka.producer(), list[Delivery]()
+            producer.connect()
+            producer.connect()
+            assert kafka.offsets(topic, [0])[0].end == producer.in_flight == 0
+            if is_used:
+                assert producer.send(topic, 0, b"first", reports.append)
+                settle(producer, 1, reports)
+                assert (reports[0].status, reports[0].offset) == (DeliveryStatus.OK, 0)
+            producer.close()
+
     def test_a_closed_producer_refuses_work(self, kafka: Kafka, topic: str) -> None:
         """Sending and polling after close is a ClosedError."""
         producer = kafka.producer()
         producer.close()
+        with pytest.raises(ClosedError):
+            producer.connect()
         with pytest.raises(ClosedError):
             producer.send(topic, 0, b"x", lambda _: None)
         with pytest.raises(ClosedError):

@@ -209,6 +209,21 @@ def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: Re
     assert "empty target" in caught.value.hint
 
 
+def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySettings) -> None:
+    """Writer, checkpoint, position and metadata of every commit, of one that ended its writer, too."""
+    recovery = recover(rig.log, settings=settings)
+    with recovery, closing(CommitFeed(rig.log, recovery.plan, None, settings)) as live:
+        with Writer(rig.log, "w") as writer:
+            first = rig.commit(writer, 3, [(b"a", b"1"), (b"b", b"1")], {"offset": 7})
+        with Writer(rig.log, "v") as writer:
+            writer.commit(4)
+            last = writer.commit(5, final=True).offset + 1
+        found = live.told()
+    told = [(one.facts.writer, one.facts.checkpoint_id, one.facts.changes, dict(one.metadata)) for one in found]
+    assert told == [("w", 3, 2, {"offset": 7}), ("v", 4, 0, {}), ("v", 5, 0, {})]
+    assert (found[0].commit.end_position, found[2].commit.end_position) == (first, last)
+
+
 @pytest.mark.parametrize("what", ["ledger", "data"])
 def test_a_log_that_is_truncated_past_a_follower_is_told(
     rig: HistoryRig, settings: RecoverySettings, what: str

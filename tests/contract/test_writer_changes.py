@@ -91,6 +91,26 @@ def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
     assert rig.state() == expected
 
 
+@pytest.mark.parametrize("list_bytes", [1, 1 << 21])
+def test_puts_of_every_size_keep_their_order(rig: LogRig, log: Log, list_bytes: int) -> None:
+    """Small ones go straight into the lists, large ones by themselves, around others: the last put of a key is what
+    counts, and what was refused in between leaves no key or value behind for the next one.
+    """
+    sizes = [0, 1, (1 << 20) - 5, 1 << 20, 3, (1 << 20) - 4, 2, 600_000, 600_000, 600_000, 4]
+    with Writer(log, "w", settings=WriterSettings(list_bytes=list_bytes)) as writer:
+        for i, size in enumerate(sizes):
+            for key in (b"same", b"k%03d" % i):
+                writer.put(key, bytes([i]) * size)
+            for wrong_key, wrong_value in (("text", b"v"), (b"k", "text"), (7, b"v")):
+                with pytest.raises(InvalidChange):
+                    writer.put(wrong_key, wrong_value)  # type: ignore[arg-type]  # what it refuses
+        writer.commit()
+        assert writer.statistics().changes == 2 * len(sizes)
+
+    expected = {b"k%03d" % i: bytes([i]) * size for i, size in enumerate(sizes)}
+    assert rig.state() == {**expected, b"same": expected[b"k%03d" % (len(sizes) - 1)]}
+
+
 def test_string_and_long_keys(rig: LogRig) -> None:
     """Keys of the log's type come back as that type, negative longs and non-ASCII text included."""
     with rig.create(key_type=KeyType.LONG) as log, Writer(log, "w") as writer:

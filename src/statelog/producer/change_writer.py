@@ -7,13 +7,11 @@ Invariants:
 
 from abc import abstractmethod
 from threading import get_ident
-from types import TracebackType
 
 import pyarrow as pa
 
-from statelog.closing import Closing
 from statelog.errors import UncommittedChanges
-from statelog.producer.guard import Guard, Life
+from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.sending.change_maker import Key, Value
 from statelog.slips import warn_caller
@@ -21,12 +19,13 @@ from statelog.slips import warn_caller
 __all__ = ["ChangeWriter"]
 
 
-class ChangeWriter(Closing):
+class ChangeWriter(Guarded):
     """Appends changes to a buffer, which the subclass sends. Made by `Writer` or `TaskWriter`."""
 
     def __init__(self, guard: Guard, buffer: ChangeBuffer) -> None:
         self._guard = guard
         self._buffer = buffer
+        self._lists = buffer.lists
 
     @property
     def life(self) -> Life:
@@ -42,7 +41,17 @@ class ChangeWriter(Closing):
         """
         if get_ident() != self._guard.user:
             self._guard.check()
+        lists = self._lists
         try:
+            if type(value) is bytes and type(key) is lists.quick_class:
+                size = len(key) + len(value)  # type: ignore[arg-type]  # a key of that class is bytes
+                if size < lists.least_bytes:
+                    size = lists.least_bytes
+                if size < lists.room_bytes:
+                    lists.room_bytes -= size
+                    lists.keys.append(key)
+                    lists.values.append(value)
+                    return
             if self._buffer.put(key, value):
                 self._send()
         except BaseException as error:
@@ -99,13 +108,6 @@ class ChangeWriter(Closing):
             if was_open and is_loss:
                 text = f"{self._guard} was closed with uncommitted changes; they are discarded"
                 warn_caller(text, UncommittedChanges)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._guard.fail()
-        self.close()
 
     # ---- what differs
 

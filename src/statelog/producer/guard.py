@@ -24,9 +24,10 @@ from threading import get_ident
 from types import TracebackType
 from weakref import WeakSet
 
+from statelog.closing import Closing
 from statelog.errors import ClosedError, Fenced, Misuse
 
-__all__ = ["Guard", "Life"]
+__all__ = ["Guard", "Guarded", "Life"]
 
 _NOBODY = -1
 _living: "WeakSet[Guard]" = WeakSet()
@@ -158,6 +159,20 @@ class Guard:
     ) -> None:
         if kind is not None:
             self.fail()
+
+
+class Guarded(Closing):
+    """A mixin: the context manager that closes itself, and has failed if its block raises."""
+
+    __slots__ = ()
+    _guard: Guard
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._guard.fail()
+        self.close()
 
 
 def _disown_in_child() -> None:

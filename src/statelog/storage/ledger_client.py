@@ -233,8 +233,9 @@ class LedgerClient:
         """Why the record that we appended at `offset` is void, or None if it is valid.
 
         If nothing can lie between what is folded and our record, this needs no read, unless the last one is too old.
-        With `verify` that is asked, at any rate. Raises BeyondEnd or AnchorMismatch if the ledger lost acknowledged
-        records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours before it could be read.
+        With `verify` that is asked, at any rate before it is found valid. Raises BeyondEnd or AnchorMismatch if the
+        ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours
+        before it could be read.
         """
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
@@ -243,7 +244,7 @@ class LedgerClient:
             void = self.fold.apply(offset, record)
         else:
             void = self._read_verdict(offset, record)
-        if verify is not None or self._is_over_due(self._verified_s):
+        if (verify is not None and void is None) or self._is_over_due(self._verified_s):
             asked_s = self._clock()
             (verify or self._verify)()
             self._verified_s = asked_s

@@ -174,6 +174,18 @@ def test_large_values_that_lie_together() -> None:
     assert max(sizes) < 80 << 20
 
 
+@pytest.mark.parametrize(("rows", "size_bytes", "most"), [(3, 0, 3), (20_000, 4096, 512), (7, 1 << 19, 4)])
+def test_lists_hold_so_many_changes(rows: int, size_bytes: int, most: int) -> None:
+    """The change that uses up the rows, or 2 MiB, turns the lists into Arrow."""
+    buffer = _buffer(roll_rows=rows)
+    for _ in range(most - 1):
+        buffer.put(b"key", bytes(size_bytes))
+    assert len(buffer.lists.keys) == most - 1
+    buffer.put(b"key", bytes(size_bytes))
+    assert not buffer.lists.keys
+    assert buffer.changes == most
+
+
 @pytest.mark.parametrize("name", ["roll_bytes", "list_bytes"])
 def test_thresholds_stay_below_what_an_array_holds(name: str) -> None:
     """What waits becomes one Arrow array, which ends at 2 GiB."""

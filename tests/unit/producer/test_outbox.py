@@ -31,9 +31,17 @@ class SlowProducer:
         return len(self._waiting)
 
     @property
+    def is_sound(self) -> bool:
+        """Slow, and well."""
+        return True
+
+    @property
     def delivery_timeout_s(self) -> float:
         """Minutes, as the real one."""
         return 305.0
+
+    def connect(self) -> None:
+        """It is."""
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue it."""

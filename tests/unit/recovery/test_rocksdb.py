@@ -57,6 +57,15 @@ def test_a_database_says_what_it_is(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["db"]
 
 
+def test_a_database_has_filters(tmp_path: Path) -> None:
+    """Who asks for a key that is not there reads no data."""
+    recover(_filled().log).to_rocksdb(tmp_path / "db")
+    with rocksdict.Rdict(str(tmp_path / "db")) as database:
+        told = str(database.property_value("rocksdb.aggregated-table-properties"))
+    facts = dict(fact.strip().split("=", 1) for fact in told.split(";") if "=" in fact)
+    assert int(facts["filter block size"]) > 0
+
+
 def test_an_empty_state_is_a_database(tmp_path: Path) -> None:
     """A log without changes gives a database without keys."""
     assert recover(history_rig().log).to_rocksdb(tmp_path / "db") == 0

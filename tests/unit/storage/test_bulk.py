@@ -20,11 +20,15 @@ class _Slow:
     def __init__(self, reported: int) -> None:
         self.now_s = 0.0
         self.in_flight = 0
+        self.is_sound = True
         self._left = reported
         self._waiting: list[Callable[[Delivery], None]] = []
 
     def clock(self) -> float:
         return self.now_s
+
+    def connect(self) -> None:
+        """It is."""
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         self._waiting.append(on_delivery)

@@ -12,6 +12,7 @@ from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
 
 _ANSWER: list[dict[Any, Any]] = [{"": "an answer"}]
+_made: list[AdminSession] = []
 _DROPPED = Refused("_DESTROY_BROKER", "Local: Broker handle destroyed without termination")
 
 
@@ -51,7 +52,15 @@ class _Client:
 def _session(monkeypatch: pytest.MonkeyPatch, *answers: Refused | None) -> tuple[AdminSession, _Clients]:
     clients = _Clients(answers)
     monkeypatch.setattr(admin, "AdminClient", clients)
-    return AdminSession(client_config({"bootstrap.servers": "b:1"}), 8.0, clients.clock), clients
+    _made.append(AdminSession(client_config({"bootstrap.servers": "b:1"}), 8.0, clients.clock))
+    return _made[-1], clients
+
+
+@pytest.fixture(autouse=True)
+def _closed_at_the_end() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
 
 
 def _request(_client: object, _limit_s: float) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 import pickle
 import traceback
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -168,8 +169,8 @@ def test_a_secret_is_never_shown(name: str) -> None:
 def test_credentials_in_addresses_are_never_shown() -> None:
     """A password in an address is masked, and the host stays readable."""
     config = client_config({"bootstrap.servers": f"SASL_SSL://me:{CANARY}@kafka.example:9092"})
-    with pytest.raises(StatelogError) as raised:
-        ConfluentKafka(config, request_timeout_s=0.2).cluster_id()
+    with closing(ConfluentKafka(config, request_timeout_s=0.2)) as kafka, pytest.raises(StatelogError) as raised:
+        kafka.cluster_id()
     assert CANARY not in repr(config) + _everything(raised.value)
     assert "kafka.example:9092" in repr(config)
 

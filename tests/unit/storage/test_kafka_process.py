@@ -4,12 +4,17 @@ import gc
 import tracemalloc
 import warnings
 import weakref
+from typing import cast
 
+import confluent_kafka
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.group import GroupListener
+from statelog.storage.kafka.group_settings import group_settings
+from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.process import ProcessGuard
 from tests.support.processes.forks import in_fork
 
@@ -73,12 +78,24 @@ def test_a_guard_is_closed_for_good() -> None:
         guard.check()
 
 
+def test_a_guard_that_was_closed_holds_nothing() -> None:
+    """A client that a thread was making while another closed is let go, and its maker is told."""
+    guard, handle = ProcessGuard("thing"), Handle()
+    guard.close()
+    left = weakref.ref(handle)
+    with pytest.raises(ClosedError, match="thing"):
+        guard.hold(handle)
+    del handle
+    assert left() is None
+
+
 class Handle:
     """Stands in for a native client."""
 
 
 def test_a_guard_that_is_forgotten_warns_and_frees_its_handle() -> None:
     """As a file that nobody closed; whoever keeps the warning keeps no client with it, and learns where it was made."""
+    gc.collect()  # what earlier tests left behind would be told here
     guard, handle = ProcessGuard("thing"), Handle()
     tracemalloc.start(5)
     try:
@@ -102,6 +119,7 @@ def test_a_guard_that_is_forgotten_warns_and_frees_its_handle() -> None:
 
 def test_a_guard_that_was_closed_or_gave_its_handle_up_is_silent() -> None:
     """So is one that never had a handle, and a fork's copy."""
+    gc.collect()  # what earlier tests left behind would be told here
     forked = [ProcessGuard("thing")]
     forked[0].hold(Handle())
 
@@ -122,5 +140,25 @@ def test_a_guard_that_was_closed_or_gave_its_handle_up_is_silent() -> None:
         warnings.simplefilter("always")
         del closed, dropped
         ProcessGuard("thing")
+        gc.collect()
+    assert told == []
+
+
+class _Interrupted(confluent_kafka.Consumer):
+    """Ctrl-C comes as it subscribes."""
+
+    def subscribe(self, *_: object, **__: object) -> None:
+        """Never."""
+        raise KeyboardInterrupt
+
+
+def test_a_member_that_does_not_come_about_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What broke it off comes out, and the client is closed by then."""
+    monkeypatch.setattr(confluent_kafka, "Consumer", _Interrupted)
+    settings = group_settings({}, {"bootstrap.servers": "localhost:1"}, default_group="group")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyboardInterrupt):
+            ConfluentMember(settings, "topic", cast("GroupListener", None), lambda _: None)
         gc.collect()
     assert told == []

@@ -4,13 +4,16 @@ A valid Open fences every earlier epoch that shares a partition or the name, and
 they sent lies before it and is final, or will never be valid.
 
 Invariants:
-- Every Open goes out through a new producer, so nothing that an earlier one has in flight can follow it.
+- Every Open goes out through a producer that has nothing in flight which could follow it: a new one, one that was
+  made ahead and has sent nothing, or one whose Opens so far were acknowledged, and are void.
+- An Open that is void, because a record came in between, is followed by another one at once, from the fold that its own
+  verdict took: an owner that commits every few milliseconds keeps nobody out who is to fence it.
 - An Open of unknown outcome is not waited for: the next one settles it.
 - Ranges that a person gave up are filled with void records before the first chunk, so that commits may list the chunks.
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
@@ -19,6 +22,7 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.names import check_name
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import WRITING
 from statelog.seams import REAL, Clock, Seams
 from statelog.storage.kafka import OffsetRange, Producer
@@ -30,6 +34,8 @@ from statelog.storage.log.log import Log
 __all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]
 
 _ATTEMPTS = 8
+_OPENS = 32
+"""How many Opens a producer sends before all is checked anew."""
 
 
 @dataclass(slots=True)
@@ -76,19 +82,21 @@ def open_epoch(
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
     ledger = log.ledger.client(newest, rebase=log.ledger.newest_state, clock=seams.clock)
+
+    def next_nonce() -> bytes:
+        _check_expected(ledger.fold, writer, expect)
+        _check_still_ours(ledger.fold, writer, taken, issued, judged)
+        nonce = seams.nonce()
+        if issued is not None:
+            issued.add(nonce)
+        return nonce
+
     try:
+        if newest is not None and newest.position > log.position:
+            log.ledger.end(at_least=newest.position)  # An older answer is no proof of a loss: it is asked again.
         for _ in range(_ATTEMPTS):
-            ledger.fold_end()
-            there = _check_data(log, ledger.fold, taken)
-            anchors = newest.anchors if newest else ()
-            check_data_records(log, taken, anchors, ledger.fold.accepted, ledger.fold.position, there)
-            _check_expected(ledger.fold, writer, expect)
-            _check_still_ours(ledger.fold, writer, taken, issued, judged)
-            nonce = seams.nonce()
-            if issued is not None:
-                issued.add(nonce)
             try:
-                opened = _try_open(log, ledger, writer, taken, nonce, seams.clock)
+                opened = _attempt(log, ledger, newest, writer, taken, next_nonce, seams.clock)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue
@@ -117,14 +125,47 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
         raise
 
 
-def _try_open(
+def _attempt(
     log: Log,
     ledger: LedgerClient,
+    newest: Manifest | None,
+    writer: str,
+    partitions: tuple[int, ...],
+    next_nonce: Callable[[], bytes],
+    clock: Clock,
+) -> OpenedEpoch | None:
+    """Checks, and then Opens, one after the other; None if each is void because another record came in between.
+
+    `next_nonce` gives that of an Open that may be sent now, or raises.
+    """
+    spare = log.spare.take(clock())
+    producer = log.kafka.producer() if spare is None else spare
+    try:
+        producer.connect()  # Which takes about as long as the checks.
+        ledger.fold_end()
+        there = _check_data(log, ledger.fold, partitions)
+        anchors = newest.anchors if newest else ()
+        check_data_records(log, partitions, anchors, ledger.fold.accepted, ledger.fold.position, there)
+        for _ in range(_OPENS):
+            grant = _open(log, ledger, producer, writer, partitions, next_nonce(), clock)
+            if grant is not None:
+                return OpenedEpoch(grant, ledger, producer)
+    except BaseException:
+        producer.close()
+        raise
+    producer.close()
+    return None
+
+
+def _open(
+    log: Log,
+    ledger: LedgerClient,
+    producer: Producer,
     writer: str,
     partitions: tuple[int, ...],
     nonce: bytes,
     clock: Clock,
-) -> OpenedEpoch | None:
+) -> Grant | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold
     record = Open(
@@ -136,33 +177,27 @@ def _try_open(
         identity=log.descriptor.identity,
         witness=fold.position,
     )
-    producer = log.kafka.producer()
-    try:
-        epoch = append_record(producer, ledger.topic, record, clock=clock)
-        void = ledger.verdict(epoch, record, verify=log.verify)
-        fold = ledger.fold
-        last = fold.last_commit(writer)
-        live = fold.live_epoch(epoch)
-        if void is None and live is not None and live.nonce == nonce:
-            _fill_given_up(log, fold, producer, partitions)
-            grant = Grant(
-                descriptor=log.descriptor,
-                value_schema=log.value_schemas.newest(),
-                writer=writer,
-                epoch=epoch,
-                nonce=nonce,
-                partitions=partitions,
-                base=fold.last_checkpoint(writer),
-                metadata=last.metadata if last else {},
-                witness=fold.position,
-            )
-            log.saw(fold.position)
-            return OpenedEpoch(grant, ledger, producer)
-    except BaseException:
-        producer.close()
-        raise
-    producer.close()
-    return None
+    epoch = append_record(producer, ledger.topic, record, clock=clock)
+    void = ledger.verdict(epoch, record, verify=log.verify)
+    fold = ledger.fold
+    live = fold.live_epoch(epoch)
+    if void is not None or live is None or live.nonce != nonce:
+        return None
+    last = fold.last_commit(writer)
+    _fill_given_up(log, fold, producer, partitions)
+    grant = Grant(
+        descriptor=log.descriptor,
+        value_schema=log.value_schemas.newest(),
+        writer=writer,
+        epoch=epoch,
+        nonce=nonce,
+        partitions=partitions,
+        base=fold.last_checkpoint(writer),
+        metadata=last.metadata if last else {},
+        witness=fold.position,
+    )
+    log.saw(fold.position)
+    return grant
 
 
 def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """`ChangeBuffer`: appended changes that are in no chunk yet, in their order.
 
-Single changes go into two plain lists, which costs a fifth of any work done per change, and become Arrow in bulk.
-Batches are Arrow from the start. No I/O, no durability.
+Single changes go into plain lists, which costs a fifth of any work done per change, and become Arrow in bulk. Batches
+are Arrow from the start. No I/O, no durability.
 
 Invariants:
 - Changes keep their order, whichever way they came in.
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
+from statelog.producer.sending.lists import LARGE, ChangeLists, Unquick
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
@@ -28,7 +29,6 @@ __all__ = ["ChangeBuffer", "Key", "Value"]
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
-_LARGE = 1 << 20  # From here on a change is made and measured at once, before it counts as buffered.
 
 
 class ChangeBuffer:
@@ -44,17 +44,18 @@ class ChangeBuffer:
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
         self._key_class = _KEY_CLASS[descriptor.key_type]
-        self._keys: list[Key] = []
-        self._values: list[Value | None] = []
-        self._groups: list[int] = []
-        self._list_bytes = 0
+        is_quick = self._opaque and self._owns_all and not self._by_caller and self._key_class is bytes
+        self.lists = ChangeLists(
+            bytes if is_quick else Unquick, roll_rows=settings.roll_rows, list_bytes=settings.list_bytes
+        )
+        """Single changes on their way in; only `ChangeWriter.put` goes there past this."""
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
 
     @property
     def changes(self) -> int:
         """How many changes are buffered."""
-        return len(self._keys) + sum(batch.num_rows for batch in self._batches)
+        return len(self.lists.keys) + sum(batch.num_rows for batch in self._batches)
 
     @property
     def full(self) -> bool:
@@ -86,11 +87,11 @@ class ChangeBuffer:
             )
         if self._by_caller:
             self._maker.check_owned(key_group)
-            self._groups.append(key_group)
+            self.lists.groups.append(key_group)
             try:
                 return self.delete(key) if value is None else self.put(key, value)
             except BaseException:
-                del self._groups[len(self._keys) :]  # A refused change leaves no key group behind for the next one.
+                del self.lists.groups[len(self.lists.keys) :]  # A refused change leaves the next one no key group.
                 raise
         own = self.group_of(key)
         if own != key_group:
@@ -144,13 +145,14 @@ class ChangeBuffer:
             self._check_named()
         elif not self._owns_all:
             self._maker.check_owned(self.group_of(key))
-        if size >= _LARGE:
+        if size >= LARGE:
             return self._push_large(key, value)
-        self._list_bytes += size
-        self._keys.append(key)
-        self._values.append(value)
-        if len(self._keys) >= self._settings.roll_rows or self._list_bytes >= self._settings.list_bytes:
-            self._roll_with_last(size)
+        lists = self.lists
+        lists.keys.append(key)
+        lists.values.append(value)
+        if lists.has_room(size):
+            return False
+        self._roll_with_last()
         return self.full
 
     def _refused_value(self, key: Key, wanted: str, value: object, hint: str = "") -> InvalidChange:
@@ -166,46 +168,48 @@ class ChangeBuffer:
             )
 
     def _check_named(self) -> None:
-        if len(self._groups) != len(self._keys) + 1:
+        if len(self.lists.groups) != len(self.lists.keys) + 1:
             raise KeyGroupMismatch(
                 "in this log the caller chooses each key's key group", hint="Use append(key_group, key, value)"
             )
 
     def _push_large(self, key: Key, value: Value | None) -> bool:
         """Buffer a change that may be larger than a chunk: it is measured first."""
-        changes = self._maker.of_rows([key], [value], self._groups[len(self._keys) :])
-        del self._groups[len(self._keys) :]
+        lists = self.lists
+        changes = self._maker.of_rows([key], [value], lists.groups[len(lists.keys) :])
+        del lists.groups[len(lists.keys) :]
         self._roll_lists()
         self._keep(changes)
         return self.full
 
-    def _roll_with_last(self, size: int) -> None:
+    def _roll_with_last(self) -> None:
         """Turn the lists into Arrow. If that is refused, the newest change was not buffered."""
         try:
             self._roll_lists()
         except InvalidChange:
-            self._list_bytes -= size
-            del self._keys[-1], self._values[-1]
+            del self.lists.keys[-1], self.lists.values[-1]
             raise
 
     def _roll_lists(self) -> None:
         """Turn the lists into Arrow. If a typed value does not fit, they stay as they are and the error, which names
         its key, comes back with every further call: dropping the rest of them would be a silent loss.
         """
-        if not self._keys:
+        lists = self.lists
+        if not lists.keys:
             return
         try:
-            changes = self._maker.of_rows(self._keys, self._values, self._groups)
+            changes = self._maker.of_rows(lists.keys, lists.values, lists.groups)
         except InvalidChange as error:
             raise self._located(error) from error
-        self._keys, self._values, self._groups, self._list_bytes = [], [], [], 0
+        lists.clear()
         self._keep(changes)
 
     def _located(self, error: InvalidChange) -> InvalidChange:
         """The error with the key of the first change that does not fit."""
-        for i, key in enumerate(self._keys):
+        lists = self.lists
+        for i, key in enumerate(lists.keys):
             try:
-                self._maker.of_rows([key], [self._values[i]], self._groups[i : i + 1])
+                self._maker.of_rows([key], [lists.values[i]], lists.groups[i : i + 1])
             except InvalidChange as found:
                 return InvalidChange(found.message, hint=found.hint, **{**found.facts, "key": ascii(key)[:200]})
         return error

@@ -5,6 +5,7 @@ kept. Reads no chunk, and holds the commits only until they are taken.
 """
 
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from statelog.closing import Closing
@@ -14,10 +15,10 @@ from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, LossRange
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.ledger_client import LastRecord, LedgerClient
+from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["CommitLedger", "LedgerBase"]
+__all__ = ["CommitLedger", "LedgerBase", "NamingFold"]
 
 
 class LedgerBase(NamedTuple):
@@ -44,7 +45,7 @@ class CommitLedger(Closing):
 
     def __init__(self, log: Log, base: LedgerBase | None, start_position: int = 0) -> None:
         """Fold from `base` (None: from the ledger's first record) up to `start_position`, which lies not below it."""
-        self._fold = _NamingFold(log.descriptor.identity, base.state if base else None)
+        self._fold = NamingFold(log.descriptor.identity, base.state if base else None)
         if base is None:
             self._ledger = log.ledger.client(None, fold=self._fold)
         else:
@@ -82,7 +83,7 @@ class CommitLedger(Closing):
     def read_to(self, end_position: int, *, most_bytes: int = sys.maxsize) -> list[NamedCommit]:
         """The commits from the position up to `end_position`, or fewer, once their ledger records have `most_bytes`."""
         found = self._ledger.read_to(end_position, most_bytes=most_bytes)
-        return [NamedCommit(self._fold.writers.pop(valid.offset), valid) for valid in found]
+        return self._fold.take(found)
 
     def accepted_by(self, end_position: int) -> tuple[LossRange, ...]:
         """The ranges that a person gave up below a position further on. No commit is taken from then on."""
@@ -94,7 +95,7 @@ class CommitLedger(Closing):
         self._ledger.close()
 
 
-class _NamingFold(LedgerFold):
+class NamingFold(LedgerFold):
     """A ledger fold that remembers whose each commit is: by its ledger offset, until somebody takes it.
 
     A final commit ends its writer's row, so its name has to be asked for right before it is folded.
@@ -103,6 +104,10 @@ class _NamingFold(LedgerFold):
     def __init__(self, identity: LogIdentity, state: LedgerState | None) -> None:
         super().__init__(identity, state)
         self.writers: dict[int, str] = {}
+
+    def take(self, found: Iterable[ValidCommit]) -> list[NamedCommit]:
+        """Commits that were folded, each with its writer, who is forgotten then."""
+        return [NamedCommit(self.writers.pop(valid.offset), valid) for valid in found]
 
     def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
         """Fold a record, and note the writer of a valid commit."""

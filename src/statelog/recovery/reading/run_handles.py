@@ -15,7 +15,7 @@ import pyarrow as pa
 from statelog.errors import ClosedError
 from statelog.recovery.cache.opener import OneRun
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.runs.read import RunReader
+from statelog.storage.runs.read import KeyBounds, RunReader
 
 __all__ = ["RunHandles"]
 
@@ -37,6 +37,14 @@ class RunHandles:
         reader = self._take()
         try:
             return [reader.row_group(number, wanted) for number in numbers]
+        finally:
+            self._put_back(reader)
+
+    def key_bounds(self) -> list[KeyBounds | None]:
+        """The bounds of the keys of each row group, as the verified footer has them. Raises as `row_groups`."""
+        reader = self._take()
+        try:
+            return reader.key_bounds()
         finally:
             self._put_back(reader)
 

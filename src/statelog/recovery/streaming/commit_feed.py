@@ -1,7 +1,7 @@
 """`CommitFeed`: the commits behind a state, in ledger order, each as its newest changes by (key group, key).
 
-The one replay path again, one commit at a time: a commit is a small tail on top of no snapshot, so it is read,
-verified, folded and sorted as the tail of a state is.
+The one replay path again, one commit at a time, or all that there are by now as one: a commit is a small tail on top of
+no snapshot, so it is read, verified, folded and sorted as the tail of a state is.
 
 Invariants:
 - A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
@@ -19,6 +19,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
+from statelog.recovery.history.change_plan import CommitFacts, NamedCommit, commit_facts
+from statelog.recovery.history.commit_ledger import NamingFold
 from statelog.recovery.host import Host
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.reading.plan_reader import PlanReader
@@ -27,21 +29,32 @@ from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.state import LastCommit, LedgerState
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.held_lease import LeaseHolder
-from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.ledger_client import LastRecord, LedgerClient
 from statelog.storage.log.log import Log
 
-__all__ = ["CommitFeed", "FeedCommit"]
+__all__ = ["CommitFeed", "FeedCommit", "ToldCommit"]
 
 _LEASE_AGE_S = 3600.0
 """When a lease that moved on is made anew: far below any sensible cap."""
 
 
 class FeedCommit(NamedTuple):
-    """A valid commit: the position right behind it, and what to read."""
+    """A valid commit, or several as one: a position behind it, and what to read."""
 
     end_position: int
     replay: ReplayPlan
+
+
+class ToldCommit(NamedTuple):
+    """A commit with what is known of it: whose it is, when it came, and what it says to its caller."""
+
+    commit: FeedCommit
+    facts: CommitFacts
+    metadata: Metadata
 
 
 class CommitFeed:
@@ -69,8 +82,12 @@ class CommitFeed:
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
-        self._ledger = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, plan.state, last=plan.last)
+        identity = log.descriptor.identity
+        self._fold = NamingFold(identity, plan.state)
+        self._ledger = LedgerClient(log.kafka, log.ledger_topic, identity, plan.state, last=plan.last, fold=self._fold)
         self._claimed_s = self._clock()
+        self.is_answered = True
+        """Whether Kafka gave an answer when commits were asked for last."""
         try:
             self._lease = self._claim()
         except BaseException:
@@ -82,25 +99,80 @@ class CommitFeed:
         """The schema of the changes that come out now. It moves on with the first change in a newer value schema."""
         return self._converter.schema
 
+    @property
+    def passed_position(self) -> int:
+        """The ledger position below which every commit was passed."""
+        return self._position
+
+    @property
+    def value_schema(self) -> ValueSchema:
+        """The value schema of the changes that come out now."""
+        return self._converter.target
+
+    @property
+    def asked_position(self) -> int:
+        """The ledger position up to which commits were asked for, and came out."""
+        return self._fold.position
+
+    @property
+    def asked_state(self) -> LedgerState:
+        """The ledger folded up to there: a copy."""
+        return self._fold.freeze()
+
+    @property
+    def asked_last(self) -> LastRecord | None:
+        """The ledger record below it, if it is known."""
+        return self._ledger.last
+
+    @property
+    def losses(self) -> int:
+        """How many ranges of the log a person had given up by then."""
+        return len(self._fold.accepted)
+
+    def last_commit(self, writer: str) -> LastCommit | None:
+        """A writer's last commit by then."""
+        return self._fold.last_commit(writer)
+
     def commits(self) -> list[FeedCommit]:
         """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now."""
+        return [told.commit for told in self.told()]
+
+    def told(self) -> list[ToldCommit]:
+        """As `commits`, each with whose it is."""
+        return [self._told(named) for named in self._ask(None)]
+
+    def _told(self, named: NamedCommit) -> ToldCommit:
+        body = named.valid.commit.read_body()
+        commit = FeedCommit(named.position, plan_replay([body], self._partitions, self._fold.accepted))
+        return ToldCommit(commit, commit_facts(named, body, self._partitions), body.metadata)
+
+    def together(self, end_position: int | None = None) -> FeedCommit | None:
+        """All of these as one, up to `asked_position`; None if there are none, or Kafka does not answer for now.
+
+        `end_position` is where to stop, one that is known to be there: then the ledger's end is not asked for.
+        """
+        found = self._ask(end_position)
+        if not found:
+            return None
+        bodies = [one.valid.commit.read_body() for one in found]
+        return FeedCommit(self._fold.position, plan_replay(bodies, self._partitions, self._fold.accepted))
+
+    def _ask(self, end_position: int | None) -> list[NamedCommit]:
         self.renew()
         self._retries.ask()
         try:
             with _saying_what_to_do():
-                found = self._ledger.read_end()
+                found = self._ledger.read_end() if end_position is None else self._ledger.read_to(end_position)
         except BrokerUnavailable:
+            self.is_answered = False
             if self._retries.is_over:
                 raise
             return []
         self._retries.heard()
+        self.is_answered = True
         if not found:
-            self._move_on(self._ledger.fold.position)
-        accepted = self._ledger.fold.accepted
-        return [
-            FeedCommit(valid.offset + 1, plan_replay([valid.commit.read_body()], self._partitions, accepted))
-            for valid in found
-        ]
+            self._move_on(self._fold.position)
+        return self._fold.take(found)
 
     def changes(self, commit: FeedCommit, check: Callable[[], None]) -> Generator[pa.Table]:
         """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
@@ -149,8 +221,10 @@ class CommitFeed:
 
     def close(self) -> None:
         """Remove the lease and release the ledger's reader. Idempotent."""
-        self._lease.release()
-        self._ledger.close()
+        try:
+            self._lease.release()
+        finally:
+            self._ledger.close()
 
     def _move_on(self, position: int) -> None:
         """Nothing below is needed any more. A reader that moves on is not stuck, and may have a new lease."""

@@ -1,7 +1,8 @@
 """Target: a RocksDB database on the local disk, made of SST files that RocksDB ingests as they are.
 
 Sorted rows become SST files of bounded size, which are ingested at once: nothing passes through a memtable, a
-write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`; only this module and `rocksdb` import it.
+write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`; here only this module and `rocksdb_read` import
+it.
 
 Invariants:
 - The database appears under its name whole or not at all, and only after every check has passed. One that is there
@@ -29,9 +30,11 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.local.own_directory import make_own
 
-__all__ = ["RocksdbTarget"]
+__all__ = ["RocksdbTarget", "rocksdb_options"]
 
 _PIECE_BYTES = 4 << 20
+_BLOOM_BITS = 10
+"""Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class _SstFiles:
 
     def _put(self, keys: list[bytes], values: list[bytes]) -> None:
         if self._open is None:
-            self._open = rocksdict.SstFileWriter(_options())
+            self._open = rocksdict.SstFileWriter(rocksdb_options())
             self.paths.append(str(self.directory / f"{len(self.paths):06d}.sst"))
             self._open.open(self.paths[-1])
         # The writer takes one row a call; a deque of no length makes the calls without a Python loop.
@@ -152,16 +155,20 @@ class _SstFiles:
             self.finish()
 
 
-def _options() -> rocksdict.Options:
+def rocksdb_options(blocks: rocksdict.BlockBasedOptions | None = None) -> rocksdict.Options:
+    """Of a database of raw keys, and of its files: compressed, with a filter each. `blocks` may say more of them."""
+    blocks = blocks or rocksdict.BlockBasedOptions()
+    blocks.set_bloom_filter(_BLOOM_BITS, False)
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_block_based_table_factory(blocks)
     return options
 
 
 def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
-    database = rocksdict.Rdict(str(path), _options(), column_families={STATE_FAMILY: _options()})
+    database = rocksdict.Rdict(str(path), rocksdb_options(), column_families={STATE_FAMILY: rocksdb_options()})
     try:
         if files:
             move = rocksdict.IngestExternalFileOptions()

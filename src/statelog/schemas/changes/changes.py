@@ -35,6 +35,7 @@ __all__ = [
     "change_schema",
     "changes_batch",
     "chunk_slices",
+    "gone_and_live",
     "last_per_key",
     "live",
     "newest_sorted",
@@ -198,6 +199,14 @@ def newest_sorted(changes: pa.Table) -> pa.Table:
 def live(changes: pa.Table) -> pa.Table:
     """The puts."""
     return changes.filter(pc.equal(changes.column("op"), PUT))
+
+
+def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """The deletes, and the puts; rows without deletes are not copied."""
+    deletes = pc.equal(rows.column("op"), DELETE)
+    if not pc.any(deletes).as_py():
+        return rows.slice(0, 0), rows
+    return rows.filter(deletes), rows.filter(pc.invert(deletes))
 
 
 def apply_to_dict(changes: pa.Table, state: dict[Any, Any], *, with_group: bool = False) -> None:

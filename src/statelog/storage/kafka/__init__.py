@@ -127,6 +127,13 @@ class TopicDescription:
 class Producer(Protocol):
     """One idempotent producer instance. Owned by one thread; never shared across a fork."""
 
+    def connect(self) -> None:
+        """Begin to connect, and wait for nothing; the first send does it otherwise, and waits. Writes no record.
+
+        Raises ConfigError, ClosedError.
+        """
+        ...
+
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record. Returns False, with nothing queued, if the queue is full: poll and try again.
 
@@ -142,6 +149,13 @@ class Producer(Protocol):
     @property
     def in_flight(self) -> int:
         """Records queued or sent, whose delivery was not reported yet."""
+        ...
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its client has told of no error by the last poll. One that recovers by itself counts, too: this is
+        for who has sent nothing yet, and may as well take a new one.
+        """
         ...
 
     @property

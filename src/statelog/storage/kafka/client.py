@@ -225,7 +225,7 @@ class ConfluentKafka:
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
         self._admin.guard.check()
-        return ConfluentProducer(self._config, self._seen)
+        return ConfluentProducer(self._config, self._seen, self._clock)
 
     def reader(self, topic: str) -> ConfluentReader:
         """A new reader of one topic."""

@@ -24,6 +24,7 @@ __all__ = [
     "consumer_properties",
     "is_secret_setting",
     "mask_text",
+    "member_properties",
     "producer_properties",
 ]
 
@@ -119,6 +120,13 @@ _CONSUMER = {
     "receive.message.max.bytes": str(100 << 20),
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
+}
+_MEMBER = {
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "auto.offset.reset": "error",
+    "enable.partition.eof": "false",
+    "allow.auto.create.topics": "false",
 }
 _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
@@ -231,6 +239,11 @@ def consumer_properties(config: ClientConfig) -> dict[str, str]:
     A group is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
     """
     return {**_merged(config, _CONSUMER, without=_PRODUCER_TUNING), "group.id": _READERS}
+
+
+def member_properties(config: ClientConfig) -> dict[str, str]:
+    """All librdkafka settings of a member of a group but those of the group: it commits no offset, and never resets."""
+    return _merged(config, _MEMBER, without=_PRODUCER_TUNING)
 
 
 def admin_properties(config: ClientConfig) -> dict[str, str]:

@@ -194,10 +194,19 @@ class MemoryProducer:
         self._is_closed = False
         self._is_over = False
 
+    def connect(self) -> None:
+        """Memory is near."""
+        self._check_open()
+
     @property
     def in_flight(self) -> int:
         """Records queued or sent, whose delivery was not reported yet."""
         return len(self._queued) + len(self._on_the_way)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is open, no record has ended it, and the cluster is there."""
+        return not (self._is_closed or self._is_over or self._cluster.is_down)
 
     @property
     def delivery_timeout_s(self) -> float:

@@ -63,12 +63,15 @@ class ProcessGuard:
             )
 
     def hold(self, handle: Any) -> None:
-        """Own a handle that was just made in this process."""
+        """Own a handle that was just made in this process. Raises ClosedError if another thread closed meanwhile."""
         self._pid = os.getpid()
         self._handle = handle
         _handles[id(handle)] = handle
         self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name, _Origin())
         self._finalizer.atexit = False
+        if self._closed:
+            self.drop()
+            self.check()
 
     def drop(self) -> None:
         """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay."""
@@ -80,8 +83,8 @@ class ProcessGuard:
 
     def close(self) -> None:
         """Drop the handle and refuse all further use."""
+        self._closed = True  # First: what is held behind the drop is for `hold` to see.
         self.drop()
-        self._closed = True
 
 
 def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:

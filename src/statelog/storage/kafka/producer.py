@@ -1,7 +1,7 @@
 """The producer on confluent-kafka.
 
-Owns one idempotent librdkafka producer, made at the first send, and the reports that it owes. It never retries, never
-re-sends and never waits longer than it was told. Invariants:
+Owns one idempotent librdkafka producer, made by `connect` or the first send, and the reports that it owes. It never
+retries, never re-sends and never waits longer than it was told. Invariants:
 
 - Every record that `send` accepted is reported exactly once, from inside `poll` or `close`, and a record whose fate is
   not certain is reported UNKNOWN. A fatal error of the client is that: UNKNOWN for all that is in flight.
@@ -9,6 +9,7 @@ re-sends and never waits longer than it was told. Invariants:
   handler raises in a callback in Python, the client loses what was raised, Ctrl-C included.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import confluent_kafka
 
 from statelog.errors import BrokerUnavailable, ValueTooLarge
+from statelog.seams import Clock
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES, ClientConfig, producer_properties
 from statelog.storage.kafka.errors import classify_delivery, client_error
@@ -44,8 +46,10 @@ class _Sent(NamedTuple):
 class ConfluentProducer:
     """One idempotent producer; implements `kafka.Producer`."""
 
-    def __init__(self, config: ClientConfig, seen: HighWater) -> None:
+    def __init__(self, config: ClientConfig, seen: HighWater, clock: Clock = time.monotonic) -> None:
         self._config = config
+        self._clock = clock
+        self._ready_s = 0.0
         self._seen = seen
         self._guard = ProcessGuard("producer")
         self._native: confluent_kafka.Producer | None = None
@@ -62,9 +66,18 @@ class ConfluentProducer:
         return len(self._pending)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether the client, if there is one, has told of no error; False once it is closed, or in a fork."""
+        return not (self._guard.is_closed or self._guard.is_foreign or self._errors or self._fatal)
+
+    @property
     def delivery_timeout_s(self) -> float:
         """After this many seconds every record has been reported."""
         return self._config.delivery_timeout_s
+
+    def connect(self) -> None:
+        """Make the client, which connects on threads of its own."""
+        self._made()
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record; False if the queue is full. Raises ValueTooLarge, or our error for the client's refusal."""
@@ -112,15 +125,23 @@ class ConfluentProducer:
             if client is not None:
                 _destroy(client)
 
-    def _client(self) -> confluent_kafka.Producer:
+    def _made(self) -> confluent_kafka.Producer:
         self._guard.check()
         if self._native is None:
             properties = producer_properties(self._config)
             client = make_client(confluent_kafka.Producer, "a producer", properties, self._config, self._errors)
             self._native = client
             self._guard.hold(client)
-            self._serve(client, _CONNECT_S)
+            self._ready_s = self._clock() + _CONNECT_S
         return self._native
+
+    def _client(self) -> confluent_kafka.Producer:
+        """The client, once it has had its head start."""
+        client = self._made()
+        if self._ready_s > 0:
+            self._serve(client, max(0.0, self._ready_s - self._clock()))
+            self._ready_s = 0.0
+        return client
 
     def _serve(self, client: confluent_kafka.Producer, timeout_s: float) -> None:
         """Let the client put answers down, and report them."""

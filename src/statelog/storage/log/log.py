@@ -25,15 +25,16 @@ from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.policy import TopicRole, Waiver
-from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, Rights, check_rights
+from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, WRITING, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
-from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.life import delete_log, make_log
 from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.settings import check_log_counts
+from statelog.storage.log.spare import Spare
 from statelog.storage.log.topics import check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
 from statelog.storage.manifest_chain import ManifestChain
@@ -80,6 +81,8 @@ class Log(Closing):
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
         self.patience_s = 10.0
         """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+        self.spare = Spare(self._writing_producer)
+        """A producer made ahead of an Open, for who keeps one."""
         self._position = 0
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
@@ -192,7 +195,10 @@ class Log(Closing):
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
-        self.kafka.close()
+        try:
+            self.spare.close()
+        finally:
+            self.kafka.close()
 
     def __repr__(self) -> str:
         return f"Log({self.name!r}, url={self.store.url!r})"
@@ -295,6 +301,11 @@ class Log(Closing):
                 manifests=len(self.manifests.numbers()),
                 value_schemas=self.value_schemas.all(),
             )
+
+    def _writing_producer(self) -> Producer:
+        """A new producer, for who may write: without the right to, its client would complain of a fatal error."""
+        self.verify(WRITING)
+        return self.kafka.producer()
 
     def _newest_manifest(self) -> Manifest | None:
         stored = self.manifests.newest()

@@ -12,7 +12,7 @@ import io
 from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +31,14 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 
-__all__ = ["LocalRun", "RunReader", "RunSource", "read_back"]
+__all__ = ["KeyBounds", "LocalRun", "RunReader", "RunSource", "read_back"]
+
+
+class KeyBounds(NamedTuple):
+    """Below or at, and above or at, all keys of a row group: bytes, or numbers. What is long may be cut short."""
+
+    least: Any
+    greatest: Any
 
 
 class RunSource(Protocol):
@@ -84,6 +91,11 @@ class RunReader(Closing):
     def label(self) -> RunMetadata:
         """What the run says about itself."""
         return RunMetadata.from_parquet(self._metadata.metadata or {})
+
+    def key_bounds(self) -> list[KeyBounds | None]:
+        """What the verified footer says of the keys of each row group; None where it says nothing."""
+        with self._decoding():
+            return [_key_bounds(self._metadata.row_group(i)) for i in range(self._metadata.num_row_groups)]
 
     def tables(self, wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
         """The changes of the wanted key groups (None: all) in order, one table for each row group that has some."""
@@ -216,6 +228,14 @@ def read_back(source: RunSource, run: RunFile) -> None:
     """
     with RunReader(source, run) as reader:
         reader.verify()
+
+
+def _key_bounds(row_group: pq.RowGroupMetaData) -> KeyBounds | None:
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    found = next((column.statistics for column in columns if column.path_in_schema == "key"), None)
+    if found is None or not found.has_min_max:
+        return None
+    return KeyBounds(found.min_raw, found.max_raw)  # type: ignore[attr-defined]  # the stubs lack them
 
 
 class _Window(io.RawIOBase):

@@ -1,0 +1,201 @@
+"""The member of a consumer group on confluent-kafka.
+
+Owns one librdkafka consumer that is subscribed to one topic. librdkafka wants an answer to each decision of the group
+before it goes on with the protocol; the answers here are
+
+    assigned   "thank you", with no partition: nothing is fetched, and nothing asks for offsets of the group
+    revoked    the listener, then the partitions that are read are given back
+    lost       the listener, then the partitions that are read are forgotten
+
+and `read_from` adds partitions later, with their places. So no record ever comes from a place that nobody named, and
+there is no seek, which librdkafka refuses while a partition is being started.
+
+Invariants:
+- The group's offsets are never read: each partition is started at an explicit offset.
+- Callbacks of the group are Python, as no other callback here: the group waits for the listener. What is raised there,
+  by a signal's handler too, is noted, the client gets its answer all the same, and it comes out of the call.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import confluent_kafka
+from confluent_kafka import Message, TopicPartition
+
+from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
+from statelog.storage.kafka.errors import ENDING, client_error
+from statelog.storage.kafka.group import GroupListener
+from statelog.storage.kafka.group_settings import GroupSettings
+from statelog.storage.kafka.native import kafka_error, make_client, native
+from statelog.storage.kafka.process import ProcessGuard
+
+__all__ = ["ConfluentMember"]
+
+_REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+_ANOTHER = frozenset({"FENCED_INSTANCE_ID"})
+_Parts = list[TopicPartition]
+
+
+class ConfluentMember:
+    """A member of a group; implements `GroupMember`. Raises ConfigError, BrokerUnavailable."""
+
+    def __init__(
+        self, settings: GroupSettings, topic: str, listener: GroupListener, note: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._listener = listener
+        self._note = note
+        self._guard = ProcessGuard("member of a consumer group")
+        self._places: dict[int, int] = {}
+        self._given: set[int] = set()
+        self._raised: BaseException | None = None
+        self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
+        properties, config = dict(settings.properties), settings.config
+        self._native = make_client(confluent_kafka.Consumer, "a member of a group", properties, config, self._errors)
+        self._guard.hold(self._native)
+        try:
+            native(
+                self._native.subscribe,
+                [topic],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """The next record, or None. Raises as the port says."""
+        if self._guard.is_closed:
+            self._guard.check()
+        message = native(self._native.poll, timeout_s)
+        if self._raised is not None:
+            self._reraise()
+        if message is None:
+            return None
+        error = message.error()
+        if error is not None:
+            self._hear(error, message.partition())
+            return None
+        partition, offset = message.partition(), message.offset()
+        if partition not in self._places or offset is None:
+            return None  # Of a partition that was taken back while this was on its way.
+        self._places[partition] = offset + 1
+        return message
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """Read these partitions, too."""
+        self._guard.check()
+        new = {partition: offset for partition, offset in offsets.items() if partition in self._given}
+        self._places.update(new)
+        try:
+            self._fetch(self._native.incremental_assign, new)
+        except confluent_kafka.KafkaException as refused:
+            for partition in new:
+                self._places.pop(partition, None)
+            _, text = kafka_error(refused, self._settings.config)
+            hint = "Try again: the group may just be deciding anew"
+            raise BrokerUnavailable(
+                f"the client does not take partitions: {text}", hint=hint, topic=self._topic
+            ) from None
+
+    def stop(self, partitions: Sequence[int]) -> None:
+        """Read these partitions no more."""
+        self._guard.check()
+        gone = {one: offset for one in partitions if (offset := self._places.pop(one, None)) is not None}
+        if gone:
+            with suppress(confluent_kafka.KafkaException):  # The group is about to take them itself.
+                self._fetch(self._native.incremental_unassign, gone)
+
+    def is_current(self, partition: int, offset: int) -> bool:
+        """Ask the group, with a commit that only a member of its present generation may make."""
+        self._guard.check()
+        asked = [TopicPartition(self._topic, partition, offset)]
+        try:
+            answers = native(self._native.commit, offsets=asked, asynchronous=False)
+        except confluent_kafka.KafkaException:
+            return False
+        return not any(answer.error for answer in answers or ())
+
+    def close(self) -> None:
+        """Leave the group, and release the client."""
+        if self._guard.is_closed or self._guard.is_foreign:
+            return
+        try:
+            with suppress(confluent_kafka.KafkaException):
+                native(self._native.close)
+        finally:
+            self._guard.close()
+        self._reraise()
+
+    # ---- callbacks of the client
+
+    def _on_assign(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
+        self._given.update(part.partition for part in parts)
+        if self._settings.is_cooperative:
+            consumer.incremental_assign([])
+        else:
+            self._places.clear()
+            consumer.assign([])
+        self._tell(self._listener.assigned, parts)
+
+    def _on_revoke(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
+        self._tell(self._listener.revoked, parts)
+        self._give_back(consumer, parts)
+
+    def _on_lost(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
+        self._tell(self._listener.lost, parts)
+        self._give_back(consumer, parts)
+
+    def _tell(self, listener: Callable[[Sequence[int]], None], parts: _Parts) -> None:
+        try:
+            listener(sorted(part.partition for part in parts))
+        except BaseException as error:  # noqa: BLE001 - whatever it is comes out of the call, and the group gets its answer
+            self._raised = self._raised or error
+
+    def _give_back(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
+        gone = [part.partition for part in parts]
+        self._given.difference_update(gone)
+        read = [TopicPartition(self._topic, one) for one in gone if self._places.pop(one, None) is not None]
+        if self._settings.is_cooperative:
+            consumer.incremental_unassign(read)
+        else:
+            consumer.unassign()
+
+    def _reraise(self) -> None:
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    # ---- inside
+
+    def _fetch(self, change: Callable[[_Parts], None], changed: Mapping[int, int]) -> None:
+        """Change what is fetched: by these partitions, or, where a group knows only the whole, to all that are read."""
+        wanted = changed if self._settings.is_cooperative else self._places
+        parts = [TopicPartition(self._topic, partition, offset) for partition, offset in wanted.items()]
+        native(change if self._settings.is_cooperative else self._native.assign, parts)
+
+    def _hear(self, error: confluent_kafka.KafkaError, partition: int | None) -> None:
+        """What the client says instead of a record: raise what no waiting mends, and note the rest."""
+        name, text = error.name(), self._settings.config.redact(error.str())
+        servers = self._settings.config.bootstrap_servers
+        facts: dict[str, Fact] = {"topic": self._topic, "group": self._settings.group}
+        if name in _REFUSED_OFFSET and partition is not None:
+            self._listener.refused(partition, text)
+        elif name in _ANOTHER:
+            raise Fenced(
+                "another member of the group took this one's group.instance.id", hint="Give each its own", **facts
+            )
+        elif name in ENDING:
+            needs = f"READ on topic {self._topic}, and on group {self._settings.group}"
+            raise client_error(name, text, "reading the input", servers, needs=needs, **facts)
+        elif error.fatal():
+            raise BrokerUnavailable(f"the client is beyond help: {text}", hint="Start the process again", **facts)
+        elif name in _ABSENT:
+            raise NotFound(f"the input topic is gone: {text}", hint="Was it deleted?", **facts)
+        else:
+            self._note(text)

@@ -1,0 +1,102 @@
+"""`Spare`: a producer made ahead, for an Open that has to be quick: a new client connects before its first send.
+
+Belongs to a log, and is closed with it. Whoever may have to open keeps one (`keep`), and an Open takes it (`take`); a
+log that nobody keeps one for has none, and an Open makes its producer itself.
+
+Invariants:
+- What is taken has sent nothing, and is nobody else's: it is as good as a new one.
+- One that is old, or whose client has told of any error, is never taken. A network drops idle connections without a
+  word, so "old" comes before that.
+- That none can be made is no failure here: whoever needs a producer makes one, and hears why.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from statelog.errors import StatelogError
+from statelog.storage.kafka import Producer
+
+__all__ = ["Spare"]
+
+_FRESH_S = 180.0
+"""So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
+after 10."""
+_PAUSE_S, _MOST_PAUSE_S = 5.0, 3600.0
+"""How soon another one is made; twice as late after each that went bad, or could not be made: a client may have no
+right to write yet."""
+
+
+class _Made(NamedTuple):
+    producer: Producer
+    made_s: float
+
+    def is_good(self, now_s: float) -> bool:
+        """Whether it may be used for an Open."""
+        if now_s - self.made_s >= _FRESH_S:
+            return False
+        with suppress(StatelogError):
+            self.producer.poll(0)  # What its client has to tell.
+            return self.producer.is_sound
+        return False
+
+
+class Spare:
+    """At most one producer ahead. `keep` is called by one thread at a time; `take` and `close` by any meanwhile."""
+
+    def __init__(self, make: Callable[[], Producer]) -> None:
+        self._make = make
+        # Taken out by whoever looks at it: no lock, so nothing stays locked in a fork.
+        self._held: deque[_Made] = deque()
+        self._next_s = float("-inf")
+        self._pause_s = _PAUSE_S
+
+    def keep(self, now_s: float) -> None:
+        """Have one that is good, or make it. Waits for nothing; the client connects on threads of its own."""
+        held = self._pop()
+        if held is not None:
+            if held.is_good(now_s):
+                self._held.append(held)
+                return
+            self._pause_s = _PAUSE_S if now_s - held.made_s >= _FRESH_S else min(2 * self._pause_s, _MOST_PAUSE_S)
+            self._next_s = held.made_s + self._pause_s
+            held.producer.close()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._pause_s
+            if not self._connect(now_s):
+                self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+
+    def take(self, now_s: float) -> Producer | None:
+        """The one that is there, for the caller to close; None if there is none that is good."""
+        held = self._pop()
+        if held is None:
+            return None
+        if held.is_good(now_s):
+            return held.producer
+        held.producer.close()
+        return None
+
+    def close(self) -> None:
+        """Release it. Idempotent."""
+        held = self._pop()
+        if held is not None:
+            held.producer.close()
+
+    def _connect(self, now_s: float) -> bool:
+        with suppress(StatelogError):
+            producer = self._make()
+            try:
+                producer.connect()
+            except BaseException:
+                producer.close()
+                raise
+            self._held.append(_Made(producer, now_s))
+            return True
+        return False
+
+    def _pop(self) -> _Made | None:
+        try:
+            return self._held.pop()
+        except IndexError:
+            return None

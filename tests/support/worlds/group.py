@@ -1,0 +1,118 @@
+"""A consumer group in memory, whose coordinator decides at any time, and whose members hear of it late, or wrongly.
+
+What it may do is what Kafka and its client do: give a partition to a member while the one before still works on it,
+call a loss a revocation, take a partition and give it back within one poll, say nothing for long, and refuse to answer.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+from statelog.storage.kafka.group import GroupListener
+
+__all__ = ["FakeGroup", "FakeMember"]
+
+
+@dataclass(slots=True)
+class FakeGroup:
+    """The coordinator of a topic whose messages are their own offsets; `ends` are the log ends."""
+
+    ends: list[int]
+    owner: dict[int, "FakeMember | None"] = field(default_factory=dict[int, "FakeMember | None"])
+    members: list["FakeMember"] = field(default_factory=list["FakeMember"])
+
+    def give(self, partition: int, to: "FakeMember | None", *, waits: bool) -> None:
+        """Make a partition another member's. `waits`: once its owner has given it up; else that is told it was lost."""
+        was = self.owner.get(partition)
+        if was is to:
+            return
+        self.owner[partition] = to
+        if was is not None and waits:
+            was.tell("revoked", partition, then=lambda: self._assign(partition, to))
+            return
+        if was is not None:
+            was.tell("lost", partition)
+        self._assign(partition, to)
+
+    def _assign(self, partition: int, to: "FakeMember | None") -> None:
+        if to is not None and self.owner.get(partition) is to:
+            to.tell("assigned", partition)
+
+
+class FakeMember:
+    """One member; implements `GroupMember`. With nothing to give it calls `idle` with how long it may wait."""
+
+    def __init__(self, group: FakeGroup, listener: GroupListener, idle: Callable[[float], None]) -> None:
+        self._group = group
+        self._listener = listener
+        self._idle = idle
+        self._told: deque[tuple[str, int, Callable[[], None]]] = deque()
+        self.places: dict[int, int] = {}
+        self.given: set[int] = set()
+        self.is_deaf = False
+        """Whether it hears nothing of the group for now: it is stopped, or cut off."""
+        self.calls_losses_revocations = False
+        group.members.append(self)
+
+    def tell(self, what: str, partition: int, then: Callable[[], None] = lambda: None) -> None:
+        """The group has something to say, at the next poll."""
+        self._told.append((what, partition, then))
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """Everything that there is to be told, and a message of the partition that is furthest behind."""
+        if not self.is_deaf:
+            self._hear()
+        left = {one: place for one, place in self.places.items() if place < self._group.ends[one]}
+        if not left:
+            if timeout_s:
+                self._idle(timeout_s)
+            return None
+        partition = min(left, key=lambda one: (left[one], one))
+        self.places[partition] += 1
+        offset = left[partition]
+        return Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
+
+    def _hear(self) -> None:
+        while self._told:
+            what, partition, then = self._told.popleft()
+            if what == "assigned":
+                self.given.add(partition)
+                self._listener.assigned([partition])
+            elif what == "revoked" or self.calls_losses_revocations:
+                self._listener.revoked([partition])
+            else:
+                self._listener.lost([partition])
+            if what != "assigned":
+                self.given.discard(partition)
+                self.places.pop(partition, None)
+            then()
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """From there on."""
+        self.places.update({one: offset for one, offset in offsets.items() if one in self.given})
+
+    def stop(self, partitions: Sequence[int]) -> None:
+        """No more."""
+        for one in partitions:
+            self.places.pop(one, None)
+
+    def is_current(self, partition: int, offset: int) -> bool:
+        """Only who may hear the group is told; and only an owner that has heard everything is one."""
+        assert offset >= 0
+        return not self.is_deaf and not self._told and self._group.owner.get(partition) is self
+
+    def close(self) -> None:
+        """Leave: what is still given is another's at once."""
+        if self in self._group.members:
+            self._group.members.remove(self)
+            self._hear_nothing_more()
+
+    def _hear_nothing_more(self) -> None:
+        for _, _, then in self._told:
+            then()
+        self._told.clear()
+        for partition, owner in list(self._group.owner.items()):
+            if owner is self:
+                self._group.owner[partition] = None
