@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
     from statelog.seams import Seams
     from statelog.storage import Log, open  # noqa: A004 - the name that users look for, as gzip.open
-    from statelog.tables import Table, TableSettings, table
+    from statelog.tables import Standby, Table, TableSettings, Worker, standby, table, worker
 
 __all__ = [
     "AtCheckpoint",
@@ -25,16 +25,20 @@ __all__ = [
     "MaterializerSettings",
     "RecoverySettings",
     "Seams",
+    "Standby",
     "Table",
     "TableSettings",
     "TaskWriter",
+    "Worker",
     "Writer",
     "WriterSettings",
     "open",
     "recover",
     "recover_snapshot",
     "run_round",
+    "standby",
     "table",
+    "worker",
 ]
 
 __version__: str
@@ -45,7 +49,7 @@ _HOMES = {
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
     "statelog.seams": ("Seams",),
     "statelog.storage": ("Log", "open"),
-    "statelog.tables": ("Table", "TableSettings", "table"),
+    "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}
 

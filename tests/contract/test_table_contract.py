@@ -3,8 +3,9 @@
 import datetime
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,18 +20,13 @@ from statelog.errors import (
     UncommittedChanges,
     ValueTooLarge,
 )
+from statelog.producer import Writer
 from statelog.recovery import AtPosition, Host, plan_changes, read_changes, recover
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.tables import TableCommit, TableSettings
 from tests.support.processes.forks import in_fork
 from tests.support.rigs.log import LogRig
 from tests.support.rigs.table import TableRig, content
-
-
-@pytest.fixture(params=["dict", "rocksdb"])
-def tables(request: pytest.FixtureRequest, rig: LogRig, tmp_path: Path) -> TableRig:
-    """Each backend in turn."""
-    return TableRig(rig, tmp_path / "local" if request.param == "rocksdb" else None)
 
 
 def test_it_is_a_mapping(tables: TableRig) -> None:
@@ -373,6 +369,20 @@ def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
         assert content(table) == {b"k": b"newer"}
 
 
+def test_a_commit_that_is_refused_leaves_its_changes(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything of it was sent: they are the changes of the next commit."""
+    with tables.open() as table:
+        table[b"k"] = b"v"
+        with monkeypatch.context() as patched:
+            patched.setattr(Writer, "append_batch", Mock(side_effect=InvalidChange("no")))
+            with pytest.raises(InvalidChange):
+                table.commit()
+        assert (content(table), table.last_commit) == ({b"k": b"v"}, None)
+        table.commit()
+    with tables.open() as table:
+        assert content(table) == {b"k": b"v"}
+
+
 def test_misuse(tables: TableRig) -> None:
     """Each slip is a typed error, and the table goes on with what it had."""
     with tables.open() as table:
@@ -387,8 +397,13 @@ def test_misuse(tables: TableRig) -> None:
         for value in ("v", None, 1, bytearray(b"v")):
             with pytest.raises(InvalidChange):
                 table[b"k"] = value
-        with pytest.raises(ValueTooLarge):
-            table[b"k"] = bytes(16 << 20)
+        for use in (
+            partial(table.put, b"k", bytes(16 << 20)),
+            partial(table.put, bytes(16 << 20), b""),
+            partial(table.delete, bytes(16 << 20)),
+        ):
+            with pytest.raises(ValueTooLarge):
+                use()
         with pytest.raises(InvalidMetadata):
             table.commit(cast("Any", {"offset": object()}))
         for change in (lambda: table.put(b"n", b""), lambda: table.delete(b"k"), table.commit, table.rollback):

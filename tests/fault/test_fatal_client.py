@@ -1,12 +1,13 @@
 """Producers that end by a fatal error of the client: typed from every call, settled, and the next life is exact."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from statelog.errors import BrokerUnavailable, StatelogError
+from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 from statelog.producer.commits.opening import OpenedEpoch
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.task_writer import TaskWriter
@@ -17,8 +18,11 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
+from statelog.tables import Standby
 from tests.support.faults.fatal_client import make_fatal
+from tests.support.processes.forks import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
+from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker
 
 
@@ -86,6 +90,31 @@ def test_a_really_fatal_error_stays_in_the_tree(
         again.put(b"c", b"3")
         again.commit(landed + 1)
         assert again.last_commit.checkpoint.id == landed + 1
+
+
+@pytest.mark.broker
+def test_a_producer_made_ahead_that_is_over(real: tuple[LogRig, Remembering]) -> None:
+    """A standby's, which ended while nobody used it, and in a fork: the promotion opens through another one."""
+    rig, kafka = real
+    with TableRig(rig, None).open() as table, TableRig(rig, None).standby() as standby:
+        table[b"a"] = b"1"
+        table.commit()
+        spare = kafka.made[-1]
+        assert in_fork(lambda: _check_none_to_take(standby)) == 0
+        assert spare.is_sound
+        make_fatal(spare)
+        with standby.promote() as promoted:
+            assert dict(promoted) == {b"a": b"1"}
+            promoted[b"b"] = b"2"
+            promoted.commit()
+            assert kafka.made[-1] is not spare
+            with pytest.raises(ClosedError):
+                spare.poll(0)
+
+
+def _check_none_to_take(standby: Standby[bytes, bytes]) -> None:
+    assert vars(standby)["_parts"].log.spare.take(time.monotonic()) is None
+    standby.close()
 
 
 @pytest.mark.broker

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from statelog.storage.store.fsspec import open_store
-from tests.support.rigs.log import UNSAFE, LogRig, real_rig, twin_rig
+from tests.support.rigs.log import UNSAFE, LogRig, ports_closed, real_rig, twin_rig
 from tests.support.services.broker import Broker
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 
 
 @pytest.fixture
-def rig(broker: Broker, log_name: str, tmp_path: Path) -> LogRig:
+def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
     """A log's two places: a real broker and a local directory."""
-    return real_rig(log_name, broker.bootstrap, tmp_path)
+    with ports_closed(real_rig(log_name, broker.bootstrap, tmp_path)) as made:
+        yield made
 
 
 def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:

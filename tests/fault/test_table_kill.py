@@ -10,10 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from statelog.storage.runs.write import RunWriter
 from statelog.tables import Table
 from tests.support.processes.doomed_writer import NEVER, fold
 from tests.support.processes.lives import Lives
@@ -65,6 +69,53 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
     with TableRig(rig, local).open() as table:
         assert (table.progress, content(table)) == ({"position": END}, fold(END))
         _check_was_kept(table, local)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("dict", marks=pytest.mark.soak), "rocksdb"])
+def test_killed_while_it_loads(
+    broker: Broker, lives: Lives, log_name: str, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A life on a snapshot, whose state is loaded while it works: the next goes on with what its directory lacks, also
+    where a run of the newest snapshot is gone, and it dies as it moves to the one before.
+    """
+    monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 2)
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    local = tmp_path / "local" if backend == "rocksdb" else None
+    arguments = _arguments(rig, tmp_path, str(local or NEVER))
+    for end in (END // 3, END // 3 + 50):
+        TableRig(rig, None).roll_up(tmp_path)
+        assert lives.live(MODULE, *_arguments(rig, tmp_path, NEVER), NEVER, 1, end) == 0
+    killed = 0
+    for point, times in (("tail-folded", 1), ("group-loaded", 3), ("group-loaded", 2), ("all-loaded", 1)):
+        code = lives.live(MODULE, *arguments, point, times, END, "--loading", "behind")
+        assert code in (0, -signal.SIGKILL), f"{point}: {code}"
+        killed += code != 0
+        assert rig.state() == fold(_position(rig))
+        if local is not None and times == 3:
+            with _newest_runs_gone(rig, tmp_path):
+                assert lives.live(MODULE, *arguments, "base-moved", 1, END, "--loading", "behind") == -signal.SIGKILL
+    assert killed >= 3
+    assert lives.live(MODULE, *arguments, NEVER, 1, END, "--loading", "behind") == 0
+    with TableRig(rig, local).open() as table:
+        assert (table.progress, content(table), table.is_local) == ({"position": END}, fold(END), True)
+        _check_was_kept(table, local)
+
+
+@contextmanager
+def _newest_runs_gone(rig: LogRig, tmp_path: Path) -> Generator[None]:
+    """The runs that a snapshot, made now, has and the one before has not, are gone meanwhile."""
+    runs, aside = tmp_path / "root" / rig.name / "runs", tmp_path / "aside"
+    known = set(runs.iterdir())
+    TableRig(rig, None).roll_up(tmp_path)
+    gone = set(runs.iterdir()) - known
+    assert gone
+    aside.mkdir()
+    for run in gone:
+        run.rename(aside / run.name)
+    yield
+    for run in gone:
+        (aside / run.name).rename(run)
 
 
 def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> None:

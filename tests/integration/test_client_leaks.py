@@ -80,6 +80,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
         assert list(reader.read({0: OffsetRange(reports[0].offset, reports[0].offset + 1)}, stall_timeout_s=60))
 
     def use_and_be_told() -> None:
+        gc.collect()  # what earlier tests left behind would be told here
         with pytest.warns(ResourceWarning, match="unclosed (producer|reader)") as told:
             use_and_drop()
             gc.collect()
@@ -101,6 +102,7 @@ def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_nam
     Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
 
     def forget(*, is_closed: bool) -> list[str]:
+        gc.collect()  # what earlier tests left behind would be told here
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             with Log.open(log_name, **place, allow_unsafe=UNSAFE) as log, Writer(log, "closed") as writer:

@@ -49,7 +49,9 @@ pytestmark = pytest.mark.broker
 @pytest.fixture
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
     """A small log of this test's own; what the processes cached for it goes with the test."""
-    yield SparkLog.create(log_name, broker.bootstrap, tmp_path)
+    made = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+    with made.log:
+        yield made
     for cache in (epochs._epochs, batch_commit._coordinators, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
         cache.clear()
 

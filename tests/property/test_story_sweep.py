@@ -4,14 +4,13 @@ Whatever happens, the judge finds that told and true are the same, that nobody w
 comes to the same end. A failure names the operation and the fault.
 """
 
-import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.support.story import judge
-from tests.support.story.nemesis import Kind, Operation
+from tests.support.story.nemesis import Kind, Operation, pairs_of_faults
 from tests.support.story.story import Told, tell
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -106,15 +105,4 @@ def test_one_rare_fault(tmp_path: Path, kind: Kind) -> None:
 @pytest.mark.soak
 def test_pairs_of_faults(tmp_path: Path) -> None:
     """Two faults in one story; the second one strikes whatever stands at its number then."""
-    operations = _operations(tmp_path)
-    chance = random.Random(7)
-
-    def pairs() -> Iterator[tuple[str, Mapping[int, Kind]]]:
-        for _ in range(PAIRS):
-            one = chance.choice(operations)
-            first = chance.choice([kind for kind in Kind if one.can(kind)])
-            second = min(one.number + 1 + int(chance.expovariate(0.05)), len(operations) - 1)
-            other = chance.choice([kind for kind in Kind if operations[second].can(kind)])
-            yield f"{one} {first.value}, then {second} {other.value}", {one.number: first, second: other}
-
-    _sweep(tmp_path, pairs())
+    _sweep(tmp_path, pairs_of_faults(_operations(tmp_path), PAIRS))

@@ -6,6 +6,7 @@ older than the last acknowledged one, and names its number as `progress`.
 
 import tempfile
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,20 @@ from statelog.errors import ClosedError
 from statelog.materializer import run_round
 from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.keys.key_groups import key_group_of
+from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log import ledger
 from statelog.storage.store.memory import MemoryDisk
-from statelog.tables import Table, TableCommit, TableSettings
+from statelog.tables import Loading, Table, TableCommit, TableSettings
 from tests.support.rigs.log import settings_for, twin_rig
-from tests.support.rigs.table import TableRig, content
+from tests.support.rigs.table import TableRig, content, stalling
 from tests.support.told import lines
 
 KEYS = st.sampled_from([b"", b"ab", b"\xff"])
 VALUES = st.binary(max_size=3)
 BOUNDS = st.none() | KEYS
+LOADINGS = st.sampled_from(list(Loading))
 CHANGES = st.dictionaries(KEYS, st.none() | VALUES, min_size=1)
 
 
@@ -64,12 +67,14 @@ class TableMachine(RuleBasedStateMachine):
         self.states: dict[int, dict[bytes, bytes]] = {0: {}}
         self.number = self.acknowledged = 0
         self.under_way: list[tuple[int, TableCommit]] = []
+        self.loading, self.key_groups_loaded = Loading.FIRST, 1
 
-    @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans())
-    def start(self, is_kept: bool, every: bool, skips: bool) -> None:
+    @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans(), loading=LOADINGS)
+    def start(self, is_kept: bool, every: bool, skips: bool, loading: Loading) -> None:
         """The first life of a new log."""
+        self.loading = loading
         self.tables = TableRig(self.rig, Path(self.scratch.name) / "local" if is_kept else None)
-        recovery = RecoverySettings(threads=1)
+        recovery = RecoverySettings(threads=1, lease_ttl_s=15.0)
         self.settings = TableSettings(every_change=every, skip_equal=skips, commits_under_way_max=3, recovery=recovery)
         self.table = self.open(self.tables)
 
@@ -77,7 +82,10 @@ class TableMachine(RuleBasedStateMachine):
         """The next life, which finds a committed state."""
         self.faults.is_slow = False
         self.cluster.release()
-        table = tables.open(settings=self.settings, host=Host(clock=lambda: self.now_s, start=lambda work: work()))
+        host = Host(
+            clock=lambda: self.now_s, start=lambda work: work(), crash=stalling(lambda _: None, self.key_groups_loaded)
+        )
+        table = tables.open(settings=replace(self.settings, loading=self.loading), host=host)
         self.number = int(table.progress.get("number", 0))
         assert self.acknowledged <= self.number
         assert self.number in self.states
@@ -229,11 +237,18 @@ class TableMachine(RuleBasedStateMachine):
         rival.close()
         self.table = self.open(self.tables)
 
-    @rule()
-    def roll_up(self) -> None:
-        """A round: a snapshot, and truncation."""
+    @rule(loading=LOADINGS, key_groups=st.integers(1, 5))
+    def load(self, loading: Loading, key_groups: int) -> None:
+        """From the next life on: when the state is local, and how much of it is loaded by then."""
+        self.loading, self.key_groups_loaded = loading, key_groups if loading is Loading.BEHIND else 100
+
+    @rule(is_held=st.booleans())
+    def roll_up(self, is_held: bool) -> None:
+        """A round: a snapshot, and truncation; as if the leases had run out, or not."""
         self.arrive()
         with self.rig.open() as log:
+            for lease in () if is_held else list_leases(log.store):
+                log.store.delete(lease.path)
             run_round(log, settings_for(Path(self.scratch.name)))
 
     def teardown(self) -> None:
@@ -277,6 +292,7 @@ def test_any_sequence_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_many_sequences_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many, and long ones."""
     _run(1_000, 60, monkeypatch)

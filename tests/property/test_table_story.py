@@ -4,39 +4,52 @@ Whatever happens, each life finds the fold of the input up to `progress`, and no
 story comes to the same end. A failure names the operation and the fault.
 """
 
-import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.support.story.nemesis import Kind, Operation
+from statelog.tables import Loading
+from tests.support.story.nemesis import Kind, Operation, pairs_of_faults
 from tests.support.story.table_story import tell
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
+
+class Way(NamedTuple):
+    """How the lives of a story keep their state, and when it is local."""
+
+    is_kept: bool
+    loading: Loading = Loading.FIRST
+
+    def __str__(self) -> str:
+        return f"{'rocksdb' if self.is_kept else 'dict'}-{self.loading}"
+
+
+WAYS = [Way(is_kept, loading) for is_kept in (False, True) for loading in Loading]
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
 PAIRS = 600
-_known: dict[bool, list[Operation]] = {}
+_known: dict["Way", list[Operation]] = {}
 
 
-def _operations(*, is_kept: bool) -> list[Operation]:
+def _operations(way: Way) -> list[Operation]:
     """Those of the story without a fault."""
-    if is_kept not in _known:
+    if way not in _known:
         with tempfile.TemporaryDirectory() as scratch:
-            told = tell(Path(scratch), {}, is_kept=is_kept)
+            told = tell(Path(scratch), {}, is_kept=way.is_kept, loading=way.loading)
         assert not told.world.errors
         assert not told.told
-        _known[is_kept] = told.world.nemesis.operations
-    return _known[is_kept]
+        _known[way] = told.world.nemesis.operations
+    return _known[way]
 
 
-def _complaint(faults: Mapping[int, Kind], *, is_kept: bool) -> str:
+def _complaint(faults: Mapping[int, Kind], way: Way) -> str:
     """What a life, or the end, has to say; empty if all is well."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            told = tell(Path(scratch), faults, is_kept=is_kept)
+            told = tell(Path(scratch), faults, is_kept=way.is_kept, loading=way.loading)
             assert told.world.nemesis.played, "no such operation was made"
             assert not [line for line in told.told if "set aside" in line], "a directory that was sound was set aside"
         except Exception as error:  # noqa: BLE001 - whatever went wrong is reported with the fault behind it
@@ -44,49 +57,48 @@ def _complaint(faults: Mapping[int, Kind], *, is_kept: bool) -> str:
     return ""
 
 
-def _sweep(faults: Iterator[tuple[str, Mapping[int, Kind]]], *, is_kept: bool) -> None:
-    complaints = {name: said for name, played in faults if (said := _complaint(played, is_kept=is_kept))}
+def _sweep(faults: Iterator[tuple[str, Mapping[int, Kind]]], way: Way) -> None:
+    complaints = {name: said for name, played in faults if (said := _complaint(played, way))}
     assert not complaints, "\n".join(f"{name}: {said}" for name, said in complaints.items())
 
 
-def _single(kind: Kind, *, is_kept: bool, each: int = 1) -> Iterator[tuple[str, Mapping[int, Kind]]]:
+def _single(kind: Kind, way: Way, each: int = 1) -> Iterator[tuple[str, Mapping[int, Kind]]]:
     """Every `each`-th of the operations that can have this fault."""
-    operations = [one for one in _operations(is_kept=is_kept) if one.can(kind)]
+    operations = [one for one in _operations(way) if one.can(kind)]
     return ((f"{one} {kind.value}", {one.number: kind}) for one in operations[::each])
 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
 def test_a_directory_whose_owner_dies(kind: Kind) -> None:
     """At writes of its lives, and at named points: the next life reads from its place, or makes it anew."""
-    _sweep(_single(kind, is_kept=True, each=9), is_kept=True)
+    _sweep(_single(kind, Way(True), each=9), Way(True))
 
 
 @pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.AFTER, Kind.CRASH_BEFORE, Kind.FATAL], ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind) -> None:
     """In a dict: one operation fails, before or after its effect, or is its life's last."""
-    _sweep(_single(kind, is_kept=False, each=7), is_kept=False)
+    _sweep(_single(kind, Way(False), each=7), Way(False))
+
+
+@pytest.mark.parametrize("way", [Way(True, Loading.BEHIND), Way(False, Loading.ON_DEMAND)], ids=str)
+@pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
+def test_on_a_snapshot(kind: Kind, way: Way) -> None:
+    """Where lives open on a snapshot, and load what is missing in part, whole, or not at all."""
+    _sweep(_single(kind, way, each=251 if kind is Kind.BEFORE else 67), way)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
-def test_every_fault(kind: Kind, is_kept: bool) -> None:
+def test_every_fault(kind: Kind, way: Way) -> None:
     """On both backends, with old answers and late writes."""
-    _sweep(_single(kind, is_kept=is_kept), is_kept=is_kept)
+    _sweep(_single(kind, way), way)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
-def test_pairs_of_faults(is_kept: bool) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_pairs_of_faults(way: Way) -> None:
     """Two faults in one story; the second one strikes whatever stands at its number then."""
-    operations, chance = _operations(is_kept=is_kept), random.Random(7)
-
-    def pairs() -> Iterator[tuple[str, Mapping[int, Kind]]]:
-        for _ in range(PAIRS):
-            one = chance.choice(operations)
-            first = chance.choice([kind for kind in Kind if one.can(kind)])
-            second = min(one.number + 1 + int(chance.expovariate(0.05)), len(operations) - 1)
-            other = chance.choice([kind for kind in Kind if operations[second].can(kind)])
-            yield f"{one} {first.value}, then {second} {other.value}", {one.number: first, second: other}
-
-    _sweep(pairs(), is_kept=is_kept)
+    _sweep(pairs_of_faults(_operations(way), PAIRS), way)

@@ -5,7 +5,29 @@ from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.open_table import table
 from statelog.tables.opening.opened import Opening
-from statelog.tables.settings import TableSettings
+from statelog.tables.settings import Loading, TableSettings
+from statelog.tables.standing.look import Look
+from statelog.tables.standing.open_standby import standby
+from statelog.tables.standing.standby import Standby
 from statelog.tables.table import Table
+from statelog.tables.working.input import InputStart
+from statelog.tables.working.open_worker import worker
+from statelog.tables.working.worker import Worker
 
-__all__ = ["BackendKind", "Opening", "Table", "TableCommit", "TableItems", "TableSettings", "TableValues", "table"]
+__all__ = [
+    "BackendKind",
+    "InputStart",
+    "Loading",
+    "Look",
+    "Opening",
+    "Standby",
+    "Table",
+    "TableCommit",
+    "TableItems",
+    "TableSettings",
+    "TableValues",
+    "Worker",
+    "standby",
+    "table",
+    "worker",
+]

@@ -1,14 +1,31 @@
-"""`TableSettings`: how a table commits, and how much memory its backend may take."""
+"""`TableSettings`: when a table is open, how it commits, and how much memory its backend may take."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from statelog.errors import ConfigError
 from statelog.producer import WriterSettings
 from statelog.recovery import RecoverySettings
+from statelog.schemas.choices import one_of
 
-__all__ = ["TableSettings"]
+__all__ = ["Loading", "TableSettings"]
 
-_POSITIVE = ("commits_under_way_max", "uncommitted_changes_max", "cache_bytes", "write_buffer_bytes", "open_files_max")
+_POSITIVE = (
+    "commits_under_way_max",
+    "uncommitted_changes_max",
+    "cache_bytes",
+    "write_buffer_bytes",
+    "open_files_max",
+    "remote_cache_bytes",
+)
+
+
+class Loading(StrEnum):
+    """When the state that a snapshot holds becomes local: before the table opens, behind its back, or never."""
+
+    FIRST = "first"
+    BEHIND = "behind"
+    ON_DEMAND = "on-demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +42,10 @@ class TableSettings:
     cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
     write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made
     open_files_max           of RocksDB: files that it keeps open
+    loading                  "first": all of the state is local before the table opens. "behind": it opens once what was
+                             committed since the newest snapshot is read, and the rest is loaded while it is used.
+                             "on-demand": the rest stays in the snapshot, and is read from there
+    remote_cache_bytes       what was read of a snapshot on demand, decoded, and is kept for the next reads
     writer                   how changes are batched and sent
     recovery                 how the state is recovered, and the name of the lease meanwhile
     """
@@ -33,13 +54,16 @@ class TableSettings:
     skip_equal: bool = False
     commits_under_way_max: int = 4
     uncommitted_changes_max: int = 1_000_000
-    cache_bytes: int = 64 << 20
+    cache_bytes: int = 128 << 20
     write_buffer_bytes: int = 32 << 20
     open_files_max: int = 512
+    loading: Loading | str = Loading.FIRST
+    remote_cache_bytes: int = 64 << 20
     writer: WriterSettings = field(default_factory=WriterSettings)
     recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(holder="table"))
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loading", one_of(Loading, "loading", self.loading))
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")

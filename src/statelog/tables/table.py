@@ -21,20 +21,20 @@ Invariants:
 from collections.abc import Generator, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from statelog.errors import ClosedError, InvalidChange, Misuse, UncommittedChanges
-from statelog.producer.guard import Guard, Life
+from statelog.errors import ClosedError, Misuse, UncommittedChanges
+from statelog.producer.guard import Guard, Guarded, Life
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
 from statelog.tables.changes.layers import Layers
-from statelog.tables.changes.merging import merged, merged_in_order, prefix_end
+from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.pace import Pace
 from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.opened import Opened, Opening
+from statelog.tables.remote.backend import RemoteBackend
 
 __all__ = ["Table"]
 
@@ -45,7 +45,7 @@ _LARGE = 1 << 20
 """From here on a change is measured when it is put, and not when it is committed."""
 
 
-class Table(MutableMapping[K, V], Generic[K, V]):
+class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     """A mapping of keys (bytes, str, int) to values (bytes, or dicts of the fields of a value schema) that survives.
 
         table[b"alice"] = b"1"
@@ -62,6 +62,7 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         )
         self._keys, self._values = opened.keys, opened.values
         self._quick = opened.keys.quick_class
+        self._quick_value = opened.values.quick_class
         self._opaque = opened.values.is_opaque
         self._every = opened.settings.every_change
         self._backend = opened.backend
@@ -98,9 +99,20 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         return self._opened.opening
 
     @property
+    def is_local(self) -> bool:
+        """Whether all of the state is local by now; else some is read from a snapshot (`TableSettings.loading`)."""
+        backend = self._opened.backend
+        return not isinstance(backend, RemoteBackend) or backend.is_local
+
+    @property
     def key_groups(self) -> Sequence[int]:
         """The key groups that are the table's, ascending."""
         return self._keys.groups
+
+    @property
+    def changes(self) -> int:
+        """How often it was changed in this life: the same number twice says that nothing was in between."""
+        return self._count
 
     @property
     def life(self) -> Life:
@@ -134,10 +146,10 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         """
         if get_ident() != self._guard.user:
             self._guard.check()
-        if type(key) is not self._quick:
-            key = self._keys.admit(key)
-        if type(value) is not bytes or not self._opaque or len(cast("bytes", value)) >= _LARGE:
-            value = self._admit_value(key, value)
+        if (
+            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= _LARGE  # type: ignore[arg-type]  # both are bytes
+        ):
+            key, value = self._admit(key, value)
         self._count += 1
         self._active[key] = value
         if self._every:
@@ -149,8 +161,9 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         """Remove a key, whether it is there or not. Raises as `put`."""
         if get_ident() != self._guard.user:
             self._guard.check()
-        if type(key) is not self._quick:
+        if type(key) is not self._quick or len(key) >= _LARGE:  # type: ignore[arg-type]  # it is bytes
             key = self._keys.admit(key)
+            self._check_size(key, None)
         self._count += 1
         self._active[key] = None
         if self._every:
@@ -177,21 +190,27 @@ class Table(MutableMapping[K, V], Generic[K, V]):
                 return value
         return self._read(key)
 
-    def _admit_value(self, key: Any, value: object) -> Any:
-        admitted = self._values.admit(value)
-        if self._values.size(admitted) >= _LARGE:
-            self._opened.check_size(key, admitted)
+    def _admit(self, key: object, value: object) -> Any:
+        admitted = self._keys.admit(key), self._values.admit(value)
+        self._check_size(*admitted)
         return admitted
+
+    def _check_size(self, key: Any, value: Any) -> None:
+        if self._keys.size(key) + (0 if value is None else self._values.size(value)) >= _LARGE:
+            self._opened.check_size(key, value)
 
     # ---- many keys
 
     def __len__(self) -> int:
         """How many keys there are. The first time RocksDB counts them one by one."""
         self._guard.check()
-        count = len(self._backend)
-        for key, value in self._layers.merged().items():
-            count += (value is not None) - (self._read(key) is not None)
-        return count
+        changes = self._layers.merged()
+        while True:
+            count = committed = len(self._backend)
+            for key, value in changes.items():
+                count += (value is not None) - (self._read(key) is not None)
+            if len(self._backend) == committed:  # It counts anew if it had to go on from another snapshot meanwhile.
+                return count
 
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self._scan(None))
@@ -231,14 +250,7 @@ class Table(MutableMapping[K, V], Generic[K, V]):
 
         In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
         """
-        bound = self._keys.bound(prefix)
-        plain = self._keys.plain(bound)
-        if not isinstance(plain, bytes | str):
-            raise InvalidChange("only bytes and text have prefixes", found=type(plain).__name__)
-        behind = prefix_end(plain)
-        if self._keys.is_paired:
-            return self.range(bound, cast("K", (bound[0] + 1, type(plain)()) if behind is None else (bound[0], behind)))
-        return self.range(bound, cast("K | None", behind))
+        return self.range(*self._keys.prefix_bounds(prefix))
 
     def clear(self) -> None:
         """Remove every key."""
@@ -352,16 +364,6 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         if has_lost:
             warn_caller(f"{self._guard} was closed with uncommitted changes; they are discarded", UncommittedChanges)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._guard.fail()
-        self.close()
-
     def _end(self, *, is_failed: bool) -> None:
         if self._guard.end():
             self._pace.fail(
@@ -401,3 +403,4 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         """Take the layers as they are now: reads and puts do not ask for them."""
         layers = self._layers
         self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below
+        self._read = self._backend.get

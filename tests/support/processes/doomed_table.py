@@ -30,6 +30,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("times", type=int)
     parser.add_argument("end", type=int)
+    parser.add_argument("--loading", default="first")
     given = parser.parse_args()
     left = given.times
 
@@ -47,7 +48,8 @@ def main() -> None:
     if given.local != NEVER:
         where |= {"backend": "rocksdb", "directory": Path(given.local)}
     host = Host(crash=crash)
-    with statelog.table(given.log, host=host, settings=TableSettings(commits_under_way_max=3), **where) as table:
+    settings = TableSettings(commits_under_way_max=3, loading=given.loading)
+    with statelog.table(given.log, host=host, settings=settings, **where) as table:
         position = int(table.progress.get("position", 0))
         if dict(table.items()) != fold(position):
             raise SystemExit(WRONG)

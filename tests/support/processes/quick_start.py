@@ -12,5 +12,5 @@ __all__ = ["quick_start"]
 def quick_start() -> ForkServerContext:
     """The context to make processes, pipes and queues with."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["statelog.producer", "statelog.recovery", "statelog.storage"])
+    context.set_forkserver_preload(["statelog.producer", "statelog.recovery", "statelog.storage", "statelog.tables"])
     return context

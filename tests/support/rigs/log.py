@@ -7,7 +7,8 @@ The reader is as simple as can be: all runs of a manifest, then the committed ta
 the other. It uses neither the recovery room nor anything of the materializer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ __all__ = [
     "TwinRig",
     "apply_tail",
     "key_in",
+    "ports_closed",
     "real_rig",
     "rolled_up",
     "settings_for",
@@ -141,6 +143,20 @@ def real_rig(name: str, bootstrap: str, root: Path, more: Mapping[str, str] | No
     """A rig on a real broker and a local directory, with `more` settings of the client."""
     config = client_config({"bootstrap.servers": bootstrap, **(more or {})})
     return LogRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name), bootstrap)
+
+
+@contextmanager
+def ports_closed(rig: LogRig) -> Generator[LogRig]:
+    """The rig. Whatever Kafka ports it makes are closed at the end, also those that a refusal gave back to the test."""
+    made: list[Kafka] = []
+
+    def kafka() -> Kafka:
+        made.append(rig.kafka())
+        return made[-1]
+
+    yield replace(rig, kafka=kafka)
+    for port in made:
+        port.close()
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Shell:
 
     def json(self, *args: object, code: int = 0, **options: Any) -> dict[str, Any]:
         """Run a command that must exit with `code`, and read its JSON: the result, or the error."""
-        result = self.run(*args, "--json", **options)
+        result = self.run(args[0], "--json", *args[1:], **options)
         assert result.exit_code == code, result.output
         text = result.stdout if code == 0 else result.stderr
         found: dict[str, Any] = json.loads(text.splitlines()[-1])
@@ -97,12 +97,12 @@ def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    """Wait until a condition holds, asking again and again."""
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0, *, tick_s: float = 0.02) -> None:
+    """Wait until a condition holds, asking again and again, every `tick_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.02)
+        time.sleep(tick_s)
 
 
 def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:

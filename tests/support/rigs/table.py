@@ -1,23 +1,34 @@
 """Tables under test: on any rig of a log, with any backend, and what they hold."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import statelog
-from statelog.tables import Table
-from tests.support.rigs.log import UNSAFE, LogRig
+from statelog.errors import ClosedError, NotFound
+from statelog.materializer import run_round
+from statelog.seams import CrashPoint
+from statelog.tables import Loading, Standby, Table, TableSettings
+from tests.support.rigs.log import UNSAFE, LogRig, settings_for
 
-__all__ = ["TableRig", "content"]
+__all__ = ["TableRig", "content", "stalling"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableRig:
-    """Opens tables on the log of `rig`; with a `directory`, in RocksDB."""
+    """Opens tables on the log of `rig`; with a `directory`, in RocksDB.
+
+    With `scratch`, the log is rolled up before every other life: so it finds a snapshot, or one with a tail.
+    """
 
     rig: LogRig
     directory: Path | None
+    loading: Loading = Loading.FIRST
+    scratch: Path | None = None
+    lives: "count[int]" = field(default_factory=count)
 
     @property
     def is_kept(self) -> bool:
@@ -26,11 +37,43 @@ class TableRig:
 
     def open(self, **options: Any) -> Table[Any, Any]:
         """A table as another process would open it; the log is made if there is none."""
-        where: dict[str, Any] = {"kafka": self.rig.kafka(), "root": self.rig.store(), "allow_unsafe": UNSAFE}
-        if self.directory is not None:
-            where |= {"backend": "rocksdb", "directory": self.directory}
+        where = self._where(self.directory)
         made: dict[str, Any] = {"create": True, "replication_factor": 1, "partitions": 4, "key_groups": 16}
+        if self.loading is not Loading.FIRST:
+            options["settings"] = replace(options.get("settings") or TableSettings(), loading=self.loading)
+        if self.scratch is not None and next(self.lives) % 2:
+            self.roll_up(self.scratch)
         return statelog.table(self.rig.name, **{**where, **made, **options})
+
+    def roll_up(self, scratch: Path) -> None:
+        """Make a snapshot of the log, if there is one."""
+        with suppress(NotFound), self.rig.open() as log:
+            run_round(log, settings_for(scratch))
+
+    def standby(self, name: str = "standby", **options: Any) -> Standby[Any, Any]:
+        """A standby in another process, with a directory of its own; unless told else it moves when it is told to."""
+        where = self._where(None if self.directory is None else self.directory.with_name(name))
+        followed: dict[str, Any] = {"poll_s": None, **where, **options}
+        return statelog.standby(self.rig.name, **followed)
+
+    def _where(self, directory: Path | None) -> dict[str, Any]:
+        where: dict[str, Any] = {"kafka": self.rig.kafka(), "root": self.rig.store(), "allow_unsafe": UNSAFE}
+        return where if directory is None else where | {"backend": "rocksdb", "directory": directory}
+
+
+def stalling(crash: CrashPoint, key_groups: int) -> CrashPoint:
+    """The crash point of a life that loads no more than so many times a key group, as if it was too slow for more."""
+    left = key_groups
+
+    def pass_on(point: str) -> None:
+        nonlocal left
+        crash(point)
+        if point == "group-loaded":
+            left -= 1
+            if left == 0:
+                raise ClosedError("the test lets nothing more be loaded")
+
+    return pass_on
 
 
 def content(table: Mapping[Any, Any]) -> dict[Any, Any]:

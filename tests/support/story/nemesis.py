@@ -7,8 +7,9 @@ producer) does not happen: the dead do nothing. Which process acts is what the s
 """
 
 import errno
+import random
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -28,7 +29,7 @@ from statelog.storage.kafka.memory_faults import (
 )
 from statelog.storage.store.memory import Fault
 
-__all__ = ["Crash", "Kind", "Nemesis", "Operation"]
+__all__ = ["Crash", "Kind", "Nemesis", "Operation", "pairs_of_faults"]
 
 
 class Crash(BaseException):
@@ -185,3 +186,16 @@ class Nemesis:
     def _check_alive(self, process: str) -> None:
         if process in self._dying and not self.is_quiet:
             raise Crash
+
+
+def pairs_of_faults(operations: Sequence[Operation], pairs: int) -> Iterator[tuple[str, Mapping[int, Kind]]]:
+    """So many pairs of faults of one story, each with its name, and the same ones every time. The second one strikes
+    whatever stands at its number then.
+    """
+    chance = random.Random(7)
+    for _ in range(pairs):
+        one = chance.choice(operations)
+        first = chance.choice([kind for kind in Kind if one.can(kind)])
+        second = min(one.number + 1 + int(chance.expovariate(0.05)), len(operations) - 1)
+        other = chance.choice([kind for kind in Kind if operations[second].can(kind)])
+        yield f"{one} {first.value}, then {second} {other.value}", {one.number: first, second: other}

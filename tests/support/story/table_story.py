@@ -16,8 +16,9 @@ from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import Round
 from statelog.recovery import Host, RecoverySettings, recover
 from statelog.seams import Seams
-from statelog.tables import Table, TableCommit, TableSettings
+from statelog.tables import Loading, Table, TableCommit, TableSettings
 from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.table import stalling
 from tests.support.story.nemesis import Kind, Nemesis
 from tests.support.story.world import LOG, Process, World
 from tests.support.told import lines
@@ -66,22 +67,24 @@ class _Told:
                 self.offset = max(self.offset, offset)
 
 
-def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool) -> TableTold:
-    """Tell the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict."""
+def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, loading: Loading = Loading.FIRST) -> TableTold:
+    """Tell the story with these faults, by number of the operation; `is_kept`: in RocksDB, else in a dict. Where the
+    state is loaded behind the table's back, every other life loads a part of it only.
+    """
     nemesis = Nemesis(faults)
     world = World(scratch, nemesis)
     heard = _Told()
     directory = scratch / "local" if is_kept else None
     scenes: list[tuple[str, Callable[[Process], None]]] = [
-        ("one", lambda process: _live(process, heard, 5, directory)),
-        ("one", lambda process: _live(process, heard, 8, directory)),
+        ("one", lambda process: _live(process, heard, 5, directory, loading)),
+        ("one", lambda process: _live(process, heard, 8, directory, loading)),
         ("round", _round),
-        ("two", lambda process: _live(process, heard, 10, None)),
-        ("one", lambda process: _live(process, heard, 13, directory)),
-        ("two", lambda process: _live(process, heard, 14, None)),
+        ("two", lambda process: _live(process, heard, 10, None, loading)),
+        ("one", lambda process: _live(process, heard, 13, directory, loading)),
+        ("two", lambda process: _live(process, heard, 14, None, loading)),
         ("round", _round),
         ("round", _round),
-        ("one", lambda process: _live(process, heard, END, directory)),
+        ("one", lambda process: _live(process, heard, END, directory, loading)),
         ("end", _check_end),
     ]
     with lines() as logged, warnings.catch_warnings(record=True) as caught:
@@ -95,7 +98,7 @@ def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool) -> TableTo
     return TableTold(world, [*logged, *(str(one.message) for one in caught)])
 
 
-def _live(process: Process, heard: _Told, goal: int, directory: Path | None) -> None:
+def _live(process: Process, heard: _Told, goal: int, directory: Path | None, loading: Loading) -> None:
     """One life: process the input up to `goal`, in commits of every kind, and leave something uncommitted."""
     world = process.world
     if heard.offset >= goal:
@@ -104,7 +107,7 @@ def _live(process: Process, heard: _Told, goal: int, directory: Path | None) -> 
         clock=process.tick,
         wall_clock=process.clock,
         nonce=world.nonce,
-        crash=world.nemesis.point,
+        crash=stalling(world.nemesis.point, 1 if goal % 2 else 100),
         start=lambda work: work(),
         disk=world.nemesis.disk_hook,
     )
@@ -114,7 +117,8 @@ def _live(process: Process, heard: _Told, goal: int, directory: Path | None) -> 
     if directory is not None:
         where |= {"backend": "rocksdb", "directory": directory}
     made: dict[str, Any] = {"create": True, "replication_factor": 1, "partitions": 2, "key_groups": 4}
-    settings = TableSettings(commits_under_way_max=2, recovery=RecoverySettings(holder="table", threads=1))
+    recovery = RecoverySettings(holder="table", threads=1, lease_ttl_s=0.2)
+    settings = TableSettings(commits_under_way_max=2, recovery=recovery, loading=loading)
     with statelog.table(LOG, settings=settings, **made, **where) as table:
         offset = int(table.progress.get("offset", 0))
         assert offset >= heard.offset, f"an acknowledged commit is gone: {offset} < {heard.offset}"

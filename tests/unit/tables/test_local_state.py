@@ -11,8 +11,10 @@ import rocksdict
 from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
 from statelog.recovery import Host
+from statelog.seams import Seams
 from statelog.tables import TableSettings
 from statelog.tables.backends.backend import Place
+from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
@@ -119,7 +121,7 @@ def _no_place(_: TwinRig, kept: TableRig, __: Path) -> None:
 
 
 def _newer_format(_: TwinRig, kept: TableRig, __: Path) -> None:
-    edit(kept, TABLE_KEY, lambda data: json.dumps({**json.loads(data), "format": 2}).encode())
+    edit(kept, TABLE_KEY, lambda data: json.dumps({**json.loads(data), "format": 3}).encode())
 
 
 def _other_losses(_: TwinRig, kept: TableRig, __: Path) -> None:
@@ -154,7 +156,7 @@ def _flip(path: Path) -> None:
         (_ahead, "ahead of what was committed"),
         (_another_record, "another record"),
         (_no_place, "no record `place`"),
-        (_newer_format, "format is 2"),
+        (_newer_format, "format is 3"),
         (_other_losses, "a loss was accepted"),
         (_torn("CURRENT", Path.unlink), "damaged"),
         (_torn("CURRENT", lambda path: path.write_bytes(b"x")), "damaged"),
@@ -183,6 +185,21 @@ def test_what_cannot_be_used_is_set_aside(
     with kept.open() as table:
         assert table.opening.set_aside is None
         assert content(table) == {**STATE, b"k0": b"again"}
+
+
+def test_few_are_kept(tmp_path: Path) -> None:
+    """The newest and the one before, also if the clock goes back: a disk does not fill with what was set aside."""
+    place = Home(tmp_path, "log", "table")
+    asides: list[Path] = []
+    clock = iter([1.0, 3.0, 2.0, 0.0])
+    for _ in range(4):
+        place.database.mkdir()
+        (place.database / "file").write_bytes(b"x")
+        with told("set aside"):
+            asides.append(place.set_aside("why not", Seams(wall_clock=lambda: next(clock))))
+        assert asides[-1].is_dir()
+    assert {path.name for path in place.path.glob("aside-*")} == {asides[1].name, asides[3].name}
+    place.close()
 
 
 def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:

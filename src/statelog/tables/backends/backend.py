@@ -3,13 +3,15 @@
     MemoryBackend    a dict                                  backends/memory.py
     RocksdbBackend   a RocksDB directory, kept between lives backends/rocksdb.py
 
-Above it is `Layers`, with all that no commit holds; so a backend sees committed changes only, a commit at a time, each
-with its place in the ledger. Nothing here says that all of a state has to be local: `get` and the scans may fetch what
-they lack, as long as `apply` is heard first; then a delete has to be remembered as one.
+Above it is `Layers`, with all that no commit holds; so a backend sees committed changes only, each with its place in
+the ledger: those of its own table with `apply`, a commit at a time; what was committed elsewhere with `load` and
+`move`, in bulk. Nothing here says that all of a state has to be local: `get` and the scans may fetch what they lack, as
+long as changes are heard first; then a delete has to be remembered as one.
 
 Invariants:
-- After `apply` it holds the state at that place, exactly. A kill in the middle leaves the state before it, or after it,
-  together with the place of the one it is; or, where it holds its state in memory only, nothing.
+- After `apply`, and after `move`, it holds the state at that place, exactly. A kill in the middle of `apply` leaves the
+  state before it, or after it, together with the place of the one it is; a kill between `load` and `move` leaves the
+  older place under newer changes, which are loaded once more; where a state is in memory only, a kill leaves nothing.
 - What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
 """
 
@@ -17,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from statelog.storage.ledger_client import LastRecord
 
@@ -69,6 +73,19 @@ class Backend(Protocol):
         """Take committed changes, None deletes, and the place of the state that they make. Raises StorageFull,
         StoreUnavailable.
         """
+        ...
+
+    def load(self, changes: pa.Table) -> None:
+        """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
+
+        They are the newest of each key between the place that it has and the one that `move` gives next, those of the
+        table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
+        also of several commits, oldest first. Until then what is read is of no place. Raises as `apply`.
+        """
+        ...
+
+    def move(self, place: Place) -> None:
+        """What was loaded is the state at this place. Raises as `apply`."""
         ...
 
     def close(self) -> None:

@@ -4,11 +4,14 @@
     <directory>/<log>/<writer>/db         the database
     <directory>/<log>/<writer>/making     one that is being made; what a kill leaves of it is removed
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
-    <directory>/<log>/<writer>/aside-...  databases that could not be used
+    <directory>/<log>/<writer>/aside-...  the last databases that could not be used
 
 Invariants:
 - One table at a time uses a home, of this process or another. A kill frees the lock; a fork does not hold it.
-- A database that cannot be used is renamed, never deleted: a person may want to see it. Each time is a log line.
+- A database that cannot be used is renamed: a person may want to see it. Each time is a log line. The newest two stay;
+  an older one is deleted with the next, or a state that moves between machines would fill all their disks with itself.
+- What of its databases is open when the home is closed is closed first, whoever had it, so that whatever broke off an
+  opening, this process can open the home again.
 """
 
 import fcntl
@@ -16,7 +19,9 @@ import logging
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakSet
 
 from statelog.errors import LogInUse
@@ -27,7 +32,13 @@ from statelog.storage.local.disk import local_disk
 __all__ = ["Home"]
 
 _LOG = logging.getLogger("statelog.tables")
+_ASIDES = 2
 _open: "WeakSet[Home]" = WeakSet()
+
+
+class _Database(Protocol):
+    def close(self) -> None:
+        """Close it. Idempotent."""
 
 
 class Home:
@@ -38,6 +49,7 @@ class Home:
         self.database = self.path / "db"
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
+        self._databases: WeakSet[_Database] = WeakSet()
         with local_disk(self.path):
             make_parents(self.database)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +86,15 @@ class Home:
             self._damaged.unlink(missing_ok=True)
             sync(self.path)
         _LOG.warning("the local state %s is set aside as %s and rebuilt: %s", self.database, aside.name, reason)
+        self._delete_old_asides(aside)
         return aside
+
+    def _delete_old_asides(self, newest: Path) -> None:
+        """All but the newest, and the one before: their names begin with the time. One that cannot be deleted stays."""
+        others = sorted(found for found in self.path.glob("aside-*") if found != newest)
+        for old in others[: 1 - _ASIDES]:
+            _LOG.info("%s, which was set aside earlier, is deleted", old)
+            shutil.rmtree(old, ignore_errors=True)
 
     def begin(self) -> None:
         """Remove what a kill left of a database that was never finished."""
@@ -88,8 +108,19 @@ class Home:
             self.unfinished.rename(self.database)
             sync(self.path)
 
+    def holds(self, database: _Database) -> None:
+        """This database of the home was opened: close it with the home, if nobody has by then."""
+        self._databases.add(database)
+
     def close(self) -> None:
-        """Release the lock. Idempotent."""
+        """Close what is open, and release the lock. Idempotent."""
+        with ExitStack() as closing:
+            closing.callback(self.unlock)
+            for database in list(self._databases):
+                closing.callback(database.close)
+
+    def unlock(self) -> None:
+        """Release the lock alone: in a fork, where the databases are the parent's. Idempotent."""
         if self in _open:
             _open.discard(self)
             os.close(self._lock)
@@ -98,7 +129,7 @@ class Home:
 def _forget_parents() -> None:
     """In a forked child: an inherited lock would outlive the parent that it belongs to."""
     for home in list(_open):
-        home.close()
+        home.unlock()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

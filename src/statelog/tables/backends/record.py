@@ -1,7 +1,8 @@
 """What a table's local database says of itself: docs/protocol-table.md. Pure.
 
-Two records in a column family of their own: `table` says which state of which log it is, and never changes; `place`
-says how far, and is written in one batch with the changes that lead there.
+Records in a column family of their own: `table` says which state of which log it is; `place` says how far, and is
+written in one batch with the changes that lead there. As long as a part of the state is in a snapshot only, `table` is
+of another format, and `missing` says which part; it changes in one batch with the rows that were loaded.
 """
 
 import json
@@ -14,12 +15,29 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.ledger_client import LastRecord
 from statelog.tables.backends.backend import Place
 
-__all__ = ["FAMILY", "PLACE_KEY", "TABLE_KEY", "TableRecord", "difference", "place_from_json", "place_to_json"]
+__all__ = [
+    "FAMILY",
+    "GONE",
+    "MISSING_KEY",
+    "PLACE_KEY",
+    "TABLE_KEY",
+    "Missing",
+    "TableRecord",
+    "difference",
+    "missing_from_json",
+    "place_from_json",
+    "place_to_json",
+]
 
 FAMILY = "statelog"
 TABLE_KEY = b"table"
 PLACE_KEY = b"place"
+MISSING_KEY = b"missing"
+GONE = b"gone/"
+"""Begins the key of a record for each key that was deleted, and that a snapshot below has; behind it is the raw key."""
 _FORMAT = 1
+_PARTIAL_FORMAT = 2
+"""Of a state that is not whole: who does not know of that takes it for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,15 @@ class TableRecord:
             }
         )
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of the state is in a snapshot only."""
+        return self.fields.get("format") == _PARTIAL_FORMAT
+
+    def as_partial(self, is_partial: bool) -> "TableRecord":
+        """The record of the same state, whole or not."""
+        return TableRecord({**self.fields, "format": _PARTIAL_FORMAT if is_partial else _FORMAT})
+
     def to_json(self) -> bytes:
         """As it stands in the database."""
         return json.dumps(self.fields, sort_keys=True).encode()
@@ -57,11 +84,32 @@ class TableRecord:
 
 def difference(found: TableRecord, wanted: TableRecord) -> str:
     """How a database is another one than the table needs; empty if it is not."""
-    if found.fields.get("format") != _FORMAT:
+    if found.fields.get("format") not in (_FORMAT, _PARTIAL_FORMAT):
         return f"its format is {found.fields.get('format')} and not {_FORMAT}"
-    names = [name for name, value in wanted.fields.items() if found.fields.get(name) != value]
+    names = [name for name, value in wanted.fields.items() if name != "format" and found.fields.get(name) != value]
     shown = (f"{name} is {found.fields.get(name)!r} and not {wanted.fields[name]!r}" for name in names)
     return "it is of another log, share or value schema: " + ", ".join(shown) if names else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What of a state is in a snapshot only: these key groups, but for what was changed from a position on."""
+
+    first_position: int
+    key_groups: frozenset[int]
+
+    def to_json(self) -> bytes:
+        """As it stands in the database."""
+        return json.dumps({"first_position": self.first_position, "key_groups": sorted(self.key_groups)}).encode()
+
+
+def missing_from_json(data: bytes | None) -> Missing:
+    """Raises Corrupt if it is not there."""
+    found = _fields(data, "missing")
+    try:
+        return Missing(int(found["first_position"]), frozenset(int(group) for group in found["key_groups"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt("the local state does not say what is missing", problem=repr(error)) from error
 
 
 def place_to_json(place: Place) -> bytes:

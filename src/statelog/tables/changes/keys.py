@@ -8,9 +8,10 @@ Invariants:
 - A key of another type is an error in every method: to say "not there" would be a wrong answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -19,17 +20,16 @@ from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of, key_groups_of
 from statelog.schemas.keys.shares import ranges_text
+from statelog.tables.changes.merging import prefix_end
+from statelog.tables.changes.values import NoClass
 
 __all__ = ["KeyRule"]
 
 _CLASSES: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 
-
 _PAIR = 2
-
-
-class _NoKey:
-    """The class of no key: whoever compares with it asks `admit` each time."""
+_LONG_BYTES = 8
+_MOST_UTF8 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class KeyRule:
     def quick_class(self) -> type:
         """The class of keys that need no further look."""
         is_plain = self.descriptor.key_type is KeyType.BYTES and self.owned is None and not self.is_paired
-        return bytes if is_plain else _NoKey
+        return bytes if is_plain else NoClass
 
     @property
     def is_paired(self) -> bool:
@@ -75,6 +75,19 @@ class KeyRule:
             return None if key is None else self._plain(key)
         return self._pair(key)
 
+    def prefix_bounds(self, prefix: object) -> tuple[Any, Any]:
+        """The bounds of the keys that begin so: a pair as every key, where keys are pairs. Raises InvalidChange for
+        numbers.
+        """
+        bound = self.bound(prefix)
+        plain = self.plain(bound)
+        if not isinstance(plain, bytes | str):
+            raise InvalidChange("only bytes and text have prefixes", found=type(plain).__name__)
+        behind = prefix_end(plain)
+        if self.is_paired:
+            return bound, (bound[0] + 1, type(plain)()) if behind is None else (bound[0], behind)
+        return bound, behind
+
     def group(self, key: Any) -> int:
         """The key group of an admitted key."""
         if self.one is not None:
@@ -102,6 +115,17 @@ class KeyRule:
         """The key as the table holds it, of its key group and what is in the log."""
         return (group, plain) if self.is_paired else plain
 
+    def size(self, key: Any) -> int:
+        """At most how many bytes an admitted key has in the log: text may be a quarter of it."""
+        plain = self.plain(key)
+        match self.descriptor.key_type:
+            case KeyType.BYTES:
+                return len(plain)
+            case KeyType.STRING:
+                return _MOST_UTF8 * len(plain)
+            case KeyType.LONG:
+                return _LONG_BYTES
+
     def check_groups(self, key_groups: Sequence[int]) -> None:
         """Raise KeyGroupMismatch if one of them is not the table's."""
         for group in key_groups:
@@ -118,11 +142,30 @@ class KeyRule:
             return {"key_group": groups, "key": pa.array([key[1] for key in keys], kind)}
         return {"key": pa.array(keys, kind)}
 
+    def of_columns(self, rows: pa.RecordBatch) -> list[Any]:
+        """The keys of rows of the log (key_group, key), as the table holds them."""
+        plain: list[Any] = rows.column("key").to_pylist()
+        return list(zip(rows.column("key_group").to_pylist(), plain, strict=True)) if self.is_paired else plain
+
     # ---- bytes that sort
 
     def raw(self, key: Any) -> bytes:
         """The key group, two bytes big-endian, and the key's bytes: where a byte-ordered store has it."""
         return self.group(key).to_bytes(2, "big") + key_bytes(self.plain(key), self.descriptor.key_type)
+
+    def quick_raw(self) -> Callable[[Any], bytes]:
+        """The function `raw`, made for the keys of this table, for whoever asks for each."""
+        if self.is_paired or self.one is not None:
+            return self.raw
+        count = self.descriptor.key_groups
+        prefixes = [group.to_bytes(2, "big") for group in range(count)]
+        match self.descriptor.key_type:
+            case KeyType.BYTES:
+                return lambda key: prefixes[crc32(key) % count] + key
+            case KeyType.STRING:
+                return lambda key: prefixes[crc32(data := key.encode()) % count] + data
+            case KeyType.LONG:
+                return lambda key: prefixes[crc32(data := key.to_bytes(8, "big", signed=True)) % count] + data
 
     def of_raw(self, raw: bytes) -> Any:
         """The key that `raw` was made of."""

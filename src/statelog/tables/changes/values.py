@@ -23,7 +23,7 @@ from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
 
-__all__ = ["ValueRule"]
+__all__ = ["NoClass", "ValueRule"]
 
 _SCALAR_BYTES = 8
 _INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
@@ -35,6 +35,10 @@ _SCALARS: Mapping[str, type] = {
     "string": str,
     "bytes": bytes,
 }
+
+
+class NoClass:
+    """The class of nothing: whoever compares with it asks `admit` each time."""
 
 
 class ValueRule:
@@ -53,6 +57,11 @@ class ValueRule:
     def is_opaque(self) -> bool:
         """Whether values are bytes."""
         return self.schema.is_opaque
+
+    @property
+    def quick_class(self) -> type:
+        """The class of values that need no further look."""
+        return bytes if self.is_opaque else NoClass
 
     def admit(self, value: object) -> Any:
         """The value as the table holds it. Raises InvalidChange."""

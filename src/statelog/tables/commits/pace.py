@@ -37,6 +37,7 @@ class Pace:
         self._opened = opened
         self._settings = opened.settings
         self._layers = layers
+        self._changes_max = opened.settings.uncommitted_changes_max
         self._applied = applied
         self._queue = CommitQueue(opened.writer, self._take, advance)
         self._clock = opened.seams.clock
@@ -52,12 +53,12 @@ class Pace:
 
     def puts_off(self, interval_s: float, progress: Metadata | None, count: int, changed: int) -> bool:
         """Note what a call of `commit_every` said; whether it is too early to do more."""
-        self._put_off = dict(progress) if progress else {}
+        self._put_off = {**progress} if progress else {}
         self._put_off_count = count
         return (
             self._clock() < self._look_s
             and interval_s == self._interval_s
-            and changed < self._settings.uncommitted_changes_max
+            and changed < self._changes_max
             and not self._layers.suspended
         )
 
@@ -65,7 +66,7 @@ class Pace:
         """Commit what was noted, if it is time to. Raises as `commit`."""
         self.step(wait=False)
         progress, now_s = self._put_off or {}, self._clock()
-        is_full = len(self._layers.active.changes) >= self._settings.uncommitted_changes_max
+        is_full = len(self._layers.active.changes) >= self._changes_max
         if is_full or now_s - self._committed_s >= interval_s or self._layers.suspended:
             if self._is_news(progress):
                 self.commit(progress)
@@ -115,13 +116,19 @@ class Pace:
     def _log(self, layer: Layer) -> None:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
         opened = self._opened
+        keys, values = self._logged(layer)
+        if keys:
+            columns = {**opened.keys.columns(keys), "value": opened.values.column(values)}
+            opened.writer.append_batch(pa.table(columns))
+
+    def _logged(self, layer: Layer) -> tuple[list[Any], list[Any]]:
+        """The keys and the values to log, in their order."""
+        if not self._settings.every_change and not self._settings.skip_equal:
+            return list(layer.changes), list(layer.changes.values())
         changes = layer.history if self._settings.every_change else list(layer.changes.items())
         if self._settings.skip_equal:
             changes = self._without_equal(changes)
-        if changes:
-            keys, values = [key for key, _ in changes], [value for _, value in changes]
-            columns = {**opened.keys.columns(keys), "value": opened.values.column(values)}
-            opened.writer.append_batch(pa.table(columns))
+        return [key for key, _ in changes], [value for _, value in changes]
 
     def _without_equal(self, changes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """The changes that change something, one after the other."""

@@ -1,22 +1,23 @@
 """Opening the local database of a table: what is kept is judged, brought up to date, or set aside and made anew.
 
     1  the lock of the home                               backends/home.py; before the owner's Open, which comes next
+       the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
     2  judge    is it whole, of this log, not ahead?      here
     3  read     the commits behind its place, newest change of each key
     4  or else  set it aside, loudly; recover all
 
 Invariants:
-- A database is used only if its place is part of the history that the owner's Open stands behind: not ahead of it, and
-  the ledger's record below it is the one that it was.
+- A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,
+  and the ledger's record below it is the one that it was.
 - What was committed behind the place is read whole, and verified, before the place moves.
 """
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from statelog.errors import Corrupt, NotFound, OffsetGone
-from statelog.producer import Writer
 from statelog.recovery import AtPosition, Host, newest_changes, plan_changes, recover
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
 from statelog.storage import LastRecord, Log
@@ -34,32 +35,43 @@ from statelog.tables.settings import TableSettings
 __all__ = ["LocalOpening"]
 
 
+def _nothing() -> None:
+    """Nobody waits for a sign of life."""
+
+
 class LocalOpening:
-    """Opens the database of a home for the owner, whose Open stands."""
+    """Opens the database of a home, and brings it to `place`. `is_final`: it is an owner's, whose Open stands, so the
+    state of its key groups is the same at that place and at every later one. `beat` is often called.
+    """
 
     def __init__(
         self,
         log: Log,
-        writer: Writer,
+        place: Place,
         home: Home,
         keys: KeyRule,
         values: ValueRule,
         settings: TableSettings,
         host: Host,
+        *,
+        is_final: bool = True,
+        beat: Callable[[], None] = _nothing,
     ) -> None:
         require_rocksdict()
         self._log = log
-        self._writer = writer
+        self._place = place
+        self._until = None if is_final else AtPosition(place.position)
         self._home = home
         self._keys = keys
         self._values = values
         self._settings = settings
         self._host = host
+        self._beat = beat
         self._recovery = replace(settings.recovery, value_schema_id=values.schema.id)
         self._record = TableRecord.of(log.descriptor, values.schema, keys.owned)
 
     def open(self) -> tuple[RocksdbBackend, Opening]:
-        """The backend at the owner's Open or above. Raises as `recover`, StorageFull, StoreUnavailable."""
+        """The backend at the place. Raises as `recover`, StorageFull, StoreUnavailable."""
         reason = ""
         if self._home.database.exists():
             backend, reason = self._kept()
@@ -70,7 +82,14 @@ class LocalOpening:
                 reason = "the log was truncated past it"
         aside = self._home.set_aside(reason, self._host) if reason else None
         self._host.crash("set-aside")
-        return self._anew(), Opening(position=self._writer.position, set_aside=aside, reason=reason)
+        self.make()
+        return self._take(), Opening(position=self._place.position, set_aside=aside, reason=reason)
+
+    def replace(self, reason: str) -> tuple[RocksdbBackend, Opening]:
+        """What `make` has made, in the place of a database that was in use until now, and is closed."""
+        aside = self._home.set_aside(reason, self._host)
+        self._host.crash("set-aside")
+        return self._take(), Opening(position=self._place.position, set_aside=aside, reason=reason)
 
     # ---- what is kept
 
@@ -81,7 +100,8 @@ class LocalOpening:
         backend: RocksdbBackend | None = None
         try:
             backend = self._backend()
-            reason = difference(backend.record, self._record) or self._not_ours(backend.place)
+            record = backend.record
+            reason = difference(record, self._record) or self._too_little(record) or self._not_ours(backend.place)
         except Corrupt as error:
             reason = error.message
         except BaseException:
@@ -92,11 +112,15 @@ class LocalOpening:
             backend.close()
         return (None, reason) if reason else (backend, "")
 
+    def _too_little(self, record: TableRecord) -> str:
+        """Why a database that may lack a part of the state cannot be used; empty if it can."""
+        return "a part of its state is in a snapshot only" if record.is_partial else ""
+
     def _not_ours(self, place: Place) -> str:
-        """Why a place is no part of the history below the owner's Open; empty if it is."""
-        if place.position > self._writer.position:
-            return f"it is at position {place.position}, ahead of what was committed: {self._writer.position}"
-        if place.losses != len(self._writer.accepted_losses):
+        """Why a place is no part of the history below ours; empty if it is."""
+        if place.position > self._place.position:
+            return f"it is at position {place.position}, ahead of what was committed: {self._place.position}"
+        if place.losses != self._place.losses:
             return "a loss was accepted since, and what was lost may be in it"
         if place.last is not None and not self._stands(place.last):
             return f"the ledger has another record at {place.last.offset} than when it was written"
@@ -115,11 +139,12 @@ class LocalOpening:
     def _up_to_date(self, backend: RocksdbBackend) -> Opening | None:
         """Read what was committed behind its place; None, and the backend closed, if the log holds it no more."""
         start, rows = backend.place.position, 0
-        at_least = self._writer.position
+        at_least = self._place.position
         try:
             plan = plan_changes(
                 self._log,
                 AtPosition(start),
+                self._until,
                 key_groups=self._keys.owned,
                 value_schema_id=self._values.schema.id,
                 at_least=at_least,
@@ -129,8 +154,9 @@ class LocalOpening:
                     for table in tables:
                         backend.load(table)
                         rows += table.num_rows
+                        self._beat()
             self._host.crash("caught-up")
-            backend.move(self._owners_place())
+            backend.move(self._place)
         except (NotFound, OffsetGone):
             backend.close()
             return None
@@ -141,11 +167,14 @@ class LocalOpening:
 
     # ---- anew
 
-    def _anew(self) -> RocksdbBackend:
+    def make(self) -> None:
+        """Make a database at the place, beside the one that there may be. Raises as `open`."""
         recovery = recover(
             self._log,
             key_groups=self._keys.owned,
-            at_least=self._writer.position,
+            at=self._until,
+            at_least=self._place.position,
+            progress=lambda _: self._beat(),
             settings=self._recovery,
             host=self._host,
         )
@@ -155,16 +184,13 @@ class LocalOpening:
         self._host.crash("recovered")
         made = self._backend(self._home.unfinished)
         try:
-            made.adopt(self._record, self._owners_place())
+            made.adopt(self._record, self._place)
         finally:
             made.close()
+
+    def _take(self) -> RocksdbBackend:
         self._home.finish()
         return self._backend()
 
     def _backend(self, path: Path | None = None) -> RocksdbBackend:
         return RocksdbBackend(self._home, self._keys, self._values, self._settings, path)
-
-    def _owners_place(self) -> Place:
-        """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""
-        writer = self._writer
-        return Place(writer.position, writer.last_record, len(writer.accepted_losses))

@@ -10,42 +10,30 @@ Invariant: whatever fails on the way, nothing stays open.
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from statelog.errors import ConfigError
 from statelog.producer import Writer
 from statelog.recovery import Host, recover
-from statelog.recovery.targets.rocksdb_read import require_rocksdict
 from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition, partition_of
-from statelog.schemas.names import check_name
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.keys.key_groups import KeyType
 from statelog.storage import KafkaSource, Log, StoreSource
 from statelog.storage import open as open_log
-from statelog.tables.backends.backend import Backend, BackendKind
+from statelog.tables.backends.backend import Backend, BackendKind, Place
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.opening.opened import Opened, Opening
-from statelog.tables.settings import TableSettings
+from statelog.tables.opening.share import Share, check_directory, share_of
+from statelog.tables.remote.opening import RemoteOpening
+from statelog.tables.settings import Loading, TableSettings
 from statelog.tables.table import Table
 
-__all__ = ["table"]
-
-_NAME = "table"
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What of a log a table owns: partitions for its writer, key groups for its keys; None for all."""
-
-    partitions: tuple[int, ...] | None
-    key_groups: frozenset[int] | None
-    one: int | None = None
+__all__ = ["owners_place", "table"]
 
 
 def table(
@@ -88,7 +76,7 @@ def table(
     Raises NotFound without `create`, ConfigError, LogInUse if another table has the directory open, Fenced, Damaged,
     Unavailable, StorageFull.
     """
-    _check_directory(one_of(BackendKind, "backend", backend), directory)
+    check_directory(one_of(BackendKind, "backend", backend), directory)
     chosen, machine = settings or TableSettings(), host or Host()
     with ExitStack() as opened:
         log = open_log(
@@ -106,10 +94,11 @@ def table(
             storage_options=storage_options,
         )
         opened.callback(log.close)
-        share = _share(log.descriptor, own_partitions, own_key_group)
+        share = share_of(log.descriptor, own_partitions, own_key_group)
         made = _open(opened, log, directory, writer, share, chosen, machine)
+        keyed = Table[Any, Any](made)
         opened.pop_all()
-        return Table(made)
+        return keyed
 
 
 def _open(
@@ -117,12 +106,11 @@ def _open(
     log: Log,
     directory: str | PathLike[str] | None,
     writer_name: str | None,
-    share: _Share,
+    share: Share,
     settings: TableSettings,
     host: Host,
 ) -> Opened:
-    owner = writer_name or _default_writer(share)
-    check_name("writer", owner)
+    owner = share.owner(writer_name)
     home = None if directory is None else Home(Path(directory), log.name, owner)
     if home is not None:
         stack.callback(home.close)
@@ -134,9 +122,11 @@ def _open(
     if home is None:
         found, opening = _recovered(log, writer, keys, values, settings, host)
     else:
-        from statelog.tables.opening.local import LocalOpening
+        from statelog.tables.remote.local import open_part
 
-        found, opening = LocalOpening(log, writer, home, keys, values, settings, host).open()
+        remote = RemoteOpening(log, writer, keys, values, settings, host)
+        found, opening = open_part(remote, owners_place(writer), home)
+    stack.callback(found.close)
     host.crash("table-open")
     return Opened(
         log=log,
@@ -151,58 +141,20 @@ def _open(
     )
 
 
+def owners_place(writer: Writer) -> Place:
+    """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""
+    return Place(writer.position, writer.last_record, len(writer.accepted_losses))
+
+
 def _recovered(
     log: Log, writer: Writer, keys: KeyRule, values: ValueRule, settings: TableSettings, host: Host
-) -> tuple[MemoryBackend, Opening]:
-    """All of the state, in memory."""
+) -> tuple[Backend, Opening]:
+    """In memory: all of the state, or what is read before the table opens."""
+    if settings.loading is not Loading.FIRST:
+        remote = RemoteOpening(log, writer, keys, values, settings, host).in_memory()
+        if remote is not None:
+            return remote, Opening(position=writer.position)
     chosen = replace(settings.recovery, value_schema_id=values.schema.id)
     with recover(log, key_groups=keys.owned, at_least=writer.position, settings=chosen, host=host) as recovery:
         backend = MemoryBackend.recovered(recovery, keys, values)
     return backend, Opening(position=writer.position)
-
-
-def _check_directory(kind: BackendKind, directory: str | PathLike[str] | None) -> None:
-    if kind is BackendKind.ROCKSDB:
-        require_rocksdict()
-        if directory is None:
-            raise ConfigError("a table in RocksDB needs a directory", hint="Give directory=..., on a local disk")
-    elif directory is not None:
-        raise ConfigError("a table in a dict has no directory", hint='Leave it out, or give backend="rocksdb"')
-
-
-def _share(log: Descriptor, own_partitions: Sequence[int] | None, own_key_group: int | None) -> _Share:
-    """What is owned. Raises ConfigError for what the log does not have, or cannot be owned apart."""
-    if own_key_group is not None:
-        if own_partitions is not None or log.hash_rule is not HashRule.CALLER:
-            raise ConfigError(
-                "a key group is owned by itself in a log whose callers name it",
-                hint='Make the log with hash_rule="caller", or give own_partitions alone',
-            )
-        return _Share((_own_partition(log, own_key_group),), frozenset([own_key_group]), own_key_group)
-    if own_partitions is None:
-        return _Share(None, None)
-    taken = tuple(sorted(set(own_partitions)))
-    groups = (group for one in taken for group in key_groups_of_partition(one, log.partitions, log.key_groups))
-    return _Share(taken, frozenset(groups))
-
-
-def _own_partition(log: Descriptor, key_group: int) -> int:
-    if not 0 <= key_group < log.key_groups:
-        raise ConfigError("the log has no such key group", own_key_group=key_group, key_groups=log.key_groups)
-    partition = partition_of(key_group, log.partitions, log.key_groups)
-    if len(key_groups_of_partition(partition, log.partitions, log.key_groups)) > 1:
-        raise ConfigError(
-            "the partition of this key group holds others, whose owners would be fenced",
-            own_key_group=key_group,
-            partition=partition,
-            hint="Make the log with as many partitions as key groups",
-        )
-    return partition
-
-
-def _default_writer(share: _Share) -> str:
-    if share.partitions is None:
-        return _NAME
-    if len(share.partitions) == 1:
-        return f"{_NAME}-{share.partitions[0]}"
-    raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same in every life")

@@ -1,5 +1,6 @@
 """`Opened`: what a table is made of, once it is open; and `Opening`, what is told of how that went."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,12 @@ class Opened:
 
     def release(self, *, is_failed: bool) -> None:
         """Close all of it; a writer that failed has nothing to warn of."""
-        try:
+        with ExitStack() as closing:
+            closing.callback(self.log.close)
+            if self.home is not None:
+                closing.callback(self.home.close)
+            closing.callback(self.backend.close)
             if is_failed:
                 self.writer.__exit__(RuntimeError, None, None)
             else:
                 self.writer.close()
-        finally:
-            try:
-                self.backend.close()
-            finally:
-                if self.home is not None:
-                    self.home.close()
-                self.log.close()

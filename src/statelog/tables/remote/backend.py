@@ -1,0 +1,246 @@
+"""`RemoteBackend`: a state that is local in part: what changed since a snapshot, and the key groups loaded by now.
+
+    here       the value, or that it is gone     part.py
+    missing    its key group: the snapshot       base.py, snapshot.py
+
+A read asks in this order. The key groups that are missing are loaded by a thread of its own, or never.
+
+Invariants:
+- What it shows is the committed state at the place of `apply`, whatever is local by then and whichever snapshot it
+  stands on. Only of keys in layers above it a snapshot may know more.
+- A row of the snapshot is taken under the lock that `apply` takes, and not while the state is scanned.
+- Once all is local, nothing of a snapshot is held, and reads go to the local backend directly.
+- A snapshot that cannot be read, and cannot be replaced, ends it: every call that needs it, and `apply`, tells why.
+"""
+
+import heapq
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Condition
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.errors import ClosedError, Damaged, Fenced, NotFound
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
+from statelog.tables.backends.backend import Place
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.remote.base import Base
+from statelog.tables.remote.part import LocalPart
+from statelog.tables.remote.row_group import sortable
+
+__all__ = ["RemoteBackend"]
+
+
+class RemoteBackend:
+    """A local part over a base. Belongs to the table's thread, but for `take`, `finish`, `fail` and `missing`."""
+
+    def __init__(self, part: LocalPart, base: Base, keys: KeyRule, values: ValueRule) -> None:
+        self._part = part
+        self._base = base
+        self._keys = keys
+        self._values = values
+        self._near = part.get
+        self._turn = Condition()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
+        self._scans = 0
+        self._rows: int | None = None
+        self._counted = 0
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._closing: Callable[[], None] | None = None
+
+    # ---- what it is
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no key group is missing."""
+        return not self._part.missing
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The key groups that are not local."""
+        return frozenset(self._part.missing)
+
+    # ---- reads
+
+    @property
+    def get(self) -> Callable[[Any], Any]:
+        """A function that gives the value of a key; the local one's own once all is local. Raises Damaged, NotFound,
+        Fenced, Unavailable.
+        """
+        return self._near if self.is_local else self._get
+
+    def _get(self, key: Any) -> Any:
+        value = self._near(key)
+        if value is not None:
+            return value
+        group = self._keys.group(key)
+        if self._part.is_gone(group, key):
+            return None
+        return self._far(group, key) if group in self._part.missing else self._near(key)  # It may have come just now.
+
+    def _far(self, group: int, key: Any) -> Any:
+        wanted = sortable(self._keys.plain(key))
+        self._base.renew()
+        while group in self._part.missing:
+            with self._telling():
+                snapshot = self._base.snapshot
+                try:
+                    found = snapshot.find(group, wanted)
+                except SnapshotFailed as failed:
+                    self._base.replace(failed, snapshot)
+                except ClosedError:
+                    if self._is_closed or (group in self._part.missing and self._base.snapshot is snapshot):
+                        raise
+                else:
+                    return None if found is None else self._values.of_column(found)[0]
+        return self._near(key)
+
+    def __len__(self) -> int:
+        """Counted once, from one pass over all that is not local, and kept as long as runs can be read."""
+        if self._rows is None or self._counted != self._base.replacements:
+            self._counted = self._base.replacements
+            with self._scanning():
+                rows = len(self._part)
+                for table in self._far_tables(self.missing):
+                    rows += self._part.unchanged(table).num_rows
+            self._rows = rows
+        return self._rows
+
+    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+        """What is local, and then the rest as it is read. Nothing is loaded meanwhile."""
+        with self._scanning():
+            yield from self._part.items(key_groups)
+            wanted = self.missing if key_groups is None else self.missing & frozenset(key_groups)
+            for table in self._far_tables(wanted):
+                yield from self._shown(table)
+
+    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """A merge of what is local and of every missing key group. Nothing is loaded meanwhile."""
+        with self._scanning():
+            bounds = list(self._group_bounds(start, end))
+            far = (self._far_range(*one, streams=len(bounds)) for one in bounds)
+            yield from heapq.merge(self._part.range(start, end), *far, key=_key)
+
+    # ---- changes
+
+    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+        """To the local part, between two rows of what is loaded. Raises what ended the loading, too."""
+        if self._failure is not None:
+            raise self._failure
+        if self._rows is not None:
+            read = self.get
+            was = sum(read(key) is not None for key in changes)
+            self._rows += sum(value is not None for value in changes.values()) - was
+        with self._turn:
+            self._part.apply(changes, place)
+        self._base.stand(place.position)
+        self._base.renew()
+
+    def load(self, changes: pa.Table) -> None:
+        """As `apply`."""
+        with self._turn:
+            self._rows = None
+            self._part.load(changes)
+
+    def move(self, place: Place) -> None:
+        """The local part's."""
+        self._part.move(place)
+        self._base.stand(place.position)
+
+    # ---- for who loads
+
+    def take(self, rows: pa.Table, complete: Collection[int]) -> None:
+        """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned.
+
+        Raises ClosedError once it is closed, StorageFull, StoreUnavailable.
+        """
+        with self._turn:
+            while self._scans and not self._is_closed:
+                self._turn.wait()
+            if self._is_closed:
+                raise ClosedError("the table was closed before all of its state was local")
+            self._part.fill(self._part.unchanged(rows), complete)
+
+    def finish(self) -> None:
+        """All is local: let the snapshot go."""
+        self._base.let_go()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more is loaded. The next commit tells, and so does a read of what is not local."""
+        self._failure = error
+
+    def on_close(self, closing: Callable[[], None]) -> None:
+        """What to call when it is closed, once nothing is taken any more."""
+        self._closing = closing
+
+    def close(self) -> None:
+        """Take no more rows; let the snapshot go, and close the local part. Idempotent."""
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        loading, self._closing = self._closing, None
+        with ExitStack() as closing:
+            closing.callback(self._part.close)
+            closing.callback(self._base.let_go)
+            if loading is not None:
+                loading()
+
+    # ---- inside
+
+    @contextmanager
+    def _scanning(self) -> Generator[None]:
+        with self._turn:
+            self._scans += 1
+        try:
+            with self._telling():
+                yield
+        finally:
+            with self._turn:
+                self._scans -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def _telling(self) -> Generator[None]:
+        """What cannot become better is kept, and told from then on."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except (Damaged, Fenced, NotFound) as error:
+            self._failure = error
+            raise
+
+    def _far_tables(self, wanted: frozenset[int]) -> Iterator[pa.Table]:
+        if not wanted:
+            return iter(())
+        return self._base.tables(lambda snapshot: snapshot.tables(wanted, self._base.renew))
+
+    def _far_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+        first, behind = (None if key is None else sortable(key) for key in (start, end))
+        for table in self._base.tables(lambda snapshot: snapshot.between(group, first, behind, streams=streams)):
+            yield from self._shown(table)
+
+    def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
+        for rows in self._part.unchanged(table).to_batches():
+            yield from zip(self._keys.of_columns(rows), self._values.of_column(rows.column("value")), strict=True)
+
+    def _group_bounds(self, start: Any, end: Any) -> Iterator[tuple[int, Any, Any]]:
+        """Each missing key group, and between which plain keys it is wanted. Pairs are in the order of key groups."""
+        if not self._keys.is_paired:
+            yield from ((group, start, end) for group in sorted(self.missing))
+            return
+        first, last = (0 if start is None else start[0]), (MAX_KEY_GROUPS if end is None else end[0])
+        for group in sorted(self.missing):
+            if first <= group <= last:
+                yield (
+                    group,
+                    start[1] if start and group == first else None,
+                    end[1] if end and group == last else None,
+                )
+
+
+def _key(item: tuple[Any, Any]) -> Any:
+    return item[0]

@@ -1,0 +1,263 @@
+"""`Base`: the snapshot that a table stands on while not all of its state is local: held by a lease, and moved on.
+
+A lease pins the snapshot's manifest, and so its runs. It is renewed, and the base moved on to the newest snapshot that
+the table may stand on, whenever a read or a commit finds that it is time to: asked on another thread, taken in the next
+call. So no old snapshot is held for long, and with it none of the topics.
+
+Nobody does so while the table is not used. Then the lease runs out and the files may go; the next read finds that out,
+and goes on from the newest snapshot.
+
+Invariants:
+- A base was found to be there after its lease was written.
+- A run that is gone or damaged moves the base on to a snapshot without it. If there is none, its error is told; if it
+  is because another owner came, that is Fenced. It is never "not there".
+- Lock order: nothing is waited for under the lock but the store.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import RLock
+
+import pyarrow as pa
+
+from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, StatelogError
+from statelog.recovery.host import begin
+from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.held_lease import LeaseHolder
+from statelog.tables.remote.row_group import RowGroup
+from statelog.tables.remote.snapshot import Reading, RemoteSnapshot
+from statelog.tables.remote.standing import Standing
+
+__all__ = ["Base"]
+
+_LOG = logging.getLogger("statelog.tables")
+_LOOKS_PER_TTL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    snapshot: RemoteSnapshot
+    lease: LeaseHolder
+
+
+class Base:
+    """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files."""
+
+    def __init__(self, reading: Reading, standing: Standing) -> None:
+        self._reading = reading
+        self._log = reading.log
+        self._standing = standing
+        self._lock = RLock()
+        self._held: _Held | None = None
+        self._unreadable: set[str] = set()
+        self.replacements = 0
+        """How often it had to be replaced: what was counted before counts no more."""
+        self._looking: Future[_Held | None] | None = None
+        self._looked_s = reading.host.clock()
+
+    @property
+    def snapshot(self) -> RemoteSnapshot:
+        """What it is now. Raises ClosedError once it was let go."""
+        held = self._held
+        if held is None:
+            raise ClosedError("the table reads no snapshot any more")
+        return held.snapshot
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows that come out."""
+        return self._reading.converter.schema
+
+    def stand(self, position: int) -> None:
+        """The table's place has moved on."""
+        self._standing = replace(self._standing, position=position)
+
+    def claim(self, manifest: Manifest | None = None) -> bool:
+        """Stand on this snapshot, or on the newest that the table may stand on. False if there is none.
+
+        Raises Fenced, ConfigError, StoreUnavailable.
+        """
+        self._reading.opener.hold()
+        for _ in range(self._reading.settings.attempts):
+            chosen = manifest or self._newest(may_be_ahead=True)
+            if chosen is None:
+                return False
+            held = self._claimed(chosen)
+            if held is not None:
+                self._swap(held)
+                return True
+            manifest = None
+        return False
+
+    def renew(self) -> None:
+        """Renew the lease and look for a newer snapshot, if it is time to; take one that was found. Never waits."""
+        if self._looking is None:
+            now_s = self._reading.host.clock()
+            if now_s - self._looked_s < self._reading.settings.lease_ttl_s / _LOOKS_PER_TTL:
+                return
+        with self._lock:
+            if self._held is None:
+                return
+            if self._looking is None:
+                self._looked_s = self._reading.host.clock()
+                self._looking = begin(self._reading.host.start, partial(self._look, self._held))
+            if self._looking.done():
+                found, self._looking = self._looking.result(), None
+                if found is not None:
+                    self._swap(found)
+
+    def replace(self, failed: SnapshotFailed, snapshot: RemoteSnapshot) -> None:
+        """What was read could not be. Stand on another snapshot from now on. Raises the failure's error if there is
+        none, Fenced, StoreUnavailable.
+        """
+        with self._lock:
+            if self._held is None or self._held.snapshot is not snapshot or failed.is_copy:
+                return
+            self._unreadable.add(str(failed.error.facts.get("path")))
+            level = logging.INFO if isinstance(failed.error, NotFound) else logging.WARNING  # Gone is a lease's end.
+            text = "%s: snapshot %d cannot be read: %s"
+            _LOG.log(level, text, self._log.name, snapshot.manifest.number, failed.error)
+            if not self.claim():
+                raise failed.error
+            self.replacements += 1
+            self._reading.host.crash("base-moved")
+
+    def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
+        """What `read` gives of a snapshot, by (key group, key), whatever snapshots it takes. Raises as `replace`."""
+        passed: pa.Table | None = None
+        while True:
+            snapshot = self.snapshot
+            try:
+                for table in read(snapshot):
+                    rest = table if passed is None else _behind(table, passed)
+                    if rest.num_rows:
+                        yield rest
+                        passed = rest.slice(rest.num_rows - 1)
+            except SnapshotFailed as failed:
+                self.replace(failed, snapshot)
+            except ClosedError:
+                if self._held is None or self._held.snapshot is snapshot:
+                    raise
+            else:
+                return
+
+    def let_go(self) -> None:
+        """Release the lease and close the files. Idempotent."""
+        with self._lock:
+            looking, self._looking = self._looking, None
+            held, self._held = self._held, None
+        with ExitStack() as closing:
+            closing.callback(self._reading.opener.close)
+            if held is not None:
+                closing.callback(_release, held)
+            if looking is not None:
+                looking.add_done_callback(_release_found)
+
+    # ---- inside
+
+    def _swap(self, newer: _Held) -> None:
+        with self._lock:
+            older, self._held = self._held, newer
+        if older is not None:
+            begin(self._reading.host.start, lambda: _release(older))
+
+    def _look(self, held: _Held) -> _Held | None:
+        """A newer snapshot, held; None if there is none, or the store does not say."""
+        try:
+            held.lease.renew(position=_needed(self._standing, held.snapshot.manifest))
+            newest = self._newest(may_be_ahead=False)
+            is_newer = newest is not None and newest.number > held.snapshot.manifest.number
+            return self._claimed(newest) if newest is not None and is_newer else None
+        except StatelogError as error:
+            _LOG.warning("%s: the snapshot that a table reads was not moved on: %s", self._log.name, error)
+            return None
+
+    def _newest(self, *, may_be_ahead: bool) -> Manifest | None:
+        """The newest snapshot that the table may stand on; one ahead of its place only if it may, and has no other.
+
+        Raises Fenced if another owner is why there is none.
+        """
+        standing, ahead, overtaken = self._standing, None, False
+        for number in reversed(self._log.manifests.numbers()):
+            manifest = self._read(number)
+            if manifest is None:
+                continue
+            overtaken = overtaken or standing.is_overtaken(manifest)
+            if standing.allows(manifest, self._unreadable):
+                if not standing.is_ahead(manifest):
+                    return manifest
+                ahead = ahead or manifest
+        if overtaken and ahead is None:
+            raise Fenced(
+                "another owner took over, and the snapshot that the state was read from is gone",
+                log=self._log.name,
+                epoch=standing.epoch,
+                hint="Open the table again if this process should have it",
+            )
+        return ahead if may_be_ahead else None
+
+    def _read(self, number: int) -> Manifest | None:
+        """A manifest of this log's topics; None if it is gone, or damaged."""
+        try:
+            manifest = self._log.manifests.read(number).manifest
+        except NotFound:
+            return None  # Cleaned up since it was listed.
+        except CorruptManifest as error:
+            _LOG.warning("%s: snapshot %d is passed over: %s", self._log.name, number, error)
+            return None
+        return manifest if manifest.identity == self._log.descriptor.identity else None
+
+    def _claimed(self, manifest: Manifest) -> _Held | None:
+        """A snapshot under a lease; None if it was cleaned up meanwhile."""
+        reading = self._reading
+        lease = LeaseHolder.claim(
+            self._log.store,
+            holder=reading.settings.holder,
+            manifest_number=manifest.number,
+            position=_needed(self._standing, manifest),
+            next_offsets={},
+            ttl_s=reading.settings.lease_ttl_s,
+            seams=reading.host,
+            wanted=reading.settings.lease,
+        ).__enter__()
+        try:
+            is_there = self._log.manifests.read(manifest.number).manifest.nonce == manifest.nonce
+        except NotFound:
+            is_there = False
+        except BaseException:
+            lease.release()
+            raise
+        if not is_there:
+            lease.release()
+            return None
+        snapshot = RemoteSnapshot(manifest, reading)
+        snapshot.warm()
+        return _Held(snapshot, lease)
+
+
+def _needed(standing: Standing, manifest: Manifest) -> int:
+    """Of the ledger nothing is needed but what is to come."""
+    return max(standing.position, manifest.position)
+
+
+def _release(held: _Held) -> None:
+    try:
+        held.snapshot.close()
+    finally:
+        held.lease.release()
+
+
+def _release_found(looking: "Future[_Held | None]") -> None:
+    if looking.exception() is None and (found := looking.result()) is not None:
+        _release(found)
+
+
+def _behind(table: pa.Table, passed: pa.Table) -> pa.Table:
+    """The rows of a sorted table behind the one of `passed`."""
+    rows, last = RowGroup(table), RowGroup(passed)
+    return table.slice(rows.rows_through(*last.first_place))

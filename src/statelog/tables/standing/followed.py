@@ -1,0 +1,186 @@
+"""`FollowedState`: the state of a standby: a backend that one thread moves on while any thread reads it.
+
+Invariants:
+- A read sees the state of one position: whole commits, and nothing in between. What moves the state on waits for the
+  reads that are under way, scans from their first item to their last.
+- `age_s` counts from a moment at which the ledger's end was not yet asked for, and the state came to what the answer
+  said: all that was acknowledged before that moment is in it, as far as Kafka's answer can be believed.
+- Once following has failed, every read says so. Once the state is let go, every read is refused.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Condition, Lock
+from typing import Any
+
+from statelog.errors import ClosedError, StatelogError, TooOld
+from statelog.producer.guard import Life
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.opening.opened import Opening
+
+__all__ = ["FollowedState", "Version"]
+
+_POLITE_S = 0.1
+"""How long a scan lets a move go first: many scans in turn would hold the state back. Not for ever: one that began
+before may be waiting for it.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A state at a place: where it is held, what its values are, the owner's last commit in it, and when it was known
+    to be level with the ledger's end.
+    """
+
+    backend: Backend
+    values: ValueRule
+    place: Place
+    last_commit: LastCommit | None
+    level_s: float
+    opening: Opening
+
+
+class _Scan:
+    """One that is under way. `is_over`: it was broken off."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
+class FollowedState:
+    """Readers take it with `reading`, and the follower moves it with `moving`."""
+
+    def __init__(self, version: Version, clock: Callable[[], float]) -> None:
+        self.version = version
+        self.life = Life.OPEN
+        self._clock = clock
+        self._lock = Lock()
+        self._is_free = Condition(self._lock)
+        self._scans: set[_Scan] = set()
+        self._is_awaited = False
+        self._is_barred = False
+        self._error: BaseException | None = None
+        self._end = "closed"
+
+    # ---- reads, on any thread
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was known to be level with the ledger's end."""
+        return max(0.0, self._clock() - self.version.level_s)
+
+    @contextmanager
+    def reading(self, max_age_s: float | None = None) -> Generator[Version]:
+        """The state, standing still. Raises what following failed with, ClosedError, TooOld."""
+        with self._lock:
+            self._check()
+            if max_age_s is not None and self.age_s > max_age_s:
+                raise TooOld(
+                    "the standby's state is older than asked for",
+                    age_s=round(self.age_s, 3),
+                    max_age_s=max_age_s,
+                    position=self.version.place.position,
+                )
+            yield self.version
+
+    def scan(self, items: Callable[[Backend], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
+        """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
+        scan = _Scan()
+        with self._is_free:
+            self._is_free.wait_for(lambda: not self._is_awaited, _POLITE_S)
+            self._check()
+            self._check_scan(is_over=self._is_barred)
+            self._scans.add(scan)
+            found, copy = items(self.version.backend), self.version.values.copy
+        try:
+            while True:
+                with self._lock:
+                    self._check()
+                    self._check_scan(is_over=scan.is_over)
+                    item = next(found, None)
+                if item is None:
+                    return
+                yield item[0], copy(item[1])
+        finally:
+            with self._lock:
+                self._scans.discard(scan)
+                self._is_free.notify_all()
+
+    def _check_scan(self, *, is_over: bool) -> None:
+        if is_over:
+            raise ClosedError("the standby was promoted, or began to be, while it was iterated")
+
+    def check(self) -> None:
+        """Raise as a read does."""
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self.life is Life.OPEN:
+            return
+        if self.life is Life.CLOSED:
+            raise ClosedError(f"the standby is {self._end}", hint="Ask the table, or open a standby again")
+        hint = "Close the standby, and open it again: its directory is brought up to date"
+        if isinstance(self._error, StatelogError):
+            raise type(self._error)(self._error.message, hint=self._error.hint or hint, **self._error.facts) from (
+                self._error
+            )
+        raise ClosedError(f"the standby has failed: {self._error!r}", hint=hint) from self._error
+
+    # ---- moves, by one thread at a time
+
+    @contextmanager
+    def moving(self) -> Generator[None]:
+        """Change backend and version inside: no read is under way, and none begins. Waits for scans to end.
+
+        What is raised inside fails it, before a read sees a part of a move.
+        """
+        with self._is_free:
+            self._is_awaited = True
+            self._is_free.wait_for(lambda: not self._scans)
+            try:
+                yield
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                self._is_awaited = False
+                self._is_free.notify_all()
+
+    @contextmanager
+    def without_scans(self) -> Generator[None]:
+        """Inside, none is under way and none begins: who takes over waits for nobody's loop."""
+        self._is_barred = True
+        self.break_scans()
+        try:
+            yield
+        finally:
+            self._is_barred = False
+
+    def break_scans(self) -> None:
+        """Scans that are under way get no further, and nothing waits for them."""
+        with self._lock:
+            for scan in self._scans:
+                scan.is_over = True
+            self._scans.clear()
+            self._is_free.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """The state cannot be moved on any more: no read is answered from now on."""
+        with self._lock:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.life is Life.OPEN:
+            self.life, self._error = Life.FAILED, error
+
+    def let_go(self, end: str = "closed") -> None:
+        """No read is answered any more, and `end` says why. Idempotent."""
+        with self._lock:
+            if self.life is not Life.CLOSED:
+                self.life, self._end = Life.CLOSED, end

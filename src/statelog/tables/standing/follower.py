@@ -1,0 +1,223 @@
+"""`Follower`: moves the state of a standby on, commit by commit, as its owner commits.
+
+    1  ask      what was committed since: the ledger up to its end
+    2  read     the newest change of each key of it, whole and verified
+    3  move     the backend takes it, and the place behind it, while no read is under way
+    4  pass     the lease holds the log from there on
+
+A step does all four; a thread makes one every `poll_s`, and whoever asks for the newest state makes one at once. The
+follower also keeps a spare producer, so that a promotion does not wait for a client to connect.
+
+Invariants:
+- One step at a time, and none while the standby is promoted: each holds `lock`.
+- Nothing of a commit reaches the backend before all of it was read and verified.
+- A state that cannot be followed any more (the log was truncated past it, a loss was accepted, there are values of a
+  newer schema) is made anew, loudly. Whatever else goes wrong ends the follower, and every read says why.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import chain
+from threading import Event, Lock
+
+from statelog.errors import BrokerUnavailable, ClosedError, IncompatibleSchema, OffsetGone
+from statelog.producer.guard import Life
+from statelog.recovery import Host
+from statelog.recovery.host import GRACE_S
+from statelog.recovery.streaming.commit_feed import CommitFeed
+from statelog.schemas.values.schema import ValueSchema
+from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.standing.building import Anew, Builder, Built
+from statelog.tables.standing.followed import FollowedState, Version
+
+__all__ = ["Follower"]
+
+_LOG = logging.getLogger("statelog.tables")
+
+_LEAST_PAUSE = 0.1
+"""Of a pace: the pause behind a step that took longer."""
+
+
+class _CannotFollow(Exception):
+    """The state has to be made anew; the message says why."""
+
+
+class Follower:
+    """Follows from a built state on. `poll_s` None: no thread, the steps are the caller's."""
+
+    def __init__(self, builder: Builder, built: Built, poll_s: float | None, host: Host) -> None:
+        self.state = FollowedState(built.version, host.clock)
+        self.lock = Lock()
+        """Held by whoever makes a step."""
+        self._builder = builder
+        self._feed = built.feed
+        self._poll_s = poll_s
+        self._host = host
+        self._stop = Event()
+
+    @property
+    def feed(self) -> CommitFeed:
+        """What is followed. For who holds the lock."""
+        return self._feed
+
+    # ---- the thread
+
+    def start(self) -> None:
+        """Follow on a thread, if there is a pace."""
+        self._keep_spare()
+        if self._poll_s is not None:
+            pace_s = self._poll_s
+            self._host.start(lambda: self._run(pace_s))
+
+    def _run(self, pace_s: float) -> None:
+        """Raises nothing: the state says what went wrong."""
+        wait_s = pace_s
+        while not self._stop.wait(wait_s):
+            with self.lock:
+                if self._stop.is_set() or self.state.life is not Life.OPEN:
+                    break
+                began_s = self._host.clock()
+                try:
+                    self.step()
+                    self._keep_spare()
+                except BaseException as error:  # noqa: BLE001 - whoever reads is told
+                    self._fail(error)
+                    break
+            # A step that took long made the next one long. Who waits for the lock gets it in between.
+            wait_s = max(pace_s - (self._host.clock() - began_s), pace_s * _LEAST_PAUSE)
+
+    def _keep_spare(self) -> None:
+        """Have a producer ready for a promotion, as long as Kafka answers."""
+        if self._feed.is_answered:
+            self._builder.log.spare.keep(self._host.clock())
+
+    def stop(self) -> None:
+        """Make no more steps. The one that is under way ends by itself."""
+        self._stop.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless it is stopped."""
+        self._stop.wait(seconds)
+
+    # ---- steps; their caller holds the lock
+
+    def refresh(self, timeout_s: float) -> bool:
+        """A step now; whether the state is level with what the ledger's end was then. Raises as a read does."""
+        if not self.lock.acquire(timeout=timeout_s):
+            raise BrokerUnavailable("the standby waits for Kafka or the store to go on", waited_s=timeout_s)
+        try:
+            self.state.check()
+            try:
+                self.step()
+                self._keep_spare()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            return self._feed.is_answered
+        finally:
+            self.lock.release()
+
+    def step(self, end_position: int | None = None) -> None:
+        """Ask, read, move, pass: up to the ledger's end now, or to a position that is known to be there."""
+        try:
+            self._step(end_position)
+        except (OffsetGone, _CannotFollow) as error:
+            self.rebuild(getattr(error, "message", str(error)), end_position or 0)
+        except IncompatibleSchema as error:
+            if self._builder.log.value_schemas.newest().id == self.state.version.values.schema.id:
+                raise
+            self.rebuild(error.message, end_position or 0)
+
+    def _step(self, end_position: int | None) -> None:
+        feed, asked_s = self._feed, self._host.clock()
+        batch = feed.together(end_position)
+        if not feed.is_answered:
+            return
+        self._host.crash("asked")
+        if feed.losses != self.state.version.place.losses:
+            raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
+        if batch is None or not batch.replay.listed:
+            self._move(lambda _: None, asked_s)
+        else:
+            with closing(feed.changes(batch, self._check_wanted)) as tables:
+                first = next(tables, None)  # By now all of it was read.
+                if feed.value_schema.id != self.state.version.values.schema.id:
+                    raise _CannotFollow("there are values of a newer schema")
+                rows = tables if first is None else chain([first], tables)
+
+                def load(backend: Backend) -> None:
+                    for table in rows:
+                        backend.load(table)
+
+                self._host.crash("read")
+                self._move(load, asked_s)
+        if batch is not None:
+            feed.passed(batch)
+        self._host.crash("followed")
+
+    def _move(self, load: Callable[[Backend], None], asked_s: float) -> None:
+        """Give the backend what was read, and the place that it leads to."""
+        feed, old = self._feed, self.state.version
+        moved = replace(
+            old,
+            place=Place(feed.asked_position, feed.asked_last, old.place.losses),
+            last_commit=feed.last_commit(self._builder.owner),
+            level_s=asked_s,
+        )
+        if moved.place == old.place:
+            self.state.version = moved
+            return
+        with self.state.moving():
+            load(old.backend)
+            self._host.crash("loaded")
+            old.backend.move(moved.place)
+            self.state.version = moved
+
+    def _check_wanted(self) -> None:
+        if self.state.life is Life.CLOSED:
+            raise ClosedError("the standby was closed")
+
+    def rebuild(self, reason: str, at_least: int, schema: ValueSchema | None = None) -> None:
+        """Make the state anew, from the newest snapshot and the tail, beside the one that is read meanwhile."""
+        _LOG.warning("the standby of %s is made anew: %s", self._builder.log.name, reason)
+        old = self.state.version
+        self._feed.close()
+
+        def install(finish: Callable[[], Version]) -> Version:
+            with self.state.moving():
+                old.backend.close()
+                self.state.version = finish()
+            return self.state.version
+
+        self._feed = self._builder.build(
+            Anew(reason=reason, install=install, at_least=max(at_least, old.place.position), schema=schema)
+        ).feed
+        self._host.crash("rebuilt")
+
+    def _fail(self, error: BaseException) -> None:
+        if self.state.life is not Life.CLOSED:
+            what = str(error) or type(error).__name__
+            _LOG.warning("the standby of %s has failed: %s", self._builder.log.name, what)
+        self.state.fail(error)
+        self._feed.close()
+
+    # ---- end
+
+    def end(self, release: Callable[[], None]) -> None:
+        """Stop, and release what the follower needs no more: now, or once Kafka or the store lets the thread go on."""
+        self._stop.set()
+        self.state.break_scans()
+
+        def close() -> None:
+            with ExitStack() as closing:
+                closing.callback(release)
+                closing.callback(self.lock.release)
+                closing.callback(self.state.version.backend.close)
+                closing.callback(self._feed.close)
+
+        if self.lock.acquire(timeout=GRACE_S):
+            close()
+        else:
+            self._host.start(lambda: close() if self.lock.acquire() else None)

@@ -1,0 +1,115 @@
+"""`promote`: a standby's state becomes its owner's table: the Open, the rest up to it, and the same backend.
+
+    1  stop    the follower makes no more steps                         follower.py
+    2  Open    fences the former owner: what is committed is final      producer
+    3  judge   the state stands below that Open, in its value schema    here
+    4  read    what was committed between the state and the Open        follower.py
+    5  hand    backend, directory and log over to the table             here
+
+Invariants:
+- The table's state is that at the owner's Open: every commit that anybody was told of is in it.
+- Before the Open stands, a failure changes nothing: the standby goes on. After it, it ends the standby.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from statelog.errors import BeyondEnd, BrokerUnavailable, DataLoss
+from statelog.producer import Writer
+from statelog.recovery import Host
+from statelog.storage import Log
+from statelog.tables.backends.home import Home
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.opening.open_table import owners_place
+from statelog.tables.opening.opened import Opened, Opening
+from statelog.tables.opening.share import Share
+from statelog.tables.settings import TableSettings
+from statelog.tables.standing.follower import Follower
+
+__all__ = ["promote"]
+
+_PAUSE_S = 0.05
+
+
+def promote(
+    log: Log,
+    owner: str,
+    share: Share,
+    keys: KeyRule,
+    home: Home | None,
+    follower: Follower,
+    settings: TableSettings,
+    host: Host,
+) -> Opened:
+    """The parts of the table. Raises what opening a writer raises, and then the standby goes on; and what reading the
+    rest raises, and then it has failed.
+    """
+    with follower.state.without_scans(), _turn(follower, settings.recovery.stall_timeout_s):
+        follower.state.check()
+        writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, seams=host)
+        try:
+            host.crash("promoting")
+            opening = _catch_up(follower, writer)
+            version = follower.state.version
+            host.crash("promoted")
+            follower.stop()
+            follower.state.let_go("promoted")
+            host.start(follower.feed.close)
+        except BaseException as error:
+            follower.state.fail(error)
+            with suppress(Exception):
+                writer.__exit__(type(error), error, None)
+            raise
+        return Opened(
+            log=log,
+            writer=writer,
+            keys=keys,
+            values=version.values,
+            backend=version.backend,
+            home=home,
+            opening=opening,
+            settings=settings,
+            seams=host,
+        )
+
+
+@contextmanager
+def _turn(follower: Follower, timeout_s: float) -> Generator[None]:
+    """Between two of its steps. Raises BrokerUnavailable if one does not end in time."""
+    if not follower.lock.acquire(timeout=timeout_s):
+        raise BrokerUnavailable("the standby waits for Kafka or the store to go on", waited_s=timeout_s)
+    try:
+        yield
+    finally:
+        follower.lock.release()
+
+
+def _catch_up(follower: Follower, writer: Writer) -> Opening:
+    """Bring the state to the owner's Open."""
+    before, position = follower.state.version, writer.position
+    if before.place.position > position:
+        raise BeyondEnd(
+            "the owner's Open stands below what the standby has followed",
+            position=before.place.position,
+            open_position=position,
+            hint="The ledger lost records that were committed: restore the topic",
+        )
+    schema = writer.grant.value_schema
+    if schema.id != before.values.schema.id:
+        follower.rebuild("the table has a newer value schema", position, schema)
+    while follower.state.version.place.position < position:
+        follower.step(position)
+        if not follower.feed.is_answered:
+            follower.pause(_PAUSE_S)
+    place, reached = owners_place(writer), follower.state.version
+    if place.losses != reached.place.losses:
+        raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")
+    with follower.state.moving():
+        reached.backend.move(place)
+    is_same = reached.backend is before.backend
+    return Opening(
+        position=position,
+        from_position=before.place.position if is_same else None,
+        set_aside=None if is_same else reached.opening.set_aside,
+        reason="" if is_same else reached.opening.reason,
+    )

@@ -1,0 +1,217 @@
+"""`Holdings`: the tables of the partitions that the group gave this process: opened, committed, given up.
+
+    assigned    noted; opened one by one between two polls, each placed at its progress
+    revoked     committed, all at once, and closed, before the group may give them to another
+    lost        closed without a commit: another may have them already
+    failed      closed, and opened again by and by: roster.py
+
+Invariants:
+- In a call of the group nothing is opened, and no client of the group is used.
+- A partition is read only while its table is open, from the place that the table's progress names.
+- What no commit holds is dropped with its table, and read again by whoever opens the next one.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+from statelog.errors import BrokerUnavailable
+from statelog.tables.working.roster import Roster, passes
+from statelog.tables.working.tenure import Tenure
+from statelog.tables.working.workplace import Workplace
+
+__all__ = ["Holdings"]
+
+_LOG = logging.getLogger("statelog.tables")
+
+
+class Holdings:
+    """Of one worker; it is the listener of its own member of the group, which `close` leaves."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self.tenures: dict[int, Tenure] = {}
+        self._workplace = workplace
+        self._clock = workplace.seams.clock
+        self._reserves = workplace.reserves
+        self._roster = Roster(workplace.key_groups, workplace.topic)
+        self._stopped: set[int] = set()
+        self.member = workplace.join(self, lambda text: _LOG.info("input %s: %s", workplace.topic, text))
+
+    # ---- what the group decides
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """Note them."""
+        if partitions:
+            _LOG.info("partitions %s of %s are this worker's", list(partitions), self._workplace.topic)
+        self._reserves.decided()
+        self._roster.assigned(partitions)
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Commit what is processed of them, and close their tables."""
+        _LOG.info("partitions %s of %s are given up", list(partitions), self._workplace.topic)
+        self._reserves.decided()
+        self._roster.gone(partitions)
+        self._workplace.seams.crash("revoked")
+        self._give_up(self._taken(partitions), commits=True)
+        self._workplace.seams.crash("given-up")
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Close their tables: what a commit of them would say is another's to say."""
+        _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._workplace.topic)
+        self._reserves.decided()
+        self._roster.gone(partitions)
+        self._give_up(self._taken(partitions), commits=False)
+
+    def refused(self, partition: int, reason: str) -> None:
+        """Its place is not there: to open it again says what was lost."""
+        _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._workplace.topic, reason)
+        for tenure in self._taken([partition]):
+            tenure.abandon()
+            self._stopped.add(partition)
+            error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
+            self._roster.failed(partition, error, self._clock())
+
+    # ---- between two polls
+
+    def serve(self) -> bool:
+        """Open the table that is due, if any; whether there may be more. Raises what is not to be tried again."""
+        if self._stopped:
+            self.member.stop(sorted(self._stopped))
+            self._stopped.clear()
+        vacancy = self._roster.due(self._clock())
+        if vacancy is None:
+            self._reserves.keep(self._is_held)
+            return False
+        if vacancy.asks:
+            if not self.member.is_current(vacancy.partition, vacancy.offset):
+                self._roster.unconfirmed(vacancy.partition, self._clock())
+                return True
+            self._roster.confirmed(vacancy.partition)
+        self._open(vacancy.partition)
+        return True
+
+    def _is_held(self, partition: int) -> bool:
+        return partition in self.tenures or self._roster.has(partition)
+
+    def _open(self, partition: int) -> None:
+        began_s = self._clock()
+        tenure: Tenure | None = None
+        try:
+            tenure = self._opened(partition)
+            self.member.read_from({partition: tenure.next_offset})
+        except BaseException as error:
+            if tenure is not None:
+                tenure.abandon()
+            if not isinstance(error, Exception):
+                raise
+            self._roster.failed(partition, error, self._clock())
+            _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
+            return
+        self.tenures[partition] = tenure
+        warning = self._roster.opened(partition, self._clock() - began_s, self._workplace.patience_s)
+        if warning:
+            _LOG.warning("%s: raise max.poll.interval.ms", warning)
+
+    def _opened(self, partition: int) -> Tenure:
+        """The table of a partition, and where to read on."""
+        place = self._workplace
+        promoted = self._reserves.promote(partition)
+        table = place.open_table(partition) if promoted is None else promoted
+        with ExitStack() as failing:
+            failing.callback(table.__exit__, RuntimeError, None, None)
+            last, source = table.last_commit, place.input()
+            progress = None if last is None else last.metadata
+            offset = source.start_offset(
+                progress, partition, place.available(partition), place.start, accepts_loss=place.accepts_input_loss
+            )
+            tenure = Tenure(partition, table, source, offset)
+            if progress is None or progress["offset"] != offset:
+                if progress is not None:
+                    _LOG.warning(
+                        "input was lost, which is accepted: partition %d of %s goes on from %d, and was at %s",
+                        partition, place.topic, offset, progress["offset"],
+                    )  # fmt: skip
+                tenure.send(always=True)  # The place that was chosen is one that no later life chooses otherwise.
+            failing.pop_all()
+        place.seams.crash("table-placed")
+        return tenure
+
+    # ---- commits
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a commit is under way."""
+        return any(tenure.is_waiting for tenure in self.tenures.values())
+
+    def send(self) -> None:
+        """Commit what is new in each table, and wait for nothing but room."""
+        for tenure in list(self.tenures.values()):
+            self._try(tenure, tenure.send)
+
+    def step(self) -> None:
+        """Take what has come in of the commits that are under way."""
+        for tenure in list(self.tenures.values()):
+            if tenure.is_waiting:
+                self._try(tenure, tenure.step)
+
+    def wait(self) -> None:
+        """Wait for all commits that are under way."""
+        for tenure in list(self.tenures.values()):
+            self._try(tenure, tenure.wait)
+
+    def _try(self, tenure: Tenure, work: Callable[[], bool | None]) -> None:
+        """Work on a table that may fail: then it is dropped, and opened again later."""
+        try:
+            if work():
+                self._roster.committed(tenure.partition)
+        except Exception as error:  # noqa: BLE001 - the roster knows which of them come out
+            offset = tenure.next_offset
+            self._drop([tenure])
+            self._stopped.add(tenure.partition)
+            self._roster.failed(tenure.partition, error, self._clock(), offset)
+            _LOG.warning("the table of partition %d ended, and is opened again: %s", tenure.partition, error)
+
+    # ---- giving up
+
+    def close(self, *, commits: bool, but: int | None = None) -> None:
+        """Commit what is processed, unless `commits` is False, and of all but one partition; close; leave the group."""
+        with ExitStack() as ending:
+            ending.callback(self._reserves.close)
+            ending.callback(self.member.close)
+            unsettled = self._taken([] if but is None else [but])
+            ending.callback(self._give_up, unsettled, commits=commits, sends=False)
+            self._give_up(self._taken(list(self.tenures)), commits=commits)
+
+    def _taken(self, partitions: Iterable[int]) -> list[Tenure]:
+        return [self.tenures.pop(one) for one in partitions if one in self.tenures]
+
+    def _drop(self, tenures: Sequence[Tenure]) -> None:
+        for tenure in tenures:
+            self.tenures.pop(tenure.partition, None)
+            tenure.abandon()
+
+    def _give_up(self, tenures: Sequence[Tenure], *, commits: bool, sends: bool = True) -> None:
+        """Close these tables, with their last commits under way together. Raises, once all are closed, what is for a
+        person; who was fenced, or does not know, has lost nothing that its successor does not read again.
+        """
+        if not commits:
+            self._drop(tenures)
+            return
+        with ExitStack() as closing:
+            for tenure in tenures:
+                closing.callback(_quietly, tenure, tenure.table.close)
+            sent = [tenure for tenure in tenures if not sends or _quietly(tenure, tenure.send)]
+            for tenure in sent:
+                _quietly(tenure, tenure.wait)
+
+
+def _quietly(tenure: Tenure, work: Callable[[], object]) -> bool:
+    """Whether that went well. Raises what is for a person."""
+    try:
+        work()
+    except Exception as error:
+        if not passes(error):
+            raise
+        _LOG.warning("partition %d was given up without its last commit: %s", tenure.partition, error)
+        return False
+    return True

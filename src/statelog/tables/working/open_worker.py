@@ -1,0 +1,157 @@
+"""`worker`: makes a process a member of a group of workers, and makes their log first if asked to.
+
+1  check the settings of the group         storage/kafka/group_settings.py
+2  describe the input                      its id, its partitions
+3  open the log, or make it to fit; check  input.py
+4  join the group                          holdings.py
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from os import PathLike
+from typing import Any, Literal
+
+from statelog.errors import ConfigError, NotFound
+from statelog.recovery import Host
+from statelog.schemas.choices import one_of
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.storage import StoreSource
+from statelog.storage import open as open_log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.group_settings import group_settings
+from statelog.storage.kafka.member import ConfluentMember
+from statelog.tables.backends.backend import BackendKind
+from statelog.tables.opening.open_table import table
+from statelog.tables.settings import TableSettings
+from statelog.tables.standing.open_standby import standby
+from statelog.tables.standing.standby import Standby
+from statelog.tables.table import Table
+from statelog.tables.working.input import Input, InputStart, check_fits
+from statelog.tables.working.reserves import Reserves
+from statelog.tables.working.worker import Worker
+from statelog.tables.working.workplace import Workplace, describe_input
+
+__all__ = ["worker"]
+
+
+def worker(
+    name: str,
+    *,
+    topic: str,
+    kafka: Mapping[str, str],
+    root: StoreSource,
+    consumer: Mapping[str, str] | None = None,
+    create: bool = False,
+    start: InputStart | str = InputStart.EARLIEST,
+    accept_input_loss: bool = False,
+    backend: BackendKind | str = BackendKind.DICT,
+    directory: str | PathLike[str] | None = None,
+    standbys: Collection[int] | Literal["all"] = (),
+    settings: TableSettings | None = None,
+    key_type: KeyType | str | None = None,
+    value_schema: str | None = None,
+    replication_factor: int | None = None,
+    allow_unsafe: Collection[str] = (),
+    storage_options: Mapping[str, object] | None = None,
+    host: Host | None = None,
+) -> Worker[Any, Any]:
+    """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
+
+        with statelog.worker("counts", topic="words", create=True, **where) as worker:
+            signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+            for message, table in worker:  # waits; a confluent_kafka.Message, and the table of its partition
+                word = message.value()
+                table[word] = b"%d" % (int(table.get(word, b"0")) + 1)
+                worker.commit_every(1.0)  # the last statement: everything that the message changes is above it
+
+    Start it as often as you like, on any machines: the group gives each process a share of the partitions, and each
+    partition's table opens where its partition is, at what was committed last. `name` is the log: it has a partition
+    and a key group for each of the input's partitions, and writers called `<name>-<partition>`; `create` makes it so.
+    The place in the input is part of each commit, so no offset of the group is ever read.
+
+    `consumer` are librdkafka's settings of the group's member: `group.id` (by default the log's name), timeouts, and
+    `bootstrap.servers` with what belongs to them if the input is in another cluster than the log. The assignor is
+    cooperative-sticky unless it says otherwise: with another one, each change in the group closes every table.
+
+    `start` is where a table without any commit begins: "earliest", or "latest". Where the input does not have any more
+    what comes next, it is an error; `accept_input_loss` goes on with what is there. The others are those of
+    `statelog.table`: all processes of a group give the same. A `directory` serves the processes of one machine.
+
+    `standbys` names partitions, or "all": while such a one is another process's, this one keeps a standby of its table,
+    and takes over from it. Then each process needs a `directory` of its own.
+
+    A table has to open within `max.poll.interval.ms` (five minutes by default). Raises NotFound for the topic, and for
+    the log without `create`; ConfigError for a setting, and for a log that does not fit the input; as `statelog.open`.
+    """
+    group = group_settings(consumer or {}, kafka, default_group=name)
+    where: dict[str, Any] = {
+        "kafka": kafka,
+        "root": root,
+        "allow_unsafe": allow_unsafe,
+        "storage_options": storage_options,
+    }
+    made = {"key_type": key_type, "value_schema": value_schema, "replication_factor": replication_factor}
+    chosen, machine = settings or TableSettings(), host or Host()
+
+    table_of: dict[str, Any] = {
+        **where,
+        "backend": backend,
+        "directory": directory,
+        "settings": chosen,
+        "host": machine,
+    }
+
+    def opened(partition: int) -> Table[Any, Any]:
+        return table(name, writer=f"{name}-{partition}", own_key_group=partition, **table_of)
+
+    def followed(partition: int) -> Standby[Any, Any]:
+        return standby(name, writer=f"{name}-{partition}", own_key_group=partition, **table_of)
+
+    with ExitStack() as failing:
+        source = ConfluentKafka(group.config)
+        failing.callback(source.close)
+        found = describe_input(source, topic)
+        descriptor = _fitting(name, found, where, made, create=create)
+        check_fits(descriptor, found)
+        workplace = Workplace(
+            name=name,
+            topic=topic,
+            key_groups=descriptor.key_groups,
+            kafka=source,
+            open_table=opened,
+            reserves=Reserves(_wanted(standbys, found), followed, machine.clock),
+            join=lambda listener, note: ConfluentMember(group, topic, listener, note),
+            start=one_of(InputStart, "start", start),
+            accepts_input_loss=accept_input_loss,
+            patience_s=group.max_poll_interval_s,
+            unsent_max=chosen.uncommitted_changes_max,
+            seams=machine,
+        )
+        joined = Worker[Any, Any](workplace)
+        failing.pop_all()
+        return joined
+
+
+def _wanted(standbys: Collection[int] | Literal["all"], found: Input) -> Collection[int]:
+    """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
+    if standbys == "all":
+        return range(found.partitions)
+    for one in standbys:
+        if one not in range(found.partitions):
+            raise ConfigError("the input has no such partition", standby=one, partitions=found.partitions)
+    return standbys
+
+
+def _fitting(name: str, found: Input, where: Mapping[str, Any], made: Mapping[str, Any], *, create: bool) -> Descriptor:
+    """What the log is; made to fit the input if there is none and it may be. Raises as `statelog.open`."""
+    try:
+        log = open_log(name, **where, **made)
+    except NotFound:
+        if not create:
+            raise
+        count = found.partitions
+        fitted: dict[str, Any] = {"partitions": count, "key_groups": count, "hash_rule": HashRule.CALLER}
+        log = open_log(name, create=True, **where, **made, **fitted)
+    with log:
+        return log.descriptor

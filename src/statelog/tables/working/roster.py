@@ -1,0 +1,140 @@
+"""`Roster`: the partitions that the group gave this process and that have no open table: when to open each. Pure.
+
+    assigned ─► due ─► opened ─► (a commit) ─► nothing held against it
+                 ▲        │ its table failed: Fenced, PersistFailed, OutcomeUnknown, Unavailable
+                 └────────┘ a little later, a few times in a row; then the error is raised
+
+Who was fenced is no judge of its own case: the group may have given the partition to another, and not said so yet. It
+opens again only once the group has confirmed that this process is a member of its present generation. If that goes on
+and on, somebody outside of the group owns the table, and the error comes out.
+
+Invariants:
+- A partition is here or has a table, or is not ours.
+- Failures in a row are counted until a commit is history; nothing is tried without end, and nothing without a pause.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from statelog.errors import ConfigError, Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
+
+__all__ = ["Roster", "Vacancy", "passes"]
+
+FAILURES_MAX = 4
+"""So many failures of a table in a row end the worker."""
+IN_USE_MAX_S = 120.0
+"""So long another process of this machine may keep the directory of a table, being stopped perhaps."""
+_PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
+_SLOW_MAX = 2
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a table that ended so may do better in its next life. The others are for a person."""
+    return isinstance(error, Fenced | PersistFailed | OutcomeUnknown | Unavailable | LogInUse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacancy:
+    """A partition without a table: when to open it, and whether to ask the group first, naming the offset."""
+
+    partition: int
+    due_s: float = -math.inf
+    asks: bool = False
+    offset: int = 0
+
+
+class Roster:
+    """The vacancies of one worker on a log of so many key groups. `now_s` is any monotonic clock's."""
+
+    def __init__(self, key_groups: int, topic: str) -> None:
+        self._key_groups = key_groups
+        self._topic = topic
+        self._vacant: dict[int, Vacancy] = {}
+        self._failures: dict[int, int] = {}
+        self._in_use_s: dict[int, float] = {}
+        self._slow: dict[int, int] = {}
+
+    def assigned(self, partitions: Iterable[int]) -> None:
+        """The group gave these. Raises ConfigError for one that the log has no key group for."""
+        for partition in partitions:
+            if partition >= self._key_groups:
+                raise ConfigError(
+                    "the input has more partitions than its log has key groups: it has grown",
+                    topic=self._topic,
+                    partition=partition,
+                    key_groups=self._key_groups,
+                    hint="Stop all workers. Keys may be in other partitions now: go on in a new log, with a new input",
+                )
+            self._vacant[partition] = Vacancy(partition=partition)
+
+    def gone(self, partitions: Iterable[int]) -> None:
+        """The group took these."""
+        for partition in partitions:
+            self._vacant.pop(partition, None)
+            self._failures.pop(partition, None)
+            self._in_use_s.pop(partition, None)
+
+    def has(self, partition: int) -> bool:
+        """Whether a partition is waiting for its table."""
+        return partition in self._vacant
+
+    def due(self, now_s: float) -> Vacancy | None:
+        """One to open now, the longest due first."""
+        if not self._vacant:
+            return None
+        found = min(self._vacant.values(), key=lambda one: one.due_s, default=None)
+        return found if found is not None and found.due_s <= now_s else None
+
+    def opened(self, partition: int, took_s: float, limit_s: float) -> str:
+        """It has a table now; returns what to warn of. Raises ConfigError if that takes longer than the group waits."""
+        self._vacant.pop(partition, None)
+        self._in_use_s.pop(partition, None)
+        if took_s < limit_s:
+            self._slow.pop(partition, None)
+            return ""
+        self._slow[partition] = self._slow.get(partition, 0) + 1
+        if self._slow[partition] < _SLOW_MAX:
+            return (
+                f"opening the table of partition {partition} took {took_s:.0f} s, and the group waits {limit_s:.0f} s"
+            )
+        raise ConfigError(
+            "a table takes longer to open than the group waits, so that no process ever has it for long",
+            topic=self._topic,
+            partition=partition,
+            took_s=took_s,
+            max_poll_interval_s=limit_s,
+            hint='Raise max.poll.interval.ms, keep a directory (backend="rocksdb"), or set loading="behind"',
+        )
+
+    def failed(self, partition: int, error: Exception, now_s: float, offset: int | None = None) -> None:
+        """Its table failed, or did not open; `offset` is how far it was. Raises the error if it is to come out."""
+        if not passes(error):
+            raise error
+        if isinstance(error, LogInUse):
+            if now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S:
+                raise error
+            failures = 0
+        else:
+            failures = self._failures[partition] = self._failures.get(partition, 0) + 1
+            if failures >= FAILURES_MAX:
+                raise error
+        was = self._vacant.get(partition, Vacancy(partition=partition))
+        self._vacant[partition] = replace(
+            was,
+            due_s=now_s + min(_PAUSE_S * 2**failures, _PAUSE_MAX_S),
+            asks=was.asks or isinstance(error, Fenced),
+            offset=was.offset if offset is None else offset,
+        )
+
+    def unconfirmed(self, partition: int, now_s: float) -> None:
+        """The group did not say that this process is still a member: ask again a little later."""
+        self._vacant[partition] = replace(self._vacant[partition], due_s=now_s + _PAUSE_S)
+
+    def confirmed(self, partition: int) -> None:
+        """The group said so, and the table may be opened."""
+        self._vacant[partition] = replace(self._vacant[partition], asks=False)
+
+    def committed(self, partition: int) -> None:
+        """A commit of its table is history: nothing is held against it."""
+        self._failures.pop(partition, None)

@@ -1,0 +1,214 @@
+"""`Worker`: a member of a group of workers: the messages of its partitions, each with the table of its partition.
+
+    with statelog.worker("counts", topic="words", create=True, **where) as worker:
+        for message, table in worker:
+            table[message.key()] = fold(table.get(message.key()), message.value())
+            worker.commit_every(1.0)
+
+    holdings    tables and the member of the group      holdings.py
+    roster      when to open which                      roster.py
+    input       where to read on                        input.py
+    reserves    standbys of other partitions            reserves.py
+
+The protocol, with "if we die after step n": docs/protocol-table.md.
+
+Invariants:
+- Each message of the input is in the state once: a table and the place behind its input are committed together.
+- A message is processed once the next one is asked for, or the worker is told to commit. Nothing of one that is not
+  processed is ever committed.
+- Only the worker's own thread touches it and its tables; `stop` is anybody's.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from threading import get_ident
+from types import MappingProxyType
+from typing import Any, Generic, Self, TypeVar
+
+from confluent_kafka import Message
+
+from statelog.producer.guard import Guard, Guarded, Life
+from statelog.tables.standing.standby import Standby
+from statelog.tables.table import Table
+from statelog.tables.working.holdings import Holdings
+from statelog.tables.working.tenure import Tenure
+from statelog.tables.working.workplace import Workplace
+
+__all__ = ["Worker"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_POLL_S = 0.1
+"""How long one call waits for a message: as late as `stop`, or a commit that is due, may be."""
+_LOOK_S = 0.002
+"""How often answers to commits that are under way are looked for."""
+
+
+class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
+    """A process of a group that shares the partitions of a topic, each with a table that follows its partition.
+
+        for message, table in worker:
+            table[message.key()] = message.value()
+            worker.commit_every(1.0)
+
+    Made by `statelog.worker`. The messages are confluent-kafka's. The loop waits for them, and ends after `stop`. A
+    message is processed once the loop asks for the next one, or calls `commit_every` or `commit`: call these behind the
+    last change that the message makes. Change no table but the one that came with the message, and commit it through
+    the worker only.
+
+    Tables come and go with the partitions: while the loop asks for a message, those that the group takes are committed
+    and closed, and others are opened. Leaving the `with` block commits what is processed and leaves the group; leaving
+    it with an error commits nothing more. A message that the loop broke off at is not processed, and comes again.
+    """
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._workplace = workplace
+        self._guard = Guard("worker", workplace.name, again="Make a new one", apart="Make one in each")
+        self._clock = workplace.seams.clock
+        self._is_stopped = False
+        self._hand: tuple[Tenure, int, int] | None = None
+        """The message that the loop has: whose it is, its offset, and the changes that its table had before."""
+        self._interval_s = math.inf
+        self._committed_s = self._look_s = self._clock()
+        self._unsent = 0
+        with ExitStack() as failing:
+            failing.callback(self._guard.end)
+            self._holdings = Holdings(workplace)
+            failing.pop_all()
+
+    # ---- messages
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[Message, Table[K, V]]:
+        """Wait for the next message; ends after `stop`.
+
+        Raises IdentityChanged for an input topic that was made anew, OffsetGone and BeyondEnd for one that lost what
+        was not processed; ConfigError for one that has grown; Fenced if somebody outside of the group takes its tables
+        away again and again; PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help;
+        NotFound, Damaged.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        self._settle()
+        with self._guard:
+            while not self._is_stopped:
+                is_opening = self._holdings.serve()
+                message = self._holdings.member.poll(0.0)
+                if message is None and not is_opening:
+                    message = self._holdings.member.poll(self._patience_s())
+                self._pace()
+                tenure = None if message is None else self._holdings.tenures.get(_number(message.partition()))
+                if message is None or tenure is None or _number(message.offset()) < tenure.next_offset:
+                    continue
+                self._hand = tenure, _number(message.offset()), tenure.table.changes
+                return message, tenure.table
+        raise StopIteration
+
+    def stop(self) -> None:
+        """End the loop where it asks for the next message. For any thread, and for the handlers of signals."""
+        self._is_stopped = True
+
+    @property
+    def tables(self) -> Mapping[int, Table[K, V]]:
+        """The tables that are open now, by partition: to look at."""
+        self._guard.check()
+        return MappingProxyType({one: tenure.table for one, tenure in sorted(self._holdings.tenures.items())})
+
+    @property
+    def standbys(self) -> Mapping[int, Standby[K, V]]:
+        """The standbys that are open now, by partition: any thread may read them."""
+        return self._workplace.reserves.standbys
+
+    # ---- commits
+
+    def commit_every(self, interval_s: float) -> None:
+        """The message is processed; commit all tables, each with its place, if so many seconds have passed since the
+        last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log does not
+        keep up.
+
+        From then on the worker also does so while it waits for messages. A table whose commit fails is opened again by
+        and by, from its progress, here or in another process. Raises as the loop does.
+        """
+        if get_ident() != self._guard.user:
+            self._guard.check()
+        self._settle()
+        self._interval_s = interval_s
+        with self._guard:
+            self._pace()
+
+    def commit(self) -> dict[int, int]:
+        """The message is processed; commit all tables, each with its place, and wait.
+
+        Returns for each partition that is this worker's the offset up to which it is committed; one whose commit failed
+        is missing, and processed again. Raises as the loop does.
+        """
+        self._guard.check()
+        self._settle()
+        with self._guard:
+            self._send()
+            self._holdings.wait()
+            return {one: tenure.committed_offset for one, tenure in sorted(self._holdings.tenures.items())}
+
+    def _settle(self) -> None:
+        """The message that the loop has is processed."""
+        if self._hand is not None:
+            tenure, offset, _ = self._hand
+            tenure.processed(offset)
+            self._unsent += 1
+            self._hand = None
+
+    def _pace(self) -> None:
+        """Commit if it is due, and hear of what is under way."""
+        now_s = self._clock()
+        if now_s - self._committed_s >= self._interval_s or self._unsent >= self._workplace.unsent_max:
+            self._send()
+        elif now_s >= self._look_s:
+            self._holdings.step()
+            self._look_s = now_s + _LOOK_S
+
+    def _send(self) -> None:
+        self._holdings.send()
+        self._unsent = 0
+        self._committed_s = self._clock()
+
+    def _patience_s(self) -> float:
+        """How long to wait for a message before there is something else to do."""
+        if self._holdings.is_waiting:
+            return _LOOK_S
+        due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else _POLL_S
+        return min(max(due_s, 0.0), _POLL_S)
+
+    # ---- end
+
+    @property
+    def life(self) -> Life:
+        """Whether it is open, failed or closed."""
+        return self._guard.life
+
+    def close(self) -> None:
+        """Commit what is processed, close all tables, leave the group. Idempotent.
+
+        Of the partition whose message the loop has, what is not committed is dropped if the message has changed the
+        table; it is processed again. Raises what is for a person; all is closed all the same.
+        """
+        commits = self.life is Life.OPEN
+        if not self._guard.end():
+            return
+        hand, self._hand = self._hand, None
+        half_done = hand[0].partition if hand and hand[0].table.changes != hand[2] else None
+        with ExitStack() as ending:
+            ending.callback(self._workplace.kafka.close)
+            self._holdings.close(commits=commits, but=half_done)
+
+    def __repr__(self) -> str:
+        return f"Worker({self._workplace.name!r}, topic={self._workplace.topic!r}, {self.life.value})"
+
+
+def _number(number: Any) -> int:
+    """A partition or an offset: those of a record are there."""
+    assert number is not None
+    return int(number)

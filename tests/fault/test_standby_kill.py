@@ -1,0 +1,108 @@
+"""SIGKILL of an owner under load on a real broker, with a standby beside it that takes over; exact every time.
+
+The standby is of this process, the owner of another. After each kill the standby is promoted: its state is the fold of
+the input up to its progress, which is not below what the owner had committed by then, and it goes on from there. Then
+the next owner opens, which fences it.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import Fenced
+from statelog.tables import Standby
+from tests.support.processes.doomed_writer import NEVER, change, fold
+from tests.support.rigs.log import LogRig, real_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.services.broker import Broker, OwnBroker
+
+MODULE = "tests.support.processes.doomed_table"
+REPOSITORY = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+pytestmark = pytest.mark.broker
+
+
+@contextmanager
+def _owner(rig: LogRig, root: Path) -> "Generator[subprocess.Popen[bytes]]":
+    path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
+    arguments = [rig.name, rig.bootstrap, str(root), NEVER, NEVER, "1", "1000000"]
+    command, environment = [sys.executable, "-m", MODULE, *arguments], {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _position(rig: LogRig) -> int:
+    """The progress that the log names."""
+    with rig.open() as log:
+        last = log.commits().get("table")
+    return int(last.metadata["position"]) if last else 0
+
+
+def _await_progress(standby: Standby[bytes, bytes], above: int, process: "subprocess.Popen[bytes]") -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while int(standby.progress.get("position", 0)) <= above:
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "zombie"])
+def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is_killed: bool) -> None:
+    """Of an owner that is killed, in RocksDB; and of one that works on, in a dict: it is told that it is over."""
+    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    chance, position = random.Random(), 0
+    tables = TableRig(rig, tmp_path / "local" if is_killed else None)
+    for _ in range(2 if is_killed else 1):
+        with _owner(rig, tmp_path / "root") as process, tables.standby(poll_s=0.01) as standby:
+            _await_progress(standby, position, process)
+            seen = int(standby.progress["position"])
+            time.sleep(chance.random() / 5)
+            if is_killed:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                position = _position(rig)
+            with standby.promote() as table:
+                position, before = int(table.progress["position"]), position
+                assert position >= max(before, seen)
+                assert content(table) == fold(position)
+                for now in range(position, position + 50):
+                    key, value = change(now)
+                    table.delete(key) if value is None else table.put(key, value)
+                position += 50
+                table.commit({"position": position})
+                assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner is over"
+                assert content(table) == fold(position)
+        assert (rig.state(), _position(rig)) == (fold(position), position)
+
+
+@pytest.mark.soak
+def test_a_broker_that_restarts_under_a_standby(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> None:
+    """The producer that it has made ahead is of before: the promotion opens all the same."""
+    rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
+    rig.create().close()
+    tables = TableRig(rig, None)
+    for pause_s in (0.0, 15.0):
+        with tables.open() as table, tables.standby(poll_s=0.05) as standby:
+            table[b"a"] = b"%d" % int(pause_s)
+            table.commit({"position": int(pause_s)})
+            own_broker.restart()
+            time.sleep(pause_s)
+            with standby.promote() as promoted:
+                promoted[b"b"] = b"2"
+                promoted.commit({"position": 1})
+                assert content(promoted) == {b"a": b"%d" % int(pause_s), b"b": b"2"}
+            with pytest.raises(Fenced):
+                table.commit()

@@ -1,0 +1,173 @@
+"""Processes of a group of workers on a real broker: the state is the fold of the input, whoever comes, goes or dies."""
+
+import random
+import signal
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+import statelog
+from statelog.errors import ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.recovery import Host
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.tables import Worker
+from tests.support.processes.group import Group, Member, step
+from tests.support.services.broker import Broker
+from tests.support.told import told
+
+pytestmark = pytest.mark.broker
+
+COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
+EAGER = {"partition.assignment.strategy": "range"}
+QUICK = {"heartbeat.interval.ms": "300", "session.timeout.ms": "6000"}
+
+
+def test_workers_come_go_and_die(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """One is joined by another, killed in the middle of its work, and back at once; the other leaves. All is exact."""
+    consumer = {**COOPERATIVE, **QUICK}
+    group = Group(
+        name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=3, consumer=consumer
+    )  # fmt: skip
+    with group.input() as producer:
+        group.feed(producer, range(1_000))
+        first = group.start("first")
+        second = group.start()
+        _await_commits(group, partitions=3)
+        group.feed(producer, range(1_000, 1_600))
+        first.kill()
+        first = group.start("first")  # Before the group gives it up: with its name it has its partitions again.
+        group.check()
+        second.end()
+        group.feed(producer, range(1_600, 2_000))
+        group.await_end(2_000)
+        first.end()
+
+
+@pytest.mark.soak
+def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """A log of another shape, a signal in the middle of a decision of the group, lost input, another input of its name:
+    each comes out as itself, and where it is allowed the loop goes on.
+    """
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=2, consumer=QUICK)
+    with pytest.raises(NotFound, match="no topic"):
+        group.worker("", Host())
+    with group.input() as producer:
+        group.feed(producer, range(100))
+    other = replace(group, root=tmp_path / "other", name=f"{log_name}-other")
+    statelog.open(other.name, create=True, replication_factor=1, partitions=2, key_groups=3, **other.where).close()
+    with pytest.raises(ConfigError, match="does not fit"):
+        statelog.worker(other.name, topic=group.topic, **other.where)
+
+    def interrupt(point: str) -> None:
+        if point == "revoked":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), group.worker("", Host(crash=interrupt)) as worker:
+        assert _take(worker, 200) == {0: 100, 1: 100}
+    with closing(ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))) as kafka:
+        group.feed(confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap}), range(100, 110))
+        kafka.delete_records(group.topic, {0: 105})
+        with group.worker("", Host()) as worker, pytest.raises(OffsetGone) as gone:
+            _take(worker, 20)
+        assert gone.value.facts["next_offset"] == 100
+        with told("is accepted"), group.worker("", Host(), accept_input_loss=True) as worker:
+            assert _take(worker, 15) == {0: 110, 1: 110}
+        kafka.delete_topic(group.topic)
+        with group.input() as producer:
+            group.feed(producer, range(10))
+        with group.worker("", Host()) as worker, pytest.raises(IdentityChanged):
+            next(worker)
+
+
+def _take(worker: Worker[bytes, bytes], messages: int) -> dict[int, int]:
+    """So many messages, committed."""
+    for _, (message, table) in zip(range(messages), worker, strict=False):
+        step(table, int(message.value() or b""))
+    return worker.commit()
+
+
+def _await_commits(group: Group, partitions: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            if len(group.progress()) == partitions:
+                return
+        except Exception:  # noqa: BLE001 - the log is being made
+            assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("consumer", [COOPERATIVE, EAGER], ids=["cooperative", "eager"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+@pytest.mark.parametrize("has_standbys", [False, True], ids=["alone", "standbys"])
+def test_storm(
+    broker: Broker, log_name: str, tmp_path: Path, consumer: dict[str, str], is_kept: bool, has_standbys: bool
+) -> None:
+    """From one to four processes and back, any of them killed, stopped for longer than the group waits, or asked to
+    leave, every second or so, under load: at any time the state is the fold of the input up to its progress.
+    """
+    chance = random.Random()
+    group = Group(
+        name=log_name,
+        bootstrap=broker.bootstrap,
+        root=tmp_path / "root",
+        partitions=6,
+        consumer={**consumer, **QUICK},
+        directory=tmp_path / "local" if is_kept else None,
+        has_standbys=has_standbys,
+    )
+    members, stopped, told, fed = [group.start()], dict[Member, float](), dict[int, int](), 0
+    with group.input() as producer:
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            group.feed(producer, range(fed, fed + 200))
+            fed += 200
+            time.sleep(chance.random())
+            _act(chance, group, members, stopped)
+            for member in [one for one, since_s in stopped.items() if time.monotonic() - since_s > 9]:
+                del stopped[member]
+                member.signal(signal.SIGCONT)
+            for member in members:
+                member.check()
+            if told or chance.random() < 0.1:
+                told = _check_forward(group, told)
+        for member in stopped:
+            member.signal(signal.SIGCONT)
+        members.append(group.start())
+        group.await_end(fed)
+        for member in members:
+            member.end()
+
+
+def _act(chance: random.Random, group: Group, members: list[Member], stopped: dict[Member, float]) -> None:
+    """One thing that happens to a group."""
+    running = [member for member in members if member not in stopped]
+    what = chance.random()
+    if what < 0.35 and len(members) < 4:
+        members.append(group.start())
+    elif what < 0.55 and len(running) > 1:
+        member = chance.choice(running)
+        member.kill()
+        members.remove(member)
+    elif what < 0.7 and len(running) > 1 and len(stopped) < 2:
+        member = chance.choice(running)
+        stopped[member] = time.monotonic()
+        member.signal(signal.SIGSTOP)
+    elif what < 0.85 and len(running) > 1:
+        member = chance.choice(running)
+        members.remove(member)
+        member.end()
+
+
+def _check_forward(group: Group, told: dict[int, int]) -> dict[int, int]:
+    """The state is a fold, and no partition goes back."""
+    now = group.check()
+    assert all(now[partition] >= offset for partition, offset in told.items()), f"{now} after {told}"
+    return now

@@ -1,0 +1,228 @@
+"""Processes of a group of workers on a real broker, that may be killed, stopped and resumed; and what is to come out.
+
+The input is numbered, each partition from 0 on. Each message changes one key to a digest of what was there and of the
+message, so that one which is left out, comes twice or out of order shows in the state for good. Every process checks
+each table that it is given against the fold of the input up to its progress, before it goes on.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Generator, Mapping, MutableMapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import confluent_kafka
+
+import statelog
+from statelog.errors import Unavailable
+from statelog.recovery import Host
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.tables import Table
+from tests.support.processes.quick_start import quick_start
+from tests.support.rigs.log import UNSAFE
+
+__all__ = ["Group", "Member", "fold", "given", "step"]
+
+_CONTEXT = quick_start()
+_KEYS = 13
+_WRONG = 3
+
+
+def step(state: MutableMapping[bytes, bytes], offset: int) -> None:
+    """What the message at an offset does to a state."""
+    key = b"k%d" % (offset * 7 % _KEYS)
+    if offset % 17 == 16:
+        state.pop(key, None)
+    else:
+        state[key] = b"%d" % zlib.crc32(b"%d" % offset, zlib.crc32(state.get(key, b"")))
+
+
+def fold(end: int) -> dict[bytes, bytes]:
+    """The state of a partition after the messages below `end`."""
+    return dict(_fold(end))
+
+
+@lru_cache(maxsize=64)
+def _fold(end: int) -> Mapping[bytes, bytes]:
+    near = end // 2_000 * 2_000
+    state = dict(_fold(near - 1)) if near - 1 > 0 else {}
+    for offset in range(max(near - 1, 0), end):
+        step(state, offset)
+    return state
+
+
+def given(table: Mapping[bytes, bytes], progress: Mapping[str, Any]) -> str:
+    """What is wrong with a state and its progress; empty if it is the fold."""
+    end = int(progress.get("offset", 0))
+    return "" if dict(table.items()) == fold(end) else f"not the fold of the input below {end}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A group, its input and its log."""
+
+    name: str
+    bootstrap: str
+    root: Path
+    partitions: int
+    consumer: Mapping[str, str]
+    directory: Path | None = None
+    commit_s: float = 0.1
+    has_standbys: bool = False
+
+    @property
+    def topic(self) -> str:
+        """The input."""
+        return f"{self.name}-input"
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The log's place, as `statelog.worker` takes it."""
+        kafka = {"bootstrap.servers": self.bootstrap}
+        return {"kafka": kafka, "root": str(self.root), "allow_unsafe": UNSAFE}
+
+    @contextmanager
+    def input(self) -> Generator[confluent_kafka.Producer]:
+        """Make the input topic; a producer for it."""
+        with closing(ConfluentKafka(client_config({"bootstrap.servers": self.bootstrap}))) as kafka:
+            kafka.create_topic(TopicSpec(name=self.topic, partitions=self.partitions, replication_factor=1))
+        properties = {"bootstrap.servers": self.bootstrap, "enable.idempotence": "true", "linger.ms": "5"}
+        producer = confluent_kafka.Producer(properties)
+        yield producer
+        producer.flush(60)
+
+    def feed(self, producer: confluent_kafka.Producer, offsets: range) -> None:
+        """The messages of these offsets, to every partition."""
+        for offset in offsets:
+            for partition in range(self.partitions):
+                while True:
+                    try:
+                        producer.produce(self.topic, b"%d" % offset, partition=partition)
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+        producer.flush(60)
+
+    def start(self, instance: str = "") -> "Member":
+        """One more process; a name makes it a static member, which keeps its partitions over a restart."""
+        return Member(self, instance)
+
+    def worker(self, instance: str, host: Host, **options: Any) -> "statelog.Worker[bytes, bytes]":
+        """As a process of the group makes it."""
+        consumer = {**self.consumer, **({"group.instance.id": instance} if instance else {})}
+        kept: dict[str, Any] = {}
+        if self.directory is not None:
+            own = f"{os.getpid()}" if self.has_standbys else "shared"
+            kept = {"backend": "rocksdb", "directory": self.directory / own}
+        return statelog.worker(
+            self.name, topic=self.topic, create=True, replication_factor=1, consumer=consumer, host=host,
+            standbys="all" if self.has_standbys else (),
+            **self.where, **kept, **options,
+        )  # fmt: skip
+
+    def progress(self) -> dict[int, int]:
+        """How far each partition is committed, from the ledger alone."""
+        with statelog.open(self.name, **self.where) as log:
+            commits = log.commits()
+        prefix = f"{self.name}-"
+        return {int(one.removeprefix(prefix)): int(last.metadata["offset"]) for one, last in commits.items()}
+
+    def check(self) -> dict[int, int]:
+        """How far each partition is, in one state of the log; raises AssertionError if that is not the fold."""
+        with (
+            statelog.open(self.name, **self.where) as log,
+            statelog.recover(log) as recovery,
+        ):
+            state = recovery.to_dict()
+            found: dict[int, int] = {}
+            for partition in range(self.partitions):
+                last = recovery.last_commit(f"{self.name}-{partition}")
+                found[partition] = 0 if last is None else int(last.metadata["offset"])
+                mine = {key: value for (group, key), value in state.items() if group == partition}
+                assert mine == fold(found[partition]), f"{partition} is not the fold below {found[partition]}"
+        return found
+
+    def await_end(self, end: int, timeout_s: float = 120.0) -> None:
+        """Wait until every partition is processed up to `end`, and check the state."""
+        deadline_s = time.monotonic() + timeout_s
+        found: dict[int, int] = {}
+        while found != dict.fromkeys(range(self.partitions), end):
+            assert time.monotonic() < deadline_s, f"still at {found}"
+            time.sleep(0.05)
+            with suppress(Unavailable):  # The broker is under the same load.
+                found = self.progress()
+        assert self.check() == found
+
+
+class Member:
+    """A process of a group."""
+
+    def __init__(self, group: Group, instance: str) -> None:
+        self._process = _CONTEXT.Process(target=_work, args=(group, instance), daemon=True)
+        self._process.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is there, stopped or not."""
+        return self._process.is_alive()
+
+    def signal(self, number: int) -> None:
+        """Send a signal; SIGTERM asks it to stop."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is dead."""
+        self._process.kill()
+        self._process.join()
+
+    def end(self) -> None:
+        """Ask it to stop, and wait; raises AssertionError if it found something wrong."""
+        self.signal(signal.SIGTERM)
+        self._process.join(60)
+        self.check()
+        assert not self.is_alive
+
+    def check(self) -> None:
+        """Raise AssertionError if it has ended by itself, or found something wrong."""
+        ended = self._process.exitcode  # SIGTERM where it had no handler yet.
+        assert ended in (None, 0, -signal.SIGKILL, -signal.SIGTERM), f"exit code {ended}"
+
+
+def _work(group: Group, instance: str) -> None:
+    warnings.simplefilter("error", ResourceWarning)
+    logging.basicConfig(
+        level=os.environ.get("STATELOG_TEST_LOG", "ERROR"), format="%(process)d %(asctime)s %(message)s"
+    )
+    seen: set[int] = set()
+    with group.worker(instance, Host()) as worker:
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            worker.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        for message, table in worker:
+            if id(table) not in seen:
+                _check_table(table)
+                seen = {id(one) for one in worker.tables.values()}
+            offset = int(message.value() or b"")
+            step(table, offset)
+            worker.commit_every(group.commit_s)
+
+
+def _check_table(table: Table[bytes, bytes]) -> None:
+    wrong = given(table, table.progress)
+    if wrong:
+        sys.stderr.write(f"{table}: {wrong}\n")
+        sys.exit(_WRONG)

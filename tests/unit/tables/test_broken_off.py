@@ -1,0 +1,222 @@
+"""Ctrl-C, or no memory, at any moment of a table or a standby: nothing stays open, and the process opens it again.
+
+The moments are all that a life asks Kafka, the store, the disk and its machine for, and its named points. What was
+raised is kept until the end, and with it every frame that it came through: what is closed is closed by somebody, and
+not because it was dropped.
+"""
+
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from statelog.recovery import Host, RecoverySettings
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import TRUE, Answer, Call
+from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.tables import Loading, Table, TableSettings
+from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import lines
+
+T = TypeVar("T", MemoryProducer, MemoryReader)
+STATE = {b"k%d" % i: b"%d" % i for i in range(20)}
+
+
+@dataclass(slots=True)
+class _Breaker:
+    """Raises `what` at the moment `at`, once; None: never. If it `is_coarse`, the moments are named points,
+    threads that begin and files that are removed, and nothing else.
+    """
+
+    what: type[BaseException] = KeyboardInterrupt
+    is_coarse: bool = False
+    at: int | None = None
+    moments: int = 0
+
+    def disk(self, step: str, _: Path) -> None:
+        """A step on the local disk."""
+        if not self.is_coarse:
+            self.moment(step)
+
+    def moment(self, *_: object) -> None:
+        """One has come."""
+        self.moments += 1
+        if self.moments - 1 == self.at:
+            raise self.what
+
+    def question(self, call: Call) -> Answer:
+        """What is asked of Kafka."""
+        if not self.is_coarse:
+            self.moment(call)
+        return TRUE
+
+    def file(self, method: str, path: str) -> Fault | None:
+        """What is asked of the store."""
+        if method == "delete" or not self.is_coarse:
+            self.moment(path)
+        return None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """A thread is begun; in this test it is done at once."""
+        self.moment()
+        work()
+
+
+class _Watched(MemoryKafka):
+    """Remembers the clients that it makes."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster=cluster)
+        self.left: list[MemoryProducer | MemoryReader] = []
+        """Those that are open."""
+
+    def producer(self) -> MemoryProducer:
+        """As the twin."""
+        return self._watched(super().producer())
+
+    def reader(self, topic: str) -> MemoryReader:
+        """As the twin."""
+        return self._watched(super().reader(topic))
+
+    def _watched(self, client: T) -> T:
+        self.left.append(client)
+        closes = client.close
+
+        def close() -> None:
+            closes()
+            if client in self.left:
+                self.left.remove(client)
+
+        client.close = close  # type: ignore[method-assign]  # this client alone is watched
+        return client
+
+
+@dataclass(slots=True)
+class _World:
+    """A log with a snapshot and a commit behind it, and a directory of an earlier place, which may lack key groups."""
+
+    scratch: Path
+    loading: Loading
+    is_kept: bool
+    breaker: _Breaker = field(default_factory=_Breaker)
+    rig: TwinRig = field(init=False)
+
+    def __post_init__(self) -> None:
+        cluster = MemoryCluster(questions=self.breaker.question)
+        self.rig = twin_rig("log", cluster=cluster, disk=MemoryDisk(lambda: 0.0))
+        with self.tables(None).open() as table:
+            table.update(STATE)
+            table.commit({"n": 1})
+        self.tables(None).roll_up(self.scratch)
+        kept = Loading.FIRST if self.loading is Loading.FIRST else Loading.ON_DEMAND
+        with TableRig(self.rig, self.scratch / "kept" / "local", kept).open() as table:
+            table[b"k0"] = b"other"
+            table.commit({"n": 2})
+            assert table.is_local is (self.loading is Loading.FIRST)
+        with self.tables(None).open() as table:
+            del table[b"k1"]
+            table.commit({"n": 3})
+
+    def tables(self, directory: Path | None) -> TableRig:
+        """Tables that anybody opens."""
+        return TableRig(self.rig, directory, self.loading)
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """A machine on which every moment may be the one: its clock goes on as it is read, and renews leases often."""
+        breaker = self.breaker
+        recovery = RecoverySettings(holder="broken", threads=1, lease_ttl_s=0.01)
+        return {
+            "host": Host(
+                clock=partial(next, count(step=0.001)), crash=breaker.moment, start=breaker.start, disk=breaker.disk
+            ),
+            "settings": TableSettings(recovery=recovery, loading=self.loading),
+        }
+
+    @contextmanager
+    def place(self) -> Generator[Path]:
+        """A directory for a life, and for the one after it."""
+        path = self.scratch / "life"
+        if self.is_kept:
+            shutil.copytree(self.scratch / "kept", path)
+        yield path / "local"
+        shutil.rmtree(path)
+
+
+Act = Callable[[TableRig, dict[str, Any]], None]
+
+
+def _own(tables: TableRig, where: dict[str, Any]) -> None:
+    with tables.open(**where) as table:
+        _work(table)
+
+
+def _follow(tables: TableRig, where: dict[str, Any]) -> None:
+    with lines() as texts, tables.standby("local", **where) as standby:
+        standby.refresh()
+    assert all("has failed: " in text for text in texts)
+
+
+def _take_over(tables: TableRig, where: dict[str, Any]) -> None:
+    with tables.standby("local", **where) as standby, standby.promote() as table:
+        _work(table)
+
+
+def _work(table: Table[Any, Any]) -> None:
+    table[b"k2"] = b"work"
+    table.commit({"n": 4})
+
+
+def _sweep(world: _World, act: Act) -> None:
+    """Break it off at every moment that there is, and open again."""
+    raised: list[BaseException] = []
+    at, breaker = 0, world.breaker
+    while breaker.moments >= at:
+        with world.place() as directory:
+            tables = world.tables(directory)
+            kafka = _Watched(world.rig.cluster)
+            store = MemoryStore(world.rig.disk, "log", faults=breaker.file)
+            breaker.at, breaker.moments = at, 0
+            try:
+                act(tables, {"kafka": kafka, "root": store, **world.host})
+            except breaker.what as error:
+                raised.append(error)
+            breaker.at = None
+            assert kafka.left == [], f"broken off at moment {at}"
+            with tables.open() as table:
+                assert content(table).keys() == STATE.keys() - {b"k1"}, f"broken off at moment {at}"
+        at += 1
+    assert len(raised) > 4
+
+
+WAYS = [
+    *((_own, loading) for loading in Loading),
+    *((act, Loading.FIRST) for act in (_follow, _take_over)),  # A standby's state is whole.
+]
+
+
+@pytest.mark.parametrize(("act", "loading"), [(_own, Loading.BEHIND), *WAYS[-2:]])
+def test_at_named_points(act: Act, loading: Loading, tmp_path: Path) -> None:
+    """In a directory that is behind, and as an owner's lacks a part of the state."""
+    world = _World(tmp_path, loading, is_kept=True)
+    world.breaker.is_coarse = True
+    _sweep(world, act)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_kept", [False, True], ids=["anew", "kept"])
+@pytest.mark.parametrize(("act", "loading"), WAYS)
+@pytest.mark.parametrize("what", [KeyboardInterrupt, MemoryError])
+def test_at_every_moment(what: type[BaseException], act: Act, loading: Loading, is_kept: bool, tmp_path: Path) -> None:
+    """In a directory that is kept, and in one that is made."""
+    world = _World(tmp_path, loading, is_kept)
+    world.breaker.what = what
+    _sweep(world, act)

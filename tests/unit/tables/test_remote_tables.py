@@ -1,0 +1,332 @@
+"""Tables that open on a snapshot: what they read from its runs, what they load behind the loop's back, and what becomes
+of them when runs go, are damaged, or are rolled up further.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from statelog.errors import CorruptRun, Fenced
+from statelog.recovery import Host, RecoverySettings
+from statelog.schemas.keys.key_groups import key_group_of
+from statelog.storage.held_lease import list_leases
+from statelog.storage.runs.write import RunWriter
+from statelog.tables import Loading, Table, TableSettings
+from statelog.tables.remote.standing import Standing
+from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import told
+
+KEYS = [b"k%03d" % i for i in range(60)]
+TTL_S = 30.0
+
+
+class Rolled:
+    """A log of three runs with row groups of three rows, and a tail: keys were put, deleted and put again in turns."""
+
+    def __init__(self, rig: TwinRig, scratch: Path) -> None:
+        self.rig, self.scratch = rig, scratch
+        self.now_s = 0.0
+        self.plain = TableRig(rig, None)
+        self.model: dict[bytes, bytes] = {}
+        for stretch in range(4):
+            self.write({key: self.value(i, stretch) for i, key in enumerate(KEYS) if i % 4 >= stretch})
+            if stretch < 3:
+                self.roll_up()
+
+    @staticmethod
+    def value(i: int, stretch: int) -> bytes | None:
+        """Of a key in a stretch of the history."""
+        return None if (i + stretch) % 3 == 0 else b"%d-%d" % (i, stretch)
+
+    def write(self, changes: dict[bytes, bytes | None]) -> None:
+        """Commit as the owner, in a life of its own."""
+        with self.plain.open() as table:
+            self.put(table, changes)
+            table.commit()
+
+    def put(self, table: Table[Any, Any], changes: dict[bytes, bytes | None]) -> None:
+        """To a table, and to the model."""
+        for key, value in changes.items():
+            table.delete(key) if value is None else table.put(key, value)
+            self.model.pop(key, None)
+            if value is not None:
+                self.model[key] = value
+
+    def roll_up(self) -> None:
+        """One more snapshot; those before the last two go."""
+        self.plain.roll_up(self.scratch)
+
+    def open(self, loading: Loading, directory: Path | None = None, **options: Any) -> Table[Any, Any]:
+        """A life on the snapshot."""
+        settings = TableSettings(
+            loading=loading, recovery=RecoverySettings(holder="table", lease_ttl_s=TTL_S), remote_cache_bytes=1 << 14
+        )
+        host = options.pop("host", None) or Host(clock=lambda: self.now_s)
+        return TableRig(self.rig, directory).open(settings=settings, host=host, **options)
+
+    def check(self, table: Table[Any, Any]) -> None:
+        """It shows the model, however it is asked."""
+        assert content(table) == self.model
+        assert {key: table.get(key) for key in KEYS} == {key: self.model.get(key) for key in KEYS}
+        assert len(table) == len(self.model)
+        ordered = sorted(self.model.items())
+        assert list(table.range()) == ordered
+        assert list(table.range(b"k03", b"k05")) == [one for one in ordered if b"k03" <= one[0] < b"k05"]
+        some = dict(table.items(key_groups=[3, 5]))
+        assert some == {key: value for key, value in ordered if key_group_of(key, "bytes", 16) in (3, 5)}
+
+
+@pytest.fixture
+def rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rolled:
+    """The log of these tests."""
+    monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 3)
+    return Rolled(twin_rig("log"), tmp_path)
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Where the state is kept, or None for a dict."""
+    return tmp_path / "local" if request.param == "rocksdb" else None
+
+
+@pytest.fixture(params=["dict", pytest.param("rocksdb", marks=pytest.mark.soak)])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """As `directory`, for what hardly depends on it."""
+    return tmp_path / "local" if request.param == "rocksdb" else None
+
+
+class Gate:
+    """Lets the loading thread pass a key group at a time."""
+
+    def __init__(self) -> None:
+        self._steps = threading.Semaphore(0)
+        self.is_open = False
+
+    def crash(self, point: str) -> None:
+        """The crash point of a host."""
+        if point == "group-loaded" and not self.is_open:
+            assert self._steps.acquire(timeout=30)
+
+    def step(self) -> None:
+        """One more key group."""
+        self._steps.release()
+
+    def open(self) -> None:
+        """All of them."""
+        self.is_open = True
+        self._steps.release(1_000)
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Open at the end, so that no thread is left."""
+    made = Gate()
+    yield made
+    made.open()
+
+
+def test_on_demand_shows_all_and_loads_nothing(rolled: Rolled, directory: Path | None) -> None:
+    """By key, by range, whole and counted; changes and deletes of what is not local come back in the next life, too."""
+    with rolled.open(Loading.ON_DEMAND, directory) as table:
+        rolled.check(table)
+        rolled.put(table, {KEYS[1]: b"new", KEYS[2]: None, b"other": b"x", KEYS[5]: None})
+        rolled.check(table)
+        table.commit({"n": 1})
+        rolled.check(table)
+        rolled.put(table, {KEYS[5]: b"back", KEYS[1]: None})
+        table.commit({"n": 2})
+        rolled.check(table)
+        assert not table.is_local
+    for loading in (Loading.ON_DEMAND, Loading.FIRST):
+        with rolled.open(loading, directory) as table:
+            assert table.progress == {"n": 2}
+            rolled.check(table)
+            assert table.is_local is (loading is Loading.FIRST)
+            assert table.opening.set_aside is None
+
+
+def test_behind_loads_all_and_overwrites_nothing(rolled: Rolled, directory: Path | None, gate: Gate) -> None:
+    """Between any two key groups the table shows its own changes and deletes; in the end all is local, and no lease is
+    left, whether the loop goes on or idles.
+    """
+    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, host=host) as table:
+        for turn in range(8):
+            rolled.put(table, {key: None if i % 2 else b"%d" % turn for i, key in enumerate(KEYS[turn::8])})
+            table.commit({"turn": turn})
+            rolled.check(table)
+            gate.step()
+        assert not table.is_local
+        scan = iter(table.items())
+        next(scan)
+        gate.open()
+        assert dict(scan).keys() <= rolled.model.keys()
+        _wait_until(lambda: table.is_local)
+        rolled.check(table)
+        with rolled.rig.open() as log:
+            _wait_until(lambda: not list_leases(log.store))
+        rolled.put(table, {KEYS[0]: b"after"})
+        table.commit({"turn": 9})
+    with rolled.open(Loading.BEHIND, directory) as table:
+        assert table.progress == {"turn": 9}
+        assert directory is None or table.is_local
+        rolled.check(table)
+
+
+def test_a_log_without_a_snapshot_opens_as_every_other(directory: Path | None, tmp_path: Path) -> None:
+    """There is nothing to stand on: all is local at once."""
+    tables = TableRig(twin_rig("log"), directory, Loading.ON_DEMAND)
+    with tables.open() as table:
+        table[b"k"] = b"v"
+        table.commit()
+    with tables.open() as table:
+        assert table.is_local
+        assert content(table) == {b"k": b"v"}
+    assert tmp_path.exists()
+
+
+def test_the_base_moves_on(rolled: Rolled, either: Path | None) -> None:
+    """To the newest snapshot, with the lease: the one that it began with goes, and the log with it, while a read and a
+    commit now and then say that the table is alive.
+    """
+    with rolled.open(Loading.ON_DEMAND, either) as table, rolled.rig.open() as log:
+        first = list_leases(log.store)
+        assert len(first) == 1
+        for turn in range(4):
+            rolled.put(table, dict.fromkeys(KEYS[turn::9], b"turn-%d" % turn))
+            table.commit()
+            rolled.roll_up()
+            for _ in range(3):
+                rolled.now_s += TTL_S / 2
+                table.get(KEYS[4])
+                _wait_until(lambda: list_leases(log.store) != first)
+            rolled.check(table)
+        _wait_until(lambda: len(list_leases(log.store)) == 1)
+        newest = log.manifests.numbers()[-1]
+        (lease,) = list_leases(log.store)
+        assert lease.lease.manifest_number >= newest - 1 > first[0].lease.manifest_number
+        assert not lease.lease.next_offsets, "it holds no part of the topics"
+        assert not table.is_local
+    assert not list_leases(rolled.rig.open().store)
+
+
+def test_runs_that_went_while_the_table_idled(rolled: Rolled, either: Path | None) -> None:
+    """Its lease ran out, and cleaning up took the runs: the next read goes on from another snapshot, and is right."""
+    with rolled.open(Loading.ON_DEMAND, either) as table:
+        base = _runs(rolled)
+        for turn in range(4):
+            rolled.put(table, dict.fromkeys(KEYS[turn::9], b"mine-%d" % turn))
+            table.commit()
+            _roll_up_unheld(rolled)
+        assert not base & _runs(rolled), "all runs that it stood on are gone"
+        rolled.check(table)
+        rolled.put(table, {KEYS[0]: b"last"})
+        table.commit()
+        rolled.check(table)
+
+
+def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None) -> None:
+    """Once the runs of its own time are gone, the former owner is Fenced: never "not there", nor the other's value."""
+    table = rolled.open(Loading.ON_DEMAND, either)
+    base = _runs(rolled)
+    for turn in range(4):
+        rolled.write(dict.fromkeys(KEYS, b"theirs-%d" % turn))
+        _roll_up_unheld(rolled)
+    assert not base & _runs(rolled)
+    uses: list[Callable[[], object]] = [lambda: content(table), lambda: len(table), lambda: table.get(KEYS[4])]
+    for use in uses:
+        with pytest.raises(Fenced):
+            use()
+    with pytest.raises(Fenced):
+        table.commit()
+    table.close()
+
+
+def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> None:
+    """Costs a line in the log: a newer snapshot has its rows in another run, and the table goes on from there."""
+    with rolled.open(Loading.ON_DEMAND, either) as table, rolled.rig.open() as log:
+        base = _runs(rolled)
+        for turn in range(4):
+            rolled.put(table, dict.fromkeys(KEYS[turn::9], b"mine-%d" % turn))
+            table.commit()
+            rolled.roll_up()
+        newest = log.manifests.newest()
+        assert newest is not None
+        assert base <= _runs(rolled), "the lease holds them"
+        for path in base - {run.path for run in newest.manifest.runs}:
+            rolled.rig.disk.flip_byte(f"log/{path}", 8)
+        with told("cannot be read"):
+            rolled.check(table)
+        rolled.put(table, {KEYS[0]: b"last"})
+        table.commit()
+        rolled.check(table)
+
+
+def test_a_damaged_run(rolled: Rolled, either: Path | None) -> None:
+    """Where no snapshot is without it, it is the error of every read that needs it, and of the next commit."""
+    table = rolled.open(Loading.ON_DEMAND, either)
+    for path in _runs(rolled):
+        rolled.rig.disk.flip_byte(f"log/{path}", 8)
+    with told("cannot be read"), pytest.raises(CorruptRun):
+        content(table)
+    with pytest.raises(CorruptRun):
+        table.get(KEYS[4])
+    rolled.put(table, {KEYS[0]: b"x"})
+    with pytest.raises(CorruptRun):
+        table.commit()
+    table.close()
+
+
+def test_which_snapshots_will_do(rolled: Rolled) -> None:
+    """None older than the local changes, none that another owner's or a loss's history is in, none with a run that
+    cannot be read; and one that is ahead of the table's own place is told apart.
+    """
+    with rolled.rig.open() as log:
+        manifest = log.manifests.read(log.manifests.numbers()[-1]).manifest
+    (row,) = manifest.state.writers
+    at = Standing(
+        first_position=manifest.position,
+        position=manifest.position,
+        losses=0,
+        writer="table",
+        epoch=row.newest_epoch,
+        partitions=(0, 1, 2, 3),
+    )
+    assert at.allows(manifest, ())
+    assert not at.is_ahead(manifest)
+    behind = replace(at, first_position=0, position=row.commit_offset)
+    assert behind.allows(manifest, ())
+    assert behind.is_ahead(manifest), "its own commit is in it, and not applied"
+    assert replace(behind, position=row.commit_offset + 1).is_ahead(manifest) is False
+    former = replace(behind, epoch=row.newest_epoch - 1)
+    assert former.is_overtaken(manifest)
+    assert not former.allows(manifest, ())
+    assert replace(former, partitions=()).allows(manifest, ()), "it is no partition of ours"
+    assert not replace(at, first_position=manifest.position + 1).allows(manifest, ())
+    assert not replace(at, losses=-1).allows(manifest, ())
+    assert not at.allows(manifest, {manifest.runs[0].path})
+
+
+def _runs(rolled: Rolled) -> set[str]:
+    return {info.path.removeprefix("log/") for info in rolled.rig.disk.files("log/runs/")}
+
+
+def _roll_up_unheld(rolled: Rolled) -> None:
+    """Roll up without regard to leases."""
+    with rolled.rig.open() as log:
+        for lease in list_leases(log.store):
+            log.store.delete(lease.path)
+    rolled.roll_up()

@@ -1,0 +1,93 @@
+"""Standbys that a worker keeps for partitions which are another's."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+import statelog
+from statelog.errors import BrokerUnavailable
+from statelog.tables import Standby
+from statelog.tables.working.reserves import Reserves
+from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+from tests.support.told import told
+
+
+@pytest.fixture
+def rig() -> TwinRig:
+    """A log of three key groups, the first two of which hold a committed key."""
+    rig = twin_rig("log")
+    rig.create(partitions=3, key_groups=3, hash_rule="caller").close()
+    for partition in range(2):
+        with statelog.table(
+            "log", kafka=rig.kafka(), root=rig.store(), own_key_group=partition, allow_unsafe=UNSAFE
+        ) as table:
+            table[b"k"] = b"%d" % partition
+            table.commit({"offset": 7 + partition})
+    return rig
+
+
+def _standby(rig: TwinRig, partition: int) -> Standby[bytes, bytes]:
+    return statelog.standby(
+        "log", kafka=rig.kafka(), root=rig.store(), own_key_group=partition, allow_unsafe=UNSAFE, poll_s=0.01
+    )
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_kept_and_promoted(rig: TwinRig) -> None:
+    """They are made once the group has settled, for what is wanted and not held; and become the table."""
+    now_s = [0.0]
+    reserves = Reserves([0, 1, 2], lambda partition: _standby(rig, partition), lambda: now_s[0])
+    reserves.keep(lambda _: False)
+    reserves.decided()
+    reserves.keep(lambda _: False)
+    assert not reserves.standbys
+    now_s[0] = 5.0
+    reserves.keep(lambda partition: partition == 2)
+    _await(lambda: len(reserves.standbys) == 2)
+    assert [standby[b"k"] for standby in reserves.standbys.values()] == [b"0", b"1"]
+    assert reserves.promote(2) is None
+    table = reserves.promote(1)
+    assert table is not None
+    assert (dict(table.items()), table.progress) == ({b"k": b"1"}, {"offset": 8})
+    table[b"k"] = b"2"
+    table.commit({"offset": 9})
+    assert list(reserves.standbys) == [0]
+    table.close()
+    now_s[0] = 100.0
+    reserves.keep(lambda partition: partition == 2)
+    _await(lambda: len(reserves.standbys) == 2)
+    assert reserves.standbys[1][b"k"] == b"2"
+    reserves.close()
+    assert not reserves.standbys
+
+
+def test_what_does_not_open(rig: TwinRig) -> None:
+    """It is told, and made again later; meanwhile the table opens without it."""
+    now_s, is_broken, asked = [0.0], [True], list[int]()
+
+    def opened(partition: int) -> Standby[bytes, bytes]:
+        asked.append(partition)
+        if is_broken[0]:
+            raise BrokerUnavailable("no answer")
+        return _standby(rig, partition)
+
+    reserves = Reserves([0], opened, lambda: now_s[0])
+    reserves.decided()
+    for turn in (1, 2):
+        now_s[0] = 20.0 * turn
+        reserves.keep(lambda _: False)
+        _await(lambda: len(asked) == turn)  # noqa: B023 - it is over before the next turn
+        with told("no answer"):
+            assert reserves.promote(0) is None
+    is_broken[0] = False
+    now_s[0] = 60.0
+    reserves.keep(lambda _: False)
+    _await(lambda: len(reserves.standbys) == 1)
+    reserves.close()

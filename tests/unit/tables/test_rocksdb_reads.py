@@ -1,0 +1,67 @@
+"""What a table's reads cost in RocksDB, in bytes that are read from its files."""
+
+from pathlib import Path
+
+import rocksdict
+
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.values.schema import OPAQUE
+from statelog.tables import TableSettings
+from statelog.tables.backends.home import Home
+from statelog.tables.backends.rocksdb import RocksdbBackend
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+
+KEYS = 500_000
+GROUP = 3
+RULE = KeyRule(
+    Descriptor(
+        name="log",
+        identity=LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l"),
+        partitions=1,
+        key_groups=8,
+        hash_rule=HashRule.CALLER,
+        key_type=KeyType.BYTES,
+        value_schema_id=0,
+        nonce=b"nonce",
+    ),
+    frozenset([GROUP]),
+    GROUP,
+)
+
+
+def _one_large_file(database: Path, scratch: Path) -> None:
+    """As compaction makes them: its filter has 625 kB."""
+    blocks, options = rocksdict.BlockBasedOptions(), rocksdict.Options(raw_mode=True)
+    blocks.set_bloom_filter(10, False)
+    options.set_block_based_table_factory(blocks)
+    file = rocksdict.SstFileWriter(options)
+    file.open(str(scratch))
+    for number in range(KEYS):
+        file[GROUP.to_bytes(2, "big") + number.to_bytes(4, "big")] = b""
+    file.finish()
+    with rocksdict.Rdict(str(database), options) as made:
+        made.ingest_external_file([str(scratch)])
+
+
+def _bytes_read() -> int:
+    """By this process, from files and all else, whether they were in the kernel's memory or not."""
+    lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
+
+
+def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
+    """A cache of many shards has no room for it, and every get would read it from the file once more."""
+    home = Home(tmp_path, "log", "table")
+    _one_large_file(home.database, tmp_path / "large.sst")
+    backend = RocksdbBackend(home, RULE, ValueRule(OPAQUE), TableSettings(cache_bytes=4 << 20))
+    assert backend.get((7).to_bytes(4, "big")) == b""
+    before = _bytes_read()
+    for number in range(0, KEYS, KEYS // 100):
+        assert backend.get(number.to_bytes(4, "big")) == b""
+        assert backend.get(number.to_bytes(5, "big")) is None
+    assert _bytes_read() - before < 4 << 20
+    backend.close()
+    home.close()

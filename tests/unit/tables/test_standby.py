@@ -1,0 +1,458 @@
+"""A standby in trouble: what it is made anew for, what it bears, what ends it, and how a promotion fails."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import (
+    BrokerUnavailable,
+    ClosedError,
+    ConfigError,
+    Fenced,
+    IncompleteChangeSet,
+    StatelogError,
+    Unavailable,
+)
+from statelog.materializer import run_round
+from statelog.producer.guard import Life
+from statelog.recovery import Host, RecoverySettings
+from statelog.schemas.ledger.records import LossRange
+from statelog.storage.kafka import OffsetRange, TopicDescription
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
+from statelog.storage.log.loss import accept_data_loss
+from statelog.tables import Standby, Table, TableSettings
+from tests.support.rigs.log import TwinRig, settings_for, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import told
+
+STATE = {b"k%d" % i: b"%d" % i for i in range(20)}
+SCHEMA = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}%s]}'
+UNHELD = TableSettings(recovery=RecoverySettings(holder="standby", lease=False, threads=1))
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
+    """Each backend in turn, in memory."""
+    return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
+
+
+class _Away(MemoryKafka):
+    """A view of the cluster that is away when told so. `producers`: how many more it makes."""
+
+    is_away = False
+    producers = 1_000
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """As the twin, unless it is away."""
+        self._check()
+        return super().offsets(topic, partitions, at_least=at_least)
+
+    def producer(self) -> MemoryProducer:
+        """As the twin, as often as it may be asked."""
+        self._check()
+        self.producers -= 1
+        if self.producers < 0:
+            raise BrokerUnavailable("no more producers")
+        return super().producer()
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+
+
+def _away(tables: TableRig) -> _Away:
+    assert isinstance(tables.rig, TwinRig)
+    return _Away(cluster=tables.rig.cluster)
+
+
+def _filled(tables: TableRig, **options: Any) -> Table[Any, Any]:
+    table = tables.open(**options)
+    table.update(STATE)
+    table.commit({"n": 1})
+    return table
+
+
+def _truncate(tables: TableRig, tmp_path: Path, table: Table[Any, Any]) -> None:
+    """Commits and rounds, until the log does not reach back to where it was."""
+    for i in range(4):
+        table[b"k0"] = b"round %d" % i
+        table.commit({"n": 10 + i})
+        with tables.rig.open() as log:
+            run_round(log, settings_for(tmp_path))
+
+
+def _check_all(standby: Standby[Any, Any] | Table[Any, Any], table: Table[Any, Any]) -> None:
+    assert content(standby) == dict(table)
+    assert standby.progress == table.progress
+
+
+def _await_no_lease(tables: TableRig) -> None:
+    """Its lease is removed behind a promotion's back."""
+    deadline_s = time.monotonic() + 60
+    with tables.rig.open() as log:
+        while list(log.store.list("leases/")):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+
+
+# ---- made anew
+
+
+@pytest.mark.parametrize("when", ["refresh", "promote"])
+def test_truncated_past_it(tables: TableRig, tmp_path: Path, when: str) -> None:
+    """Without a lease the log goes on without it: it is made anew, loudly, as it follows and as it is promoted."""
+    with _filled(tables) as table, tables.standby(settings=UNHELD) as standby:
+        _truncate(tables, tmp_path, table)
+        with told("made anew"):
+            other = standby.promote() if when == "promote" else standby
+            assert when == "promote" or standby.refresh()
+        with other:
+            assert content(other) == {**STATE, b"k0": b"round 3"}
+            assert other.progress == {"n": 13}
+            assert "truncated" in standby.opening.reason or "starts above" in standby.opening.reason
+            assert (standby.opening.set_aside is not None) is tables.is_kept
+            if other is standby:
+                table[b"k0"] = b"on"
+                table.commit({"n": 14})
+                assert standby.refresh()
+                assert standby[b"k0"] == b"on"
+
+
+def test_its_lease_holds_the_log(tables: TableRig, tmp_path: Path) -> None:
+    """With one the log waits for a standby that is behind, and is let go once it has passed, and when it is closed."""
+    with _filled(tables) as table, tables.standby() as standby:
+        _truncate(tables, tmp_path, table)
+        assert standby.refresh()
+        _check_all(standby, table)
+        assert standby.opening.reason == ""
+        with tables.rig.open() as log:
+            assert len(list(log.store.list("leases/"))) == 1
+            standby.close()
+            assert not list(log.store.list("leases/"))
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "only-made"])
+def test_a_newer_value_schema(tables: TableRig, is_written: bool) -> None:
+    """Values of a newer schema lose no field: the state is made anew in it, at the latest when it is promoted."""
+    with tables.open(value_schema=SCHEMA % "") as table:
+        table[b"k"] = {"a": 1}
+        table.commit({"n": 1})
+        standby = tables.standby()
+    with tables.rig.open() as log:
+        log.evolve_value_schema(SCHEMA % ', {"name": "b", "type": "long", "default": 7}')
+    newer = {b"k": {"a": 1, "b": 7}}
+    with standby:
+        if is_written:
+            with TableRig(tables.rig, None).open() as table:
+                table[b"l"] = newer[b"l"] = {"a": 2, "b": 8}
+                table.commit({"n": 2})
+            with told("newer schema"):
+                assert standby.refresh()
+            assert content(standby) == newer
+            promoted = standby.promote()
+        else:
+            assert standby.refresh()
+            assert content(standby) == {b"k": {"a": 1}}
+            with told("newer value schema"):
+                promoted = standby.promote()
+        with promoted:
+            assert content(promoted) == newer
+            promoted[b"m"] = {"a": 3, "b": 9}
+            promoted.commit()
+    with TableRig(tables.rig, None).open() as table:
+        assert content(table) == {**newer, b"m": {"a": 3, "b": 9}}
+
+
+def test_an_accepted_loss(tables: TableRig) -> None:
+    """What a person gave up may be in it: it is made anew, as everybody else sees the log now."""
+    with _filled(tables) as table, tables.standby() as standby:
+        with tables.rig.open() as log:
+            accept_data_loss(log, [LossRange(0, 0, 1)], reason="test", operator="me")
+        with told("loss was accepted"):
+            assert standby.refresh()
+        assert content(standby) == tables.rig.state() != dict(table)
+
+
+# ---- what it bears, and what ends it
+
+
+def test_a_broker_that_is_away(tables: TableRig) -> None:
+    """For a while its state ages, and is served; after the stall time every read says so, and so does a promotion."""
+    kafka, now_s = _away(tables), [0.0]
+    with _filled(tables) as table:
+        standby = tables.standby(kafka=kafka, host=Host(clock=lambda: now_s[0]))
+        table[b"k0"] = b"new"
+        table.commit({"n": 2})
+        kafka.is_away = True
+        assert not standby.refresh()
+        now_s[0] += 20
+        assert not standby.refresh()
+        assert (standby[b"k0"], standby.age_s) == (b"0", 20)
+        kafka.is_away = False
+        assert standby.refresh()
+        assert (standby[b"k0"], standby.age_s) == (b"new", 0)
+        kafka.is_away = True
+        assert not standby.refresh()
+        now_s[0] += 31
+        with told("has failed"), pytest.raises(BrokerUnavailable):
+            standby.refresh()
+        kafka.is_away = False
+        for use in (lambda: standby.get(b"k0"), lambda: list(standby), standby.refresh, standby.promote):
+            for _ in range(2):
+                with pytest.raises(BrokerUnavailable, match="away"):
+                    use()
+        assert standby.life is Life.FAILED
+        standby.close()
+        table[b"k0"] = b"the owner goes on"
+        table.commit()
+        with tables.standby() as another:
+            _check_all(another, table)
+
+
+def test_its_thread_fails(tables: TableRig) -> None:
+    """What the thread met is what every read says, as often as it is asked; the process goes on."""
+    kafka, over = _away(tables), threading.Event()
+    with _filled(tables) as table:
+
+        def crash(step: str) -> None:
+            if step == "read":
+                over.set()
+                raise IncompleteChangeSet("a chunk is missing", partition=3)
+
+        with told("has failed"), tables.standby(kafka=kafka, poll_s=0.001, host=Host(crash=crash)) as standby:
+            table[b"k0"] = b"x"
+            table.commit()
+            assert over.wait(60)
+            for _ in range(2):
+                with pytest.raises(IncompleteChangeSet, match="partition=3"):
+                    while standby.get(b"k0") == b"0":
+                        pass
+
+
+def test_a_part_of_a_commit_is_never_served(tables: TableRig) -> None:
+    """If the backend breaks in the middle of one, nothing is read any more; a directory is right in the next life."""
+    with _filled(tables) as table:
+
+        def crash(step: str) -> None:
+            if step == "loaded":
+                raise Unavailable("the disk is gone")
+
+        standby = tables.standby(host=Host(crash=crash))
+        table.update({b"k0": b"x", b"k1": b"y"})
+        table.commit({"n": 2})
+        with told("has failed"), pytest.raises(Unavailable):
+            standby.refresh()
+        with pytest.raises(Unavailable, match="the disk is gone"):
+            standby.get(b"k0")
+        standby.close()
+        with tables.standby() as another:
+            _check_all(another, table)
+            assert another.opening.set_aside is None
+
+
+# ---- promotions that fail
+
+
+def test_before_the_open(tables: TableRig) -> None:
+    """If the owner's Open cannot be sent, the owner owns on, and the standby goes on, and may be promoted later."""
+    kafka = _away(tables)
+    kafka.producers = 0
+    with _filled(tables) as table, tables.standby(kafka=kafka) as standby:
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                standby.promote()
+        table[b"k0"] = b"x"
+        table.commit({"n": 2})
+        assert standby.refresh()
+        _check_all(standby, table)
+        kafka.producers = 1
+        with standby.promote() as promoted:
+            _check_all(promoted, table)
+            with pytest.raises(Fenced):
+                table.commit()
+
+
+@pytest.mark.parametrize("step", ["promoting", "asked", "read", "loaded", "followed", "promoted"])
+def test_behind_the_open(tables: TableRig, step: str) -> None:
+    """The standby is closed and the error raised; nothing stays open, and the next table has all that was committed."""
+    failing: list[str] = []
+
+    def crash(passed: str) -> None:
+        if passed in failing:
+            raise Unavailable("the network is gone")
+
+    with _filled(tables) as table:
+        standby = tables.standby(host=Host(crash=crash))
+        table[b"k0"] = b"x"
+        table.commit({"n": 2})
+        failing.append(step)
+        with pytest.raises(Unavailable, match="the network is gone"):
+            standby.promote()
+        for use in (lambda: standby.get(b"k0"), standby.promote):
+            with pytest.raises(ClosedError):
+                use()
+        with tables.standby() as another, another.promote() as promoted:
+            _check_all(promoted, table)
+        _await_no_lease(tables)
+
+
+@pytest.mark.timeout(60)
+def test_a_scan_does_not_hold_a_promotion_up(tables: TableRig) -> None:
+    """One that is under way is broken off, and one that begins behind the Open does not begin: nobody waits for it."""
+    scans: list[Iterator[Any]] = []
+
+    def crash(passed: str) -> None:
+        if passed == "promoting":
+            scans.append(iter(standby.items()))
+            with pytest.raises(ClosedError, match="promoted"):
+                next(scans[-1])
+
+    with _filled(tables) as table, tables.standby(host=Host(crash=crash)) as standby:
+        scans.append(iter(standby.items()))
+        next(scans[-1])
+        table[b"k0"] = b"x"
+        table.commit({"n": 2})
+        with standby.promote() as promoted:
+            _check_all(promoted, table)
+        with pytest.raises(ClosedError, match="promoted"):
+            next(scans[0])
+    assert len(scans) == 2
+
+
+class _Counted(_Away):
+    """Keeps the producers that it made. `operations` are the rights on the topics."""
+
+    def __init__(self, tables: TableRig) -> None:
+        assert isinstance(tables.rig, TwinRig)
+        super().__init__(cluster=tables.rig.cluster)
+        self.operations = frozenset({"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"})
+        self.made: list[MemoryProducer] = []
+
+    def producer(self) -> MemoryProducer:
+        """As the twin's."""
+        self.made.append(super().producer())
+        return self.made[-1]
+
+    def describe_topic(self, topic: str) -> TopicDescription | None:
+        """As the twin, with the rights."""
+        found = super().describe_topic(topic)
+        return None if found is None else replace(found, operations=self.operations)
+
+    def open_ones(self) -> int:
+        """How many are not closed."""
+        return sum(one.is_sound for one in self.made)
+
+
+def test_a_producer_is_made_ahead(tables: TableRig) -> None:
+    """A standby has one client ready, a promotion opens through it and makes none, and a close releases it."""
+    kafka = _Counted(tables)
+    with _filled(tables) as table:
+        with tables.standby(kafka=kafka) as standby:
+            assert standby.refresh()
+            assert len(kafka.made) == 1
+        assert kafka.open_ones() == 0
+        standby = tables.standby(kafka=(kafka := _Counted(tables)))
+        with standby.promote() as promoted:
+            _check_all(promoted, table)
+            promoted[b"k0"] = b"x"
+            promoted.commit()
+            assert (len(kafka.made), kafka.open_ones()) == (1, 1)
+        assert kafka.open_ones() == 0
+
+
+def test_no_producer_without_the_right_to_write(tables: TableRig) -> None:
+    """Its client would complain. A standby needs the rights of a reader, and those of a writer once it is promoted."""
+    kafka = _Counted(tables)
+    rights, kafka.operations = kafka.operations, kafka.operations - {"WRITE"}
+    with _filled(tables) as table, tables.standby(kafka=kafka) as standby:
+        assert standby.refresh()
+        with pytest.raises(ConfigError, match="WRITE"):
+            standby.promote()
+        assert not kafka.made
+        kafka.operations = rights
+        with standby.promote() as promoted:
+            _check_all(promoted, table)
+            assert len(kafka.made) == 1
+
+
+def test_a_producer_that_went_bad(tables: TableRig) -> None:
+    """A promotion makes a new one; one that finds another owner, or fails behind its Open, leaves none open."""
+    with _filled(tables) as table:
+        standby = tables.standby(kafka=(kafka := _Counted(tables)))
+        kafka.made[0].close()
+        with standby.promote() as promoted:
+            _check_all(promoted, table)
+            assert (len(kafka.made), kafka.open_ones()) == (2, 1)
+        failing = tables.standby("another", kafka=(kafka := _Counted(tables)), host=Host(crash=_fail_promoted))
+        with pytest.raises(Unavailable):
+            failing.promote()
+        assert (len(kafka.made), kafka.open_ones()) == (1, 0)
+
+
+def _fail_promoted(step: str) -> None:
+    if step == "promoted":
+        raise Unavailable("the network is gone")
+
+
+def test_scans_are_broken_off(tables: TableRig) -> None:
+    """A promotion and a close wait for no scan: it gets no further, and says so."""
+    for is_promoted in (True, False):
+        with _filled(tables), tables.standby() as standby:
+            scan = iter(standby.items())
+            next(scan)
+            if is_promoted:
+                standby.promote().close()
+            else:
+                standby.close()
+            with pytest.raises(ClosedError):
+                next(scan)
+
+
+def test_reads_and_moves_in_many_threads(tables: TableRig) -> None:
+    """Of two keys that change together none is ever seen without the other."""
+    with tables.open() as table, tables.standby(poll_s=0.0005) as standby:
+        table.update({b"a": b"0", b"b": b"0"})
+        table.commit()
+        wrong: list[object] = []
+        stop = threading.Event()
+
+        def read() -> None:
+            while not stop.is_set():
+                seen = set(dict(standby.items()).values())
+                if len(seen) > 1:
+                    wrong.append(seen)
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for n in range(1, 30):
+            table.update({b"a": b"%d" % n, b"b": b"%d" % n})
+            table.commit({"n": n})
+            assert standby.refresh()
+            assert standby[b"a"] == b"%d" % n
+        stop.set()
+        for reader in readers:
+            reader.join(60)
+        assert not wrong
+
+
+def test_errors_that_are_not_ours(tables: TableRig) -> None:
+    """Whatever ends the follower, a read raises an error of the tree with the cause behind it."""
+
+    def crash(step: str) -> None:
+        if step == "asked":
+            raise MemoryError
+
+    with tables.open(), tables.standby(host=Host(crash=crash)) as standby:
+        with told("has failed"), pytest.raises(MemoryError):
+            standby.refresh()
+        with pytest.raises(StatelogError, match="MemoryError") as raised:
+            standby.get(b"k")
+        assert isinstance(raised.value.__cause__, MemoryError)

@@ -1,0 +1,233 @@
+"""Decisions of a worker: what its group is told, where it reads on, and when it opens a table again."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from statelog.errors import (
+    BeyondEnd,
+    BrokerUnavailable,
+    CommitRefused,
+    ConfigError,
+    Fenced,
+    IdentityChanged,
+    LogInUse,
+    OffsetGone,
+    OutcomeUnknown,
+    PersistFailed,
+    StatelogError,
+)
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.storage import OffsetRange
+from statelog.storage.kafka.group_settings import group_settings
+from statelog.tables.working.input import Input, InputStart, check_fits
+from statelog.tables.working.roster import FAILURES_MAX, IN_USE_MAX_S, Roster
+
+LOG = {"bootstrap.servers": "log:9092", "security.protocol": "SSL", "linger.ms": "5"}
+INPUT = Input(topic="words", topic_id="id", partitions=3)
+
+
+# ---- what the group is told
+
+
+def test_a_member_never_commits_nor_resets() -> None:
+    """Whatever the user leaves out; and its group is that of the log, in the log's cluster."""
+    made = group_settings({}, LOG, default_group="counts")
+    expected = {
+        "enable.auto.commit": "false",
+        "auto.offset.reset": "error",
+        "group.id": "counts",
+        "bootstrap.servers": "log:9092",
+        "security.protocol": "SSL",
+        "partition.assignment.strategy": "cooperative-sticky",
+    }
+    assert expected.items() <= made.properties.items()
+    assert "linger.ms" not in made.properties
+    assert (made.is_cooperative, made.group, made.max_poll_interval_s) == (True, "counts", 300.0)
+
+
+def test_a_member_says_what_is_the_users() -> None:
+    """Group, assignor, timeouts, and another cluster: then nothing of the log's connection."""
+    given = {
+        "bootstrap.servers": "input:9092",
+        "group.id": "mine",
+        "group.instance.id": "a",
+        "partition.assignment.strategy": "range",
+        "max.poll.interval.ms": "60000",
+        "isolation.level": "read_uncommitted",
+        "enable.auto.commit": "false",
+    }
+    made = group_settings(given, LOG, default_group="counts")
+    assert given.items() <= made.properties.items()
+    assert "security.protocol" not in made.properties
+    assert (made.is_cooperative, made.max_poll_interval_s) == (False, 60.0)
+    newer = group_settings({"group.protocol": "consumer"}, LOG, default_group="counts")
+    assert newer.is_cooperative
+    assert "partition.assignment.strategy" not in newer.properties
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"enable.auto.commit": "true"}, "never in the group"),
+        ({"auto.offset.reset": "earliest"}, "start="),
+        ({"auto.commit.interval.ms": "1"}, "nothing is committed"),
+        ({"enable.auto.offset.store": "1"}, "never in the group"),
+        ({"enable.partition.eof": "true"}, "no use"),
+        ({"group.id": " "}, "group.id is empty"),
+        ({"on_commit": "x"}, "callbacks"),
+        ({"transactional.id": "x"}, "no transactions"),
+        ({"session.timeout.ms": 6000}, "not text"),
+    ],
+)
+def test_contradicting_settings(given: Mapping[str, str], said: str) -> None:
+    """What would make the group's offsets count, or takes the member away from the worker, is refused by name."""
+    with pytest.raises(ConfigError, match=said):
+        group_settings(given, LOG, default_group="counts")
+
+
+# ---- where to read on
+
+
+def _start(progress: Metadata | None, start: InputStart = InputStart.EARLIEST, *, accepts_loss: bool = False) -> int:
+    return INPUT.start_offset(progress, 1, OffsetRange(10, 20), start, accepts_loss=accepts_loss)
+
+
+def test_where_to_read_on() -> None:
+    """Behind what is processed; without any commit, where the caller said."""
+    assert [_start(INPUT.progress(offset)) for offset in (10, 15, 20)] == [10, 15, 20]
+    assert (_start(None), _start(None, InputStart.LATEST)) == (10, 20)
+    assert [_start(INPUT.progress(offset), accepts_loss=True) for offset in (9, 15, 21)] == [10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("progress", "error"),
+    [
+        (INPUT.progress(9), OffsetGone),
+        (INPUT.progress(21), BeyondEnd),
+        (Input(topic="words", topic_id="other", partitions=3).progress(15), IdentityChanged),
+        ({}, ConfigError),
+        ({"offset": 15}, ConfigError),
+        ({**INPUT.progress(15), "offset": "15"}, ConfigError),
+    ],
+)
+def test_a_place_that_is_none(progress: Metadata, error: type[StatelogError]) -> None:
+    """Lost input, another topic of the same name, and commits that were not a worker's are loud."""
+    with pytest.raises(error) as raised:
+        _start(progress)
+    assert raised.value.facts["partition"] == 1
+    if error in (IdentityChanged, ConfigError):
+        with pytest.raises(error):
+            _start(progress, accepts_loss=True)
+
+
+@pytest.mark.parametrize(("rule", "partitions", "key_groups"), [("crc32", 3, 3), ("caller", 2, 3), ("caller", 4, 4)])
+def test_a_log_that_does_not_fit(rule: str, partitions: int, key_groups: int) -> None:
+    """It has to have a key group and a partition for each partition of the input, named by callers."""
+    check_fits(_log("caller", 3, 3), INPUT)
+    with pytest.raises(ConfigError) as raised:
+        check_fits(_log(rule, partitions, key_groups), INPUT)
+    assert raised.value.facts["input_partitions"] == 3
+
+
+def _log(rule: str, partitions: int, key_groups: int) -> Descriptor:
+    return Descriptor(
+        name="counts",
+        identity=LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l"),
+        partitions=partitions,
+        key_groups=key_groups,
+        hash_rule=HashRule(rule),
+        key_type=KeyType.BYTES,
+        value_schema_id=0,
+        nonce=b"n" * 16,
+    )
+
+
+# ---- when to open
+
+
+def _take(roster: Roster, partition: int) -> None:
+    roster.gone([partition])
+
+
+def _roster(*partitions: int) -> Roster:
+    made = Roster(3, "words")
+    made.assigned(partitions)
+    return made
+
+
+def test_assigned_partitions_are_opened_once() -> None:
+    """Each is due at once, until it has a table, or the group takes it."""
+    roster = _roster(0, 1, 2)
+    opened: list[int] = []
+    roster.gone([1])
+    while (vacancy := roster.due(0.0)) is not None:
+        opened.append(vacancy.partition)
+        assert not vacancy.asks
+        roster.opened(vacancy.partition, took_s=1.0, limit_s=300.0)
+    assert opened == [0, 2]
+
+
+def test_a_topic_that_has_grown() -> None:
+    """A partition that the log has no key group for is loud."""
+    with pytest.raises(ConfigError, match="grown"):
+        _roster(2, 3)
+
+
+@pytest.mark.parametrize("error", [PersistFailed("x"), OutcomeUnknown("x"), BrokerUnavailable("x"), Fenced("x")])
+def test_failures_in_a_row(error: StatelogError) -> None:
+    """Each waits longer; too many end the worker, unless a commit came in between, or the group took the partition."""
+    for forgives in (Roster.committed, _take):
+        roster = _roster()
+        for _ in range(FAILURES_MAX - 1):
+            roster.failed(1, error, 100.0, 7)
+        forgives(roster, 1)
+        for _ in range(FAILURES_MAX - 1):
+            roster.failed(1, error, 100.0, 7)
+        assert roster.due(100.0) is None
+        vacancy = roster.due(105.0)
+        assert vacancy is not None
+        assert (vacancy.asks, vacancy.offset) == (isinstance(error, Fenced), 7)
+        with pytest.raises(type(error)):
+            roster.failed(1, error, 100.0)
+
+
+def test_who_was_fenced_asks_first() -> None:
+    """And again, a little later, for as long as the group does not say yes; another failure does not change that."""
+    roster = _roster()
+    roster.failed(1, Fenced("x"), 0.0, 7)
+    roster.failed(1, BrokerUnavailable("x"), 0.0)
+    for now_s in (10.0, 20.0):
+        vacancy = roster.due(now_s)
+        assert vacancy is not None
+        assert (vacancy.asks, vacancy.offset) == (True, 7)
+        roster.unconfirmed(1, now_s)
+        assert roster.due(now_s) is None
+    roster.confirmed(1)
+    vacancy = roster.due(30.0)
+    assert vacancy is not None
+    assert not vacancy.asks
+
+
+def test_failures_that_are_for_a_person() -> None:
+    """They come out at once; a directory that another process has, once that has lasted."""
+    with pytest.raises(CommitRefused):
+        _roster().failed(1, CommitRefused("x"), 0.0)
+    roster = _roster()
+    for now_s in range(int(IN_USE_MAX_S)):
+        roster.failed(1, LogInUse("x"), float(now_s))
+    with pytest.raises(LogInUse):
+        roster.failed(1, LogInUse("x"), IN_USE_MAX_S)
+
+
+def test_a_table_that_opens_too_slowly() -> None:
+    """Once is a warning, twice in a row means that nobody will ever have it for long; in between it may be quick."""
+    roster = _roster()
+    assert "waits 300 s" in roster.opened(1, took_s=301.0, limit_s=300.0)
+    assert roster.opened(1, took_s=1.0, limit_s=300.0) == ""
+    assert roster.opened(1, took_s=301.0, limit_s=300.0)
+    with pytest.raises(ConfigError, match="longer to open"):
+        roster.opened(1, took_s=301.0, limit_s=300.0)
