@@ -7,6 +7,7 @@
 4    unavailable: the world is in the way; the same command may succeed later, and loses nothing
 5    fenced: another writer took over
 6    DATA LOSS, or damage: what was stored is not what is there; needs a person
+7    a key that `get` was asked for is not there
 130  interrupted by Ctrl-C
 """
 
@@ -23,7 +24,18 @@ from statelog.errors import (
     Unsafe,
 )
 
-__all__ = ["DAMAGED", "FENCED", "INTERRUPTED", "MISUSE", "NOT_FOUND", "OK", "OTHER", "UNAVAILABLE", "exit_code"]
+__all__ = [
+    "ABSENT",
+    "DAMAGED",
+    "FENCED",
+    "INTERRUPTED",
+    "MISUSE",
+    "NOT_FOUND",
+    "OK",
+    "OTHER",
+    "UNAVAILABLE",
+    "exit_code",
+]
 
 OK = 0
 OTHER = 1
@@ -32,6 +44,7 @@ NOT_FOUND = 3
 UNAVAILABLE = 4
 FENCED = 5
 DAMAGED = 6
+ABSENT = 7
 INTERRUPTED = 130
 
 _CODES: tuple[tuple[tuple[type[StatelogError], ...], int], ...] = (

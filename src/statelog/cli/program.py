@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, str] = {
     "evolve": "Give a log its next value schema.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
+    "get": "Read the committed values of some keys.",
+    "follow": "Show the commits of a log as they come.",
     "describe": "Show what a log is, and its current status.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
@@ -150,5 +152,5 @@ program = Program(
         )
     ],
     help="A durable, event-sourced state log on Kafka. Exit codes: 0 done, 2 misuse, 3 not found or taken, "
-    "4 unavailable, 5 fenced, 6 data loss or damage, 130 interrupted, 1 anything else.",
+    "4 unavailable, 5 fenced, 6 data loss or damage, 7 no such key, 130 interrupted, 1 anything else.",
 )

@@ -1,4 +1,4 @@
-"""State as rows: which part of a state to read, and its rows as JSON or for people.
+"""State as rows: keys and values as JSON or for people.
 
 Pure, but for `whole_file`, which writes.
 """
@@ -18,44 +18,13 @@ from typing import TextIO, cast
 import pyarrow as pa
 
 from statelog.cli.inputs.fields import BytesText
-from statelog.errors import ConfigError, InvalidChange, StorageFull, StoreUnavailable
-from statelog.recovery import At, AtCheckpoint, AtPosition
+from statelog.errors import InvalidChange, StorageFull, StoreUnavailable
 from statelog.schemas.values.schema import columns_of
 
-__all__ = ["json_lines", "parse_at", "parse_key_groups", "shown_rows", "whole_file"]
+__all__ = ["json_column", "json_lines", "shown_rows", "whole_file"]
 
 _BATCH_ROWS = 10_000
 Shown = Callable[[object], object]
-
-
-def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
-    """Numbers and ranges: "0-63,70" are 0 to 63 and 70; "0:64" are 0 to 63, half-open. None means all.
-
-    Raises ConfigError.
-    """
-    if text is None:
-        return None
-    found: set[int] = set()
-    for part in (one.strip() for one in text.split(",")):
-        first, mark, last = part.partition("-") if "-" in part else part.partition(":")
-        if not first.isdecimal() or (mark and not last.isdecimal()):
-            raise ConfigError(f"{text!r} does not name key groups", hint="Write numbers and ranges, such as 0-63,70")
-        end = int(last) + (mark == "-") if mark else int(first) + 1
-        if end <= int(first):
-            raise ConfigError(f"the range {part!r} is empty", hint="Write the smaller number first")
-        found.update(range(int(first), end))
-    return tuple(sorted(found))
-
-
-def parse_at(position: int | None, writer: str | None, checkpoint: int | None) -> At | None:
-    """Which state. Raises ConfigError for options that contradict each other, Misuse, InvalidName."""
-    if (writer is None) != (checkpoint is None):
-        raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both, or none")
-    if position is not None and writer is not None:
-        raise ConfigError("--at-position and --at-writer exclude each other", hint="Give one of them")
-    if writer is not None and checkpoint is not None:
-        return AtCheckpoint(writer, checkpoint)
-    return None if position is None else AtPosition(position)
 
 
 def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> Iterator[str]:
@@ -104,24 +73,27 @@ def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool)
     columns: dict[str, list[object]] = {}
     if with_groups:
         columns["key_group"] = batch.column("key_group").to_pylist()
-    columns["key"] = _json_column(batch.column("key"), bytes_text)
+    columns["key"] = json_column(batch.column("key"), bytes_text)
     value = batch.column("value")
     if not pa.types.is_struct(value.type) or {"key", "key_group"} & set(cast("pa.StructType", value.type).names):
-        columns["value"] = _json_column(value, bytes_text)
+        columns["value"] = json_column(value, bytes_text)
         return columns
     fields = columns_of(value)
     for name, column in zip(fields.schema.names, fields.columns, strict=True):
-        columns[name] = _json_column(column, bytes_text)
+        columns[name] = json_column(column, bytes_text)
     return columns
 
 
-def _json_column(column: pa.Array, bytes_text: BytesText) -> list[object]:
+def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
+    """The values of a column as what JSON has. Without `bytes_text` they are for people: bytes that are no UTF-8 have
+    escapes. Raises InvalidChange as `json_lines`.
+    """
     shown = _shower(column.type, bytes_text)
     values = column.to_pylist()
     return values if shown is None else [None if one is None else shown(one) for one in values]
 
 
-def _shower(kind: pa.DataType, bytes_text: BytesText) -> Shown | None:
+def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
     """How a value of a type is made into what JSON has; None if JSON has it already."""
     if pa.types.is_struct(kind):
         inner = {one.name: _shower(one.type, bytes_text) for one in cast("pa.StructType", kind)}
@@ -133,7 +105,7 @@ def _shower(kind: pa.DataType, bytes_text: BytesText) -> Shown | None:
         entry = _shower(cast("pa.ListType", kind).value_type, bytes_text)
         return lambda value: [_one(inner, entry) for inner in cast("list[object]", value)]
     if str(kind) == "binary" or pa.types.is_fixed_size_binary(kind):
-        return _base64 if bytes_text is BytesText.BASE64 else _utf8
+        return _BYTES_SHOWERS[bytes_text]
     if str(kind).startswith(("date", "time", "decimal")):
         return _scalar
     return None
@@ -156,6 +128,13 @@ def _utf8(value: object) -> str:
 
 def _base64(value: object) -> str:
     return base64.b64encode(cast("bytes", value)).decode()
+
+
+def _escaped(value: object) -> str:
+    return cast("bytes", value).decode(errors="backslashreplace")
+
+
+_BYTES_SHOWERS: Mapping[BytesText | None, Shown] = {BytesText.BASE64: _base64, BytesText.UTF8: _utf8, None: _escaped}
 
 
 def _scalar(value: object) -> str:

@@ -13,7 +13,8 @@ from statelog.cli.inputs.fields import BytesText
 from statelog.cli.screen.output import Fact, Listing, Output, Report, Unit
 from statelog.cli.screen.progress import ProgressBar, open_bar
 from statelog.cli.session import Session, connected
-from statelog.cli.state_rows import json_lines, parse_at, parse_key_groups, shown_rows, whole_file
+from statelog.cli.state_rows import json_lines, shown_rows, whole_file
+from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.quantities import show_bytes, show_duration
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
@@ -22,7 +23,6 @@ from statelog.schemas.descriptor import HashRule
 __all__ = ["command"]
 
 STDOUT = "-"
-BYTES_TEXT = click.Choice([one.value for one in BytesText])
 _HELP = """Read the state of the log NAME: all or some key groups, the newest or an earlier one that is retained.
 
 Without a target it shows a summary and the first rows. With --to-json - the rows go to standard output, the summary to
@@ -34,13 +34,11 @@ standard error."""
 @click.option("--to-parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write a Parquet file.")
 @click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Write a RocksDB database.")
 @click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
-@click.option("--bytes", "bytes_text", type=BYTES_TEXT, default="utf8", show_default=True, help="How JSON holds bytes.")
+@bytes_option
 @click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
-@click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
-@click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
-@click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+@at_options
 @click.option("--snapshot", is_flag=True, help="Read the newest snapshot alone, without Kafka.")
-@click.option("--lease/--no-lease", default=True, help="Make truncation wait for this command.")
+@lease_option
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
 @connected
 def command(

@@ -5,14 +5,16 @@ Invariants:
 - That Ctrl-C was pressed is known, even if a library that was being imported made another error of it.
 """
 
+import errno
 import io
 import os
+import select
 import signal
 import sys
 import threading
 from types import FrameType
 
-__all__ = ["Interrupt", "fit_streams", "give_up_stdout"]
+__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout"]
 
 
 class Interrupt:
@@ -39,6 +41,18 @@ def fit_streams(*, as_json: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if as_json else None, errors="backslashreplace")
+
+
+def check_stdout() -> None:
+    """Raise BrokenPipeError if nobody will read standard output any more: for who has nothing to write just now."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # It is no file, as in a test.
+    poll = select.poll()
+    poll.register(number, 0)
+    if any(event & select.POLLERR for _, event in poll.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def give_up_stdout() -> None:

@@ -1,0 +1,187 @@
+"""`statelog follow`: the commits of a log as they come, until somebody stops it."""
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+
+import click
+import pyarrow as pa
+
+from statelog.cli.commit_lines import CommitLines
+from statelog.cli.inputs.fields import BytesText
+from statelog.cli.inputs.named_keys import read_keys, rows_of
+from statelog.cli.screen.output import Output
+from statelog.cli.screen.streams import check_stdout
+from statelog.cli.session import Session, connected
+from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
+from statelog.materializer import Control, install_signal_handlers
+from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
+from statelog.recovery.history.reach import Reach
+from statelog.recovery.streaming.commit_feed import CommitFeed, ToldCommit
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import key_groups_of
+from statelog.storage.log.log import Log
+
+__all__ = ["command"]
+
+_POLL_S = 0.2
+_HELP = """Show the commits of the log NAME as they come, with the last change of each key; of the KEYs only, if any
+are named.
+
+Ctrl-C and SIGTERM end it behind the commit that is being printed, with 0; a second one at once. With --json each
+change is an object with the commit that it is part of; the commit's own, "event": "commit", follows its changes."""
+
+
+@click.command("follow", help=_HELP)
+@click.argument("name")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option(
+    "--from",
+    "start",
+    default="now",
+    show_default=True,
+    metavar="WHERE",
+    help="now, state (all that is there, then commits), oldest, a ledger position, a time (ISO 8601), or 10min: ago.",
+)
+@click.option("--once", is_flag=True, help="End behind what is committed by now.")
+@click.option("--writer", "writers", metavar="NAME", multiple=True, help="Only commits of this writer; repeatable.")
+@click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
+@bytes_option
+@lease_option
+@connected
+def command(
+    session: Session,
+    name: str,
+    keys: tuple[str, ...],
+    start: str,
+    once: bool,
+    writers: tuple[str, ...],
+    key_groups: str | None,
+    bytes_text: str,
+    lease: bool,
+) -> None:
+    """Follow a log."""
+    origin, wanted_groups = parse_from(start, time.time()), parse_key_groups(key_groups)
+    settings = RecoverySettings(holder="statelog follow", lease=lease)
+    with session.open_log(name) as log:
+        descriptor, shown_bytes = log.descriptor, BytesText(bytes_text)
+        named = read_keys(keys, descriptor.key_type, shown_bytes) if keys else None
+        groups = _groups(wanted_groups, named, descriptor)
+        choice = _Choice(frozenset(writers), named, is_part=groups is not None or named is not None)
+        lines = CommitLines(
+            as_json=session.output.as_json,
+            bytes_text=shown_bytes,
+            with_groups=descriptor.hash_rule is HashRule.CALLER,
+        )
+        end = recover(log, settings=settings).position if once else None
+        with recover(log, key_groups=groups, at=_at(log, origin), settings=settings) as recovery:
+            control = Control()
+            restore = install_signal_handlers(control)
+            try:
+                with closing(CommitFeed(log, recovery.plan, groups, settings)) as feed:
+                    follower = _Follower(feed, lines, choice, session.output, control)
+                    if origin is From.STATE:
+                        follower.show_state(recovery)
+                    follower.run(end)
+            finally:
+                restore()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which commits and keys are printed. Of a part of the keys, commits that changed none of them are not."""
+
+    writers: frozenset[str]
+    keys: pa.Array | None
+    is_part: bool
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """What is printed of some changes."""
+        return table if self.keys is None else rows_of(table, self.keys)
+
+
+class _Follower:
+    """Prints what a feed has, until it is stopped."""
+
+    def __init__(self, feed: CommitFeed, lines: CommitLines, choice: _Choice, output: Output, control: Control) -> None:
+        self._feed = feed
+        self._lines = lines
+        self._choice = choice
+        self._output = output
+        self._control = control
+
+    def run(self, end_position: int | None) -> None:
+        """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
+        while not self._control.is_stopped and (end_position is None or self._feed.passed_position < end_position):
+            commits = self._feed.told()
+            for commit in commits:
+                if not self._choice.writers or commit.facts.writer in self._choice.writers:
+                    self._show(commit)
+                self._feed.passed(commit.commit)
+                if self._control.is_stopped:
+                    return
+            if not commits:
+                check_stdout()
+                if end_position is None or self._feed.passed_position < end_position:
+                    self._control.wait(_POLL_S)
+
+    def show_state(self, recovery: Recovery) -> None:
+        """Print the keys of a state."""
+        self._say(self._lines.state_heading(recovery.position))
+        rows = 0
+        with recovery.stream() as stream:
+            for changes, _ in stream:
+                self._check()
+                self._feed.renew()
+                table = self._choice.rows(changes)
+                rows += table.num_rows
+                self._say_all(table, None)
+        self._say(self._lines.state_closing(recovery.position, rows))
+
+    def _show(self, commit: ToldCommit) -> None:
+        heading, rows = self._lines.heading(commit), 0
+        if not self._choice.is_part:
+            self._say(heading)
+            heading = None
+        with closing(self._feed.changes(commit.commit, self._check)) as tables:
+            for table in map(self._choice.rows, tables):
+                if table.num_rows:
+                    self._say(heading)
+                    heading = None
+                    rows += table.num_rows
+                    self._say_all(table, commit)
+        if rows or not self._choice.is_part:
+            self._say(self._lines.closing(commit, rows))
+
+    def _say_all(self, table: pa.Table, commit: ToldCommit | None) -> None:
+        for text in self._lines.changes(table, commit):
+            self._output.line(text)
+
+    def _say(self, text: str | None) -> None:
+        if text is not None:
+            self._output.line(text)
+
+    def _check(self, *_: object) -> None:
+        """Raise KeyboardInterrupt once a second signal has come."""
+        if self._control.is_abandoned:
+            raise KeyboardInterrupt
+
+
+def _at(log: Log, start: Start) -> AtPosition | None:
+    """The state behind which the commits are printed; None for the newest."""
+    match start:
+        case From.NOW | From.STATE:
+            return None
+        case From.OLDEST:
+            return AtPosition(Reach(log, None).oldest_position)
+        case _:
+            return AtPosition(Reach(log, None).resolve(start))
+
+
+def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: Descriptor) -> frozenset[int] | None:
+    """The key groups to read: those that were asked for, or those of the keys."""
+    if asked is not None:
+        return frozenset(asked)
+    if keys is None or descriptor.hash_rule is HashRule.CALLER:
+        return None
+    return frozenset(key_groups_of(keys, descriptor.key_groups).tolist())

@@ -1,0 +1,112 @@
+"""`statelog get`: the committed values of some keys."""
+
+import sys
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from statelog.cli.exit_codes import ABSENT
+from statelog.cli.inputs.fields import BytesText
+from statelog.cli.inputs.named_keys import read_keys, rows_of
+from statelog.cli.screen.output import as_json, clean
+from statelog.cli.session import Session, connected
+from statelog.cli.state_rows import json_column, json_lines
+from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at
+from statelog.errors import ConfigError
+from statelog.recovery import RecoverySettings, recover
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.keys.key_groups import key_groups_of
+
+__all__ = ["command"]
+
+_HELP = """Read the committed values of the KEYs of the log NAME.
+
+One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as
+`recover --to-json` writes it. A key that is not there has no line, and the exit code is 7. Only the key groups of the
+keys are read."""
+
+
+@click.command("get", help=_HELP)
+@click.argument("name")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@bytes_option
+@click.option("--key-group", type=int, metavar="N", help="Of all keys, in a log whose callers name it.")
+@at_options
+@click.option("--at-least", type=click.IntRange(0), metavar="N", help="Nothing older than this ledger position.")
+@click.option("--barrier", is_flag=True, help="Nothing older than now; writes a void record to the ledger.")
+@lease_option
+@connected
+def command(
+    session: Session,
+    name: str,
+    keys: tuple[str, ...],
+    bytes_text: str,
+    key_group: int | None,
+    at_position: int | None,
+    at_writer: str | None,
+    at_checkpoint: int | None,
+    at_least: int | None,
+    barrier: bool,
+    lease: bool,
+) -> None:
+    """Get some keys."""
+    at, text_of_bytes = parse_at(at_position, at_writer, at_checkpoint), BytesText(bytes_text)
+    if at is not None and (barrier or at_least is not None):
+        raise ConfigError("an earlier state is as old as it is", hint="Leave --at-least and --barrier out")
+    with session.open_log(name) as log:
+        wanted = read_keys(keys, log.descriptor.key_type, text_of_bytes)
+        groups = _key_groups(wanted, key_group, log.descriptor)
+        settings = RecoverySettings(holder="statelog get", lease=lease)
+        with recover(
+            log, key_groups=groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings
+        ) as recovery:
+            found = _in_order(rows_of(recovery.to_arrow(), wanted), wanted)
+            for text in recovery.warnings:
+                session.output.warning(text)
+        with_groups = log.descriptor.hash_rule is HashRule.CALLER
+    if len(keys) == 1 and not session.output.as_json:
+        _print_value(found, text_of_bytes, on_terminal=session.output.on_terminal)
+    else:
+        for line in json_lines(found, text_of_bytes, with_groups=with_groups):
+            session.output.line(line)
+    missing = _missing(keys, wanted, found)
+    if missing:
+        session.output.notice(f"not there: {', '.join(missing)}")
+        sys.exit(ABSENT)
+
+
+def _key_groups(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
+    if descriptor.hash_rule is HashRule.CALLER:
+        if named is None:
+            raise ConfigError("the callers of this log name the key group of a key", hint="Name it with --key-group")
+        return [named]
+    if named is not None:
+        raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
+    return sorted(set(key_groups_of(keys, descriptor.key_groups).tolist()))
+
+
+def _in_order(found: pa.Table, keys: pa.Array) -> pa.Table:
+    """The rows in the order in which their keys were named; a key that was named twice has two."""
+    row_of: dict[Any, int] = {key: row for row, key in enumerate(found.column("key").to_pylist())}
+    return found.take(pa.array([row_of[key] for key in keys.to_pylist() if key in row_of], pa.int64()))
+
+
+def _missing(texts: tuple[str, ...], keys: pa.Array, found: pa.Table) -> list[str]:
+    there = set(found.column("key").to_pylist())
+    return [text for text, key in zip(texts, keys.to_pylist(), strict=True) if key not in there]
+
+
+def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -> None:
+    """The value of one key, or nothing: bytes as they are, but on a terminal without control characters."""
+    rows = found.combine_chunks().to_batches()
+    if not rows:
+        return
+    column = rows[0].column("value")
+    is_opaque = str(column.type) == "binary"
+    if is_opaque and bytes_text is BytesText.UTF8 and not on_terminal:
+        sys.stdout.buffer.write(column[0].as_py() + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    (value,) = json_column(column, None if is_opaque and bytes_text is BytesText.UTF8 else bytes_text)
+    click.echo(clean(str(value)) if is_opaque else clean(as_json(value)))

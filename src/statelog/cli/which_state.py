@@ -1,0 +1,107 @@
+"""Which state of a log, or which part of it, a command is asked for: the options, and what they say. Pure."""
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import click
+
+from statelog.cli.config.units import duration_s
+from statelog.cli.inputs.fields import BytesText
+from statelog.errors import ConfigError
+from statelog.recovery import At, AtCheckpoint, AtPosition, AtTime
+
+__all__ = [
+    "From",
+    "Start",
+    "at_options",
+    "bytes_option",
+    "lease_option",
+    "parse_at",
+    "parse_from",
+    "parse_key_groups",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class From(StrEnum):
+    """Where commits are printed from, if it is neither a position nor a time."""
+
+    NOW = "now"
+    STATE = "state"
+    OLDEST = "oldest"
+
+
+Start = From | AtPosition | AtTime
+
+bytes_option = click.option(
+    "--bytes",
+    "bytes_text",
+    type=click.Choice([one.value for one in BytesText]),
+    default=BytesText.UTF8.value,
+    show_default=True,
+    help="How text holds bytes.",
+)
+lease_option = click.option("--lease/--no-lease", default=True, help="Make truncation wait for this command.")
+
+
+def at_options(command: F) -> F:
+    """Give a command the options that `parse_at` reads."""
+    for option in (
+        click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer."),
+        click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer."),
+        click.option("--at-position", type=int, metavar="N", help="The state at a ledger position."),
+    ):
+        command = option(command)
+    return command
+
+
+def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
+    """Numbers and ranges: "0-63,70" are 0 to 63 and 70; "0:64" are 0 to 63, half-open. None means all.
+
+    Raises ConfigError.
+    """
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in (one.strip() for one in text.split(",")):
+        first, mark, last = part.partition("-") if "-" in part else part.partition(":")
+        if not first.isdecimal() or (mark and not last.isdecimal()):
+            raise ConfigError(f"{text!r} does not name key groups", hint="Write numbers and ranges, such as 0-63,70")
+        end = int(last) + (mark == "-") if mark else int(first) + 1
+        if end <= int(first):
+            raise ConfigError(f"the range {part!r} is empty", hint="Write the smaller number first")
+        found.update(range(int(first), end))
+    return tuple(sorted(found))
+
+
+def parse_at(position: int | None, writer: str | None, checkpoint: int | None) -> At | None:
+    """Which state. Raises ConfigError for options that contradict each other, Misuse, InvalidName."""
+    if (writer is None) != (checkpoint is None):
+        raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both, or none")
+    if position is not None and writer is not None:
+        raise ConfigError("--at-position and --at-writer exclude each other", hint="Give one of them")
+    if writer is not None and checkpoint is not None:
+        return AtCheckpoint(writer, checkpoint)
+    return None if position is None else AtPosition(position)
+
+
+def parse_from(text: str, now_s: float) -> Start:
+    """Where to begin: a word, a ledger position, a time (ISO 8601, this machine's zone if it names none), or how long
+    ago. Raises ConfigError.
+    """
+    if text in list(From):
+        return From(text)
+    if text.isdecimal():
+        return AtPosition(int(text))
+    try:
+        return AtTime(max(0, int(datetime.fromisoformat(text).timestamp() * 1000)))
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return AtTime(max(0, int((now_s - duration_s(text)) * 1000)))
+    except ConfigError:
+        hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or 10min: that long ago"
+        raise ConfigError(f"{text!r} does not say where to begin", hint=hint) from None
