@@ -4,19 +4,14 @@ On a local store, and on one whose network is simulated: 20 ms a request and 100
 covers the recoveries with their planning, and with the cache also the making and removing of its files.
 """
 
-import io
-import shutil
 import tempfile
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 from bench.figures import Figure, timed
 from bench.logs import bench_log, bulk_append
+from bench.remote_store import Link, RemoteStore
 from bench.setting import Setting
 from bench.workload import batches, every_key
 from statelog.materializer.round.round import run_round
@@ -25,83 +20,11 @@ from statelog.recovery import CacheSettings, Recovery, RecoverySettings, recover
 from statelog.storage import Log
 from statelog.storage.store.local import LocalStore
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 __all__ = ["cache"]
 
 RECOVERIES = 4
 _REQUEST_S = 0.02
 _BYTES_S = 100e6
-_REQUEST_BYTES = 8 << 20
-
-
-class _Link:
-    """What all readers of a process share. `size_bytes` counts what came over it."""
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self._lock = threading.Lock()
-
-    def transfer(self, size_bytes: int) -> None:
-        """Wait as long as a request for so many bytes takes."""
-        time.sleep(_REQUEST_S)
-        with self._lock:
-            self.size_bytes += size_bytes
-            time.sleep(size_bytes / _BYTES_S)
-
-
-class _SlowFile(io.RawIOBase):
-    """A file whose every read is a request."""
-
-    def __init__(self, file: BinaryIO, link: _Link) -> None:
-        super().__init__()
-        self._file = file
-        self._link = link
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        with memoryview(buffer).cast("B") as view:
-            data = self._file.read(len(view))
-            view[: len(data)] = data
-        self._link.transfer(len(data))
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _RemoteStore(LocalStore):
-    """A local store behind a link."""
-
-    def __init__(self, root: Path, log: str, link: _Link) -> None:
-        super().__init__(root, log)
-        self._link = link
-
-    def download(self, path: str, local: Path) -> None:
-        """Requests of 8 MiB, and no sync of the copy, as object stores' clients do it."""
-        shutil.copyfile(self._directory / path, local)
-        size_bytes = local.stat().st_size
-        for start in range(0, size_bytes, _REQUEST_BYTES):
-            self._link.transfer(min(_REQUEST_BYTES, size_bytes - start))
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A reader of ranges."""
-        with super().open(path):
-            pass
-        return io.BufferedReader(_SlowFile((self._directory / path).open("rb", buffering=0), self._link))
 
 
 def cache(setting: Setting) -> list[Figure]:
@@ -115,8 +38,8 @@ def cache(setting: Setting) -> list[Figure]:
             found["local"].append(timed(partial(_recover_all, log, RecoverySettings())))
             found["local+"].append(timed(partial(_recover_all, log, cached)))
             for mark, settings in (("", RecoverySettings()), ("+", cached)):
-                link = _Link()
-                log.store = _RemoteStore(setting.root, log.name, link)
+                link = Link(_REQUEST_S, _BYTES_S)
+                log.store = RemoteStore(setting.root, log.name, link)
                 found["remote" + mark].append(timed(partial(_recover_all, log, settings)))
                 found["mb" + mark].append(link.size_bytes / 1e6)
     return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "percentile", "rate", "show", "timed"]
+__all__ = ["Figure", "latency", "percentile", "rate", "show", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,22 @@ def rate(
         highest=max(rates),
         baseline_name=baseline_name,
         baseline=statistics.median(other) if other else None,
+    )
+
+
+def latency(
+    name: str, share: float, seconds: list[float], baseline_name: str = "", baseline: list[float] | None = None
+) -> Figure:
+    """The milliseconds below which a share of some work lies, beside those of a baseline."""
+    return Figure(
+        name=name,
+        unit="ms",
+        value=percentile(seconds, share) * 1e3,
+        lowest=min(seconds) * 1e3,
+        highest=max(seconds) * 1e3,
+        baseline_name=baseline_name,
+        baseline=percentile(baseline, share) * 1e3 if baseline else None,
+        higher_is_better=False,
     )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from statelog.producer import Writer
 from statelog.storage import Log
 
-__all__ = ["bench_log", "bulk_append"]
+__all__ = ["bench_log", "bulk_append", "put_singly"]
 
 PARTITIONS = 8
 
@@ -39,3 +39,13 @@ def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:
             if i % every == 0 or i == len(found):
                 writer.commit(next_id)
                 next_id += 1
+
+
+def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> None:
+    """Put one change after the other, and wait for as many commits."""
+    put, every = writer.put, len(few) // commits
+    for number, (key, value) in enumerate(few, 1):
+        put(key, value)
+        if number % every == 0:
+            writer.commit(number)
+    writer.commit(len(few) + 1)

@@ -2,21 +2,17 @@
 
 import gc
 import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
-from bench.cache import cache
-from bench.figures import Figure, percentile, rate, timed
-from bench.logs import bench_log, bulk_append
+from bench.figures import Figure, rate, timed
+from bench.figures import latency as milliseconds
+from bench.logs import bench_log, bulk_append, put_singly
 from bench.plain import plain_topic
-from bench.rocksdb import rocksdb
 from bench.setting import Setting
-from bench.spark_batches import spark_batches
-from bench.spark_engine import spark_engine
-from bench.spark_first import spark_first
-from bench.spark_reads import spark_changes, spark_state
-from bench.spark_writes import spark_writes
 from bench.workload import batches, every_key, pairs
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -51,12 +47,7 @@ def append(setting: Setting) -> list[Figure]:
 
 def _append_singly(log: Log, few: list[tuple[bytes, bytes]]) -> None:
     with Writer(log, "bench") as writer:
-        put, every = writer.put, len(few) // 10
-        for i, (key, value) in enumerate(few, 1):
-            put(key, value)
-            if i % every == 0:
-                writer.commit(i)
-        writer.commit(len(few) + 1)
+        put_singly(writer, few, commits=10)
 
 
 def latency(setting: Setting) -> list[Figure]:
@@ -69,22 +60,11 @@ def latency(setting: Setting) -> list[Figure]:
         transaction = topic.transaction_latencies(sets)[warm:]
     with bench_log(setting.bootstrap, setting.root) as log:
         ours = _commit_latencies(log, sets)[warm:]
-    figures: list[Figure] = []
-    for share, label in ((0.5, "p50"), (0.99, "p99")):
-        for name, other in (("one Kafka transaction", transaction), ("flush, not atomic", flush)):
-            figures.append(
-                Figure(
-                    name=f"commit of 100 changes, {label}",
-                    unit="ms",
-                    value=percentile(ours, share) * 1e3,
-                    lowest=min(ours) * 1e3,
-                    highest=max(ours) * 1e3,
-                    baseline_name=name,
-                    baseline=percentile(other, share) * 1e3,
-                    higher_is_better=False,
-                )
-            )
-    return figures
+    return [
+        milliseconds(f"commit of 100 changes, {label}", share, ours, name, other)
+        for share, label in ((0.5, "p50"), (0.99, "p99"))
+        for name, other in (("one Kafka transaction", transaction), ("flush, not atomic", flush))
+    ]
 
 
 def _commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
@@ -157,17 +137,33 @@ def snapshot(setting: Setting) -> list[Figure]:
     ]
 
 
-BENCHMARKS = {
+def _elsewhere(module: str, function: str) -> Callable[[Setting], list[Figure]]:
+    """A benchmark that is imported when it runs: each needs other extras."""
+
+    def run(setting: Setting) -> list[Figure]:
+        found: Callable[[Setting], list[Figure]] = getattr(import_module(f"bench.{module}"), function)
+        return found(setting)
+
+    return run
+
+
+BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "append": append,
+    "put": _elsewhere("put", "put"),
     "latency": latency,
     "replay": replay,
     "snapshot": snapshot,
-    "rocksdb": rocksdb,
-    "cache": cache,
-    "spark-state": spark_state,
-    "spark-changes": spark_changes,
-    "spark-writes": spark_writes,
-    "spark-batches": spark_batches,
-    "spark-engine": spark_engine,
-    "spark-first": spark_first,
+    "rocksdb": _elsewhere("rocksdb", "rocksdb"),
+    "cache": _elsewhere("cache", "cache"),
+    "table-loop": _elsewhere("table_loop", "table_loop"),
+    "table-commit": _elsewhere("table_commit", "table_commit"),
+    "table-restart": _elsewhere("table_restart", "table_restart"),
+    "table-open": _elsewhere("table_open", "table_open"),
+    "table-takeover": _elsewhere("table_takeover", "table_takeover"),
+    "spark-state": _elsewhere("spark_reads", "spark_state"),
+    "spark-changes": _elsewhere("spark_reads", "spark_changes"),
+    "spark-writes": _elsewhere("spark_writes", "spark_writes"),
+    "spark-batches": _elsewhere("spark_batches", "spark_batches"),
+    "spark-engine": _elsewhere("spark_engine", "spark_engine"),
+    "spark-first": _elsewhere("spark_first", "spark_first"),
 }

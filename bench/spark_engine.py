@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from bench.cost import Cost, costed
 from bench.figures import Figure
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
-from bench.spark_session import Cost, costed
 from bench.workload import batches
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.engine.engine import EngineMaker

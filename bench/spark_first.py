@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from bench.cost import Cost, costed, figures_of_cost
 from bench.figures import Figure
 from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.spark_floors import Floor
-from bench.spark_session import Cost, costed, figures_of_cost, options_of, spark_session
+from bench.spark_session import options_of, spark_session
 from bench.workload import every_key
 
 __all__ = ["spark_first"]

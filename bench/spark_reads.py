@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.cost import figures_of, take_turns
 from bench.figures import Figure
 from bench.logs import bench_log, bulk_append
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.spark_floors import Floor
-from bench.spark_session import figures_of, our_reader, spark_session, take_turns
+from bench.spark_session import our_reader, spark_session
 from bench.workload import batches, every_key, pairs
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings

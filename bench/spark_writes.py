@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from bench.cost import figures_of, take_turns
 from bench.figures import Figure
 from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.spark_floors import Floor
-from bench.spark_session import figures_of, our_writer, spark_session, take_turns
+from bench.spark_session import our_writer, spark_session
 from bench.workload import every_key
 from statelog.spark import repartition_by_key_group
 from tests.support.spark.connector import CONNECTOR

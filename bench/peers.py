@@ -1,0 +1,65 @@
+"""The peers of a table: other libraries' keyed state, each in a process and an environment of its own.
+
+    STATELOG_BENCH_QUIX     a Python interpreter that has `quixstreams`. It asks for a confluent-kafka older than ours:
+                            no environment has both, so no extra can name it
+    STATELOG_BENCH_STREAMS  a directory with the jars of Kafka Streams: kafka-streams, and all that it depends on
+
+What is not named is left out, and the run says so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.cost import Cost
+
+__all__ = ["Peer", "peers"]
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_TIMEOUT_S = 600
+
+
+class Peer:
+    """One library, by the command that runs its program, and what that can do."""
+
+    def __init__(self, name: str, command: Sequence[str], kinds: Sequence[str]) -> None:
+        self.name = name
+        self.kinds = kinds
+        self._command = command
+
+    def loop(self, bootstrap: str, topic: str, records: int, warm: int, *what: str) -> Cost:
+        """What get and put of every record of a topic cost from the record number `warm` on, as it says itself."""
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = [bootstrap, topic, str(records), str(warm), directory, *what]
+            run = subprocess.run(  # noqa: S603 - the command that whoever runs the benchmark has named
+                [*self._command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            raise RuntimeError(f"{self.name} said nothing: {run.stderr[-2000:]}")
+        return Cost(**json.loads(lines[-1]))
+
+
+def peers() -> list[Peer]:
+    """Those that the environment names; what is left out is said on stderr."""
+    found: list[Peer] = []
+    quix, streams = (os.environ.get(name) for name in ("STATELOG_BENCH_QUIX", "STATELOG_BENCH_STREAMS"))
+    if quix:
+        found.append(Peer("Quix Streams", [quix, str(_PROGRAMS / "quix_loop.py")], ("topic", "state")))
+    else:
+        _left_out("Quix Streams", "STATELOG_BENCH_QUIX: a Python interpreter that has quixstreams")
+    if streams:
+        path = f"{streams}/*"
+        program = str(_PROGRAMS / "StreamsLoop.java")
+        found.append(Peer("Kafka Streams", ["java", "-Xmx2g", "-cp", path, program], ("topic",)))
+    else:
+        _left_out("Kafka Streams", "STATELOG_BENCH_STREAMS: a directory with kafka-streams' jars")
+    return found
+
+
+def _left_out(name: str, hint: str) -> None:
+    print(f"left out: the comparison with {name}; to have it, set {hint}", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""One change after the other: `put` of a Writer and of a Table, beside a plain producer's `produce` of the same.
+
+The plain producer waits once, for its flush at the end. So does the first row. The others commit ten times: with the
+commit before under way while the loop goes on, or waiting for each. A table also keeps the state: what that costs by
+itself, in two dicts with no log, is the last row. "Nothing checked" is what Python and the log cost without `put`: two
+lists that become a batch for `append_batch` when they are long enough. All are connected, and open, before they are
+timed.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.cost import Cost, costed, figures_of
+from bench.figures import Figure
+from bench.logs import bench_log, put_singly
+from bench.plain import plain_topic
+from bench.setting import Setting
+from bench.tables import BACKENDS, open_table
+from bench.workload import batches, pairs
+from statelog.producer import PendingCommit, PendingHandle, Writer
+from statelog.tables import Table
+
+__all__ = ["put"]
+
+_COMMITS = 10
+_LISTED = 17_000
+"""As many changes of the workload as a writer keeps in lists."""
+Changes = list[tuple[bytes, bytes]]
+
+
+def put(setting: Setting) -> list[Figure]:
+    """Changes a second, and for a second of this process's processors."""
+    few = pairs(batches(setting.scaled(0.2), setting.keys))
+    ways: dict[str, Callable[[Writer, Changes], None]] = {
+        "put of a Writer, one commit": _once,
+        f"the same, {_COMMITS} commits under way": _under_way,
+        f"the same, {_COMMITS} commits that wait": partial(put_singly, commits=_COMMITS),
+        "nothing checked, one commit": _unchecked,
+    }
+    costs: dict[str, list[Cost]] = {}
+    plain: list[Cost] = []
+    for _ in range(setting.rounds):
+        with plain_topic(setting.bootstrap) as topic:
+            plain.append(costed(partial(topic.produce, few, topic.connected()), None))
+        for name, way in ways.items():
+            with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+                costs.setdefault(name, []).append(costed(partial(way, writer, few), None))
+        for kind in BACKENDS:
+            with (
+                tempfile.TemporaryDirectory() as home,
+                bench_log(setting.bootstrap, setting.root) as log,
+                open_table(setting, log.name, kind, Path(home)) as state,
+            ):
+                name = f"put of a Table in {kind}, {_COMMITS} commits under way"
+                costs.setdefault(name, []).append(costed(partial(_into, state, few), None))
+        costs.setdefault("two dicts, and no log", []).append(costed(partial(_into_dicts, few), None))
+    return [
+        figure
+        for name, mine in costs.items()
+        for figure in figures_of(name, len(few), mine, "produce, one flush", plain, noun="changes")
+    ]
+
+
+def _once(writer: Writer, few: Changes) -> None:
+    write = writer.put
+    for key, value in few:
+        write(key, value)
+    writer.commit(1)
+
+
+class _Lists:
+    """Changes that nobody looks at: neither whose thread it is, nor what they are, nor how large."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._keys: list[bytes] = []
+        self._values: list[bytes] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Keep it."""
+        self._keys.append(key)
+        self._values.append(value)
+        if len(self._keys) >= _LISTED:
+            self.roll()
+
+    def roll(self) -> None:
+        """Hand on what is there."""
+        columns = {"key": pa.array(self._keys, pa.binary()), "value": pa.array(self._values, pa.binary())}
+        self._keys, self._values = [], []
+        self._writer.append_batch(pa.table(columns))
+
+
+def _unchecked(writer: Writer, few: Changes) -> None:
+    lists = _Lists(writer)
+    write = lists.put
+    for key, value in few:
+        write(key, value)
+    lists.roll()
+    writer.commit(1)
+
+
+def _under_way(writer: Writer, few: Changes) -> None:
+    write, every = writer.put, len(few) // _COMMITS
+    handle: PendingHandle | None = None
+    commit: PendingCommit | None = None
+    for number, (key, value) in enumerate(few, 1):
+        write(key, value)
+        if number % every == 0:
+            if commit is not None:
+                commit.result()
+            if handle is not None:
+                commit = writer.confirm_async(handle.result())
+            handle = writer.persist(number)
+    if commit is not None:
+        commit.result()
+    writer.commit(len(few) + 1)
+
+
+def _into(state: Table[bytes, bytes], few: Changes) -> None:
+    write, every = state.put, len(few) // _COMMITS
+    for number, (key, value) in enumerate(few, 1):
+        write(key, value)
+        if number % every == 0:
+            state.commit_async({"offset": number})
+    state.commit({"offset": len(few)})
+
+
+def _into_dicts(few: Changes) -> None:
+    """Changes that nothing holds yet in one, and every tenth of them into the other."""
+    state: dict[bytes, bytes] = {}
+    changed: dict[bytes, bytes] = {}
+    every = len(few) // _COMMITS
+    for number, (key, value) in enumerate(few, 1):
+        changed[key] = value
+        if number % every == 0:
+            state.update(changed)
+            changed = {}

@@ -1,0 +1,113 @@
+"""A store behind a simulated network: local files, where every request takes its time, and so does every byte."""
+
+import io
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from statelog.storage.store import FileInfo
+from statelog.storage.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Link", "RemoteStore"]
+
+_REQUEST_BYTES = 8 << 20
+
+
+class Link:
+    """What all readers of a process share. `size_bytes` counts what came over it, `requests` how often."""
+
+    def __init__(self, request_s: float, bytes_s: float) -> None:
+        self.size_bytes = 0
+        self.requests = 0
+        self._request_s = request_s
+        self._bytes_s = bytes_s
+        self._lock = threading.Lock()
+
+    def transfer(self, size_bytes: int) -> None:
+        """Wait as long as a request for so many bytes takes."""
+        time.sleep(self._request_s)
+        with self._lock:
+            self.requests += 1
+            self.size_bytes += size_bytes
+            time.sleep(size_bytes / self._bytes_s)
+
+
+class _SlowFile(io.RawIOBase):
+    """A file whose every read is a request."""
+
+    def __init__(self, file: BinaryIO, link: Link) -> None:
+        super().__init__()
+        self._file = file
+        self._link = link
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        with memoryview(buffer).cast("B") as view:
+            data = self._file.read(len(view))
+            view[: len(data)] = data
+        self._link.transfer(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class RemoteStore(LocalStore):
+    """A local store behind a link."""
+
+    def __init__(self, root: Path, log: str, link: Link) -> None:
+        super().__init__(root, log)
+        self._link = link
+
+    def read(self, path: str) -> bytes:
+        """One request."""
+        data = super().read(path)
+        self._link.transfer(len(data))
+        return data
+
+    def list(self, prefix: str = "") -> Iterator[FileInfo]:
+        """One request."""
+        self._link.transfer(0)
+        return super().list(prefix)
+
+    def put(self, path: str, data: bytes) -> None:
+        """One request."""
+        self._link.transfer(len(data))
+        super().put(path, data)
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        """One request."""
+        self._link.transfer(len(data))
+        super().put_if_absent(path, data)
+
+    def download(self, path: str, local: Path) -> None:
+        """Requests of 8 MiB, and no sync of the copy, as object stores' clients do it."""
+        shutil.copyfile(self._directory / path, local)
+        size_bytes = local.stat().st_size
+        for start in range(0, size_bytes, _REQUEST_BYTES):
+            self._link.transfer(min(_REQUEST_BYTES, size_bytes - start))
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A reader of ranges."""
+        with super().open(path):
+            pass
+        return io.BufferedReader(_SlowFile((self._directory / path).open("rb", buffering=0), self._link))

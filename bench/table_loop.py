@@ -1,0 +1,172 @@
+"""The loop of a table: get and put of every record, a commit every second; over an input topic, and over memory.
+
+Beside it Quix Streams' and Kafka Streams' state in RocksDB with its changelog, committed every second: what a user of
+each would write, in a process of its own. Over the topic, of eight partitions, reading it is part of the loop, and
+Kafka Streams has two stream threads. Over memory only the state works, and Quix's is called as its application calls
+it; Kafka Streams has no such way in. Ours is one thread, and exactly once; theirs are at-least-once.
+
+Beside all of them is the same loop with no state, whose calls do nothing: what reading and calling cost by themselves;
+and with two dicts, one for what is not committed and one for what is, and no log: what the memory costs.
+
+Counted is from the record at a fifth, when JIT compilers and caches are warm, to the last; ours includes the last
+commit. CPU seconds are of the process that holds the state, without the broker's.
+"""
+
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.cost import Cost, figures_of
+from bench.figures import Figure
+from bench.logs import bench_log
+from bench.peers import Peer, peers
+from bench.plain import PlainTopic, plain_topic
+from bench.setting import Setting
+from bench.tables import BACKENDS, open_table
+from bench.workload import batches, pairs
+from statelog.tables import Table
+
+__all__ = ["table_loop"]
+
+_WAYS = {"topic": "loop over a topic", "state": "get and put"}
+_NO_STATE, _NO_LOG = "no state", "two dicts and no log"
+_KINDS = (*BACKENDS, _NO_LOG, _NO_STATE)
+_BATCH = 1000
+
+
+class _NoState:
+    """Takes what a table takes, and keeps nothing."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Nothing."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Nothing."""
+
+    def commit_every(self, interval_s: float, progress: Mapping[str, int]) -> None:
+        """Nothing."""
+
+    def commit(self, progress: Mapping[str, int]) -> None:
+        """Nothing."""
+
+
+class _TwoDicts(_NoState):
+    """Keeps the state, and nothing that a restart could find."""
+
+    def __init__(self) -> None:
+        self._state: dict[bytes, bytes] = {}
+        self._changed: dict[bytes, bytes] = {}
+        self._committed_s = time.perf_counter()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key."""
+        value = self._changed.get(key)
+        return self._state.get(key) if value is None else value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a key to a value."""
+        self._changed[key] = value
+
+    def commit_every(self, interval_s: float, progress: Mapping[str, int]) -> None:
+        """Move what was changed to the state."""
+        if time.perf_counter() - self._committed_s >= interval_s:
+            self.commit(progress)
+
+    def commit(self, progress: Mapping[str, int]) -> None:  # noqa: ARG002 - nothing is kept
+        """Move what was changed to the state."""
+        self._state.update(self._changed)
+        self._changed = {}
+        self._committed_s = time.perf_counter()
+
+
+def table_loop(setting: Setting) -> list[Figure]:
+    """Changes a second of both backends, on the clock and by processor seconds, beside each peer."""
+    few = pairs(batches(setting.scaled(0.2), setting.keys))
+    count, warm = len(few), len(few) // 5
+    ours = {(way, kind): list[Cost]() for way in _WAYS for kind in _KINDS}
+    theirs = {(way, peer): list[Cost]() for peer in peers() for way in peer.kinds}
+    for _ in range(setting.rounds):
+        with plain_topic(setting.bootstrap) as topic:
+            topic.produce(few)
+            for (way, kind), costs in ours.items():
+                with _table(setting, kind) as state:
+                    costs.append(_over_topic(state, topic, count, warm) if way == "topic" else _over(state, few, warm))
+            for (way, peer), costs in theirs.items():
+                costs.append(peer.loop(setting.bootstrap, topic.name, count, warm, way))
+    return [figure for named in ours.items() for figure in _figures(*named, theirs, count - warm)]
+
+
+def _figures(
+    named: tuple[str, str], mine: list[Cost], theirs: dict[tuple[str, Peer], list[Cost]], count: int
+) -> list[Figure]:
+    way, kind = named
+    name = f"{_WAYS[way]}, {kind}"
+    found = [(peer.name, costs) for (other_way, peer), costs in theirs.items() if other_way == way]
+    return [
+        figure
+        for peer_name, costs in found or [("", [])]
+        for figure in figures_of(name, count, mine, peer_name, costs, noun="changes")
+    ]
+
+
+@contextmanager
+def _table(setting: Setting, kind: str) -> Generator[Table[bytes, bytes] | _NoState]:
+    """A new one, deleted at the end."""
+    if kind in (_NO_STATE, _NO_LOG):
+        yield _NoState() if kind == _NO_STATE else _TwoDicts()
+        return
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        bench_log(setting.bootstrap, setting.root) as log,
+        open_table(setting, log.name, kind, Path(directory) / "table") as state,
+    ):
+        yield state
+
+
+def _over_topic(state: Table[bytes, bytes] | _NoState, topic: PlainTopic, count: int, warm: int) -> Cost:
+    """The loop of a good user: batches of records, and the offsets behind them as the table's progress."""
+    consumer, get, put = topic.consumer(), state.get, state.put
+    offsets: dict[str, int] = {}
+    seen, clock = 0, None
+    while seen < count:
+        if clock is None and seen >= warm:
+            clock = _Clock()
+        for message in consumer.consume(_BATCH, 0.1):
+            key, value = message.key(), message.value()
+            if key and value:  # Not a probe.
+                get(key)
+                put(key, value)
+                seen += 1
+            offsets[str(message.partition())] = (message.offset() or 0) + 1
+        state.commit_every(1.0, offsets)
+    state.commit(offsets)
+    consumer.close()
+    assert clock is not None
+    return clock.cost()
+
+
+def _over(state: Table[bytes, bytes] | _NoState, few: list[tuple[bytes, bytes]], warm: int) -> Cost:
+    """The same, of what is in memory; `commit_every` behind each change, as the guide has it."""
+    get, put, commit_every = state.get, state.put, state.commit_every
+    clock = _Clock()
+    for offset, (key, value) in enumerate(few):
+        get(key)
+        put(key, value)
+        commit_every(1.0, {"offset": offset + 1})
+        if offset == warm:
+            clock = _Clock()
+    state.commit({"offset": len(few)})
+    return clock.cost()
+
+
+class _Clock:
+    """Of this process, from when it is made."""
+
+    def __init__(self) -> None:
+        self._started_s, self._started_cpu_s = time.perf_counter(), time.process_time()
+
+    def cost(self) -> Cost:
+        """What it took up to now."""
+        return Cost(wall_s=time.perf_counter() - self._started_s, cpu_s=time.process_time() - self._started_cpu_s)

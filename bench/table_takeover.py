@@ -1,0 +1,64 @@
+"""A takeover by a standby, from `promote` to the first acknowledged commit, beside opening the table without one.
+
+The owner is a process that puts and commits as fast as it can until it is killed. The standby follows meanwhile, and is
+promoted right behind the kill, so what the owner had committed last is still to be read.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import statelog
+from bench.cost import Cost, costed, figures_of_cost
+from bench.figures import Figure
+from bench.logs import bench_log, bulk_append
+from bench.setting import Setting
+from bench.tables import BACKENDS, first_commit, live, open_table
+from bench.workload import every_key
+from statelog.tables import Standby, Table
+
+__all__ = ["table_takeover"]
+
+
+def table_takeover(setting: Setting) -> list[Figure]:
+    """Seconds of both backends."""
+    figures: list[Figure] = []
+    for kind in BACKENDS:
+        promoted: list[Cost] = []
+        opened: list[Cost] = []
+        with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
+            bulk_append(log, every_key(setting.keys), commits=10)
+            for number in range(setting.rounds):
+                homes = [Path(scratch) / f"{number}-{what}" for what in ("standby", "owner", "anew")]
+                with _standby(setting, log.name, kind, homes[0]) as standby:
+                    live(setting, log.name, kind, homes[1])
+                    promoted.append(_cost(standby.promote))
+                opened.append(_cost(partial(open_table, setting, log.name, kind, homes[2])))
+        name = f"takeover to the first commit, {setting.keys:,} keys, {kind}"
+        figures += figures_of_cost(name, promoted, "open without a standby", opened)
+    return figures
+
+
+def _standby(setting: Setting, name: str, kind: str, home: Path) -> Standby[bytes, bytes]:
+    return statelog.standby(
+        name,
+        kafka={"bootstrap.servers": setting.bootstrap},
+        root=str(setting.root),
+        backend=kind,
+        directory=home if kind == "rocksdb" else None,
+        allow_unsafe=("replication", "min-insync"),
+    )
+
+
+def _cost(become: Callable[[], Table[bytes, bytes]]) -> Cost:
+    """Of becoming the owner, up to the first commit."""
+    owners: list[Table[bytes, bytes]] = []
+
+    def take_over() -> None:
+        owners.append(become())
+        first_commit(owners[0])
+
+    cost = costed(take_over, None)
+    owners[0].close()
+    return cost

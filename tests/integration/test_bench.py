@@ -1,0 +1,77 @@
+"""`python -m bench`: the benchmarks of a writer's puts and of tables, at a tiny size."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench import __main__ as program
+from bench import put, table_commit, table_loop, table_open, table_takeover, tables
+from bench.figures import Figure
+from bench.run import BENCHMARKS
+from bench.setting import Setting
+from tests.support.services.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+ROWS = {
+    "put of a Writer, one commit": "produce, one flush",
+    "the same, 10 commits under way": "produce, one flush",
+    "the same, 10 commits that wait": "produce, one flush",
+    "put of a Table in rocksdb, 10 commits under way": "produce, one flush",
+    "loop over a topic, rocksdb": "",
+    "get and put, rocksdb": "",
+    "commit under the loop, 1,000 changes, rocksdb, p50": "",
+    "pause of the loop, 1,000 changes, rocksdb, p99": "",
+    "restart after a kill, 100 keys, open": "without the directory",
+    "restart after a kill, 100 keys, first commit": "without the directory",
+    "cold open, 100 keys, rocksdb, local store, on-demand": "all of it first",
+    "cold open, 100 keys, rocksdb, 30 ms a request, behind": "all of it first",
+    "cold get, rocksdb, local store, p50": "the same once more",
+    "takeover to the first commit, 100 keys, rocksdb": "open without a standby",
+}
+"""What is measured, and what it is compared with, if that needs no other library."""
+
+
+NAMES = ("put", "table-loop", "table-commit", "table-restart", "table-open", "table-takeover")
+
+
+def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beside what it is compared with, and by how much it is better; which comparison was left out is said."""
+    monkeypatch.setenv("STATELOG_BENCH_BROKER", broker.bootstrap)
+    for peer in ("QUIX", "STREAMS"):
+        monkeypatch.delenv(f"STATELOG_BENCH_{peer}", raising=False)
+    for module in (put, table_commit, table_loop, table_open, table_takeover):
+        monkeypatch.setattr(module, "BACKENDS", ("rocksdb",))
+    monkeypatch.setattr(tables, "_LIFE_S", 0.05)
+    monkeypatch.setattr(table_open, "_REQUEST_S", 0.001)
+    told = io.StringIO()
+    with redirect_stderr(told):
+        for name, figures in _measured(broker, tmp_path / "root").items():
+            monkeypatch.setitem(BENCHMARKS, name, partial(_as_measured, figures))
+    run = CliRunner().invoke(program.main, NAMES)
+    assert run.exception is None, run.output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run.stdout.splitlines() if "│" in line]
+    found = {row[0]: row for row in rows}
+    for name, baseline in ROWS.items():
+        what, *_, compared_with, _, better_by = found[name]
+        assert (what, compared_with) == (name, baseline)
+        assert better_by.endswith("x") if baseline else not better_by
+    assert "left out: the comparison with Quix Streams" in told.getvalue()
+    assert "left out: the comparison with Kafka Streams" in told.getvalue()
+
+
+def _measured(broker: Broker, root: Path) -> dict[str, list[Figure]]:
+    """All at once: most of the time they wait."""
+    setting = Setting(bootstrap=broker.bootstrap, root=root, changes=1000, keys=100, rounds=1, commits=1)
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        measured = {name: pool.submit(BENCHMARKS[name], setting) for name in NAMES}
+    return {name: figures.result() for name, figures in measured.items()}
+
+
+def _as_measured(figures: list[Figure], _: Setting) -> list[Figure]:
+    return figures
