@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from demo.failure import DemoFailed
 from demo.ledger_watch import Chunks, LedgerWatch
 from demo.place import Place, child_environment
-from demo.processes import alive, children_of, process_table, resume, stop, wait_until
+from demo.processes import alive, children_of, process_table, resume, start, stop, wait_until
 from statelog.cli.devbroker.process import tail
 from statelog.storage.kafka import OffsetRange
 
@@ -60,15 +60,8 @@ class SparkDriver:
 
     def __init__(self, place: Place, life: int) -> None:
         self._log = place.directory / f"spark-driver-{life}.log"
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "demo.job", place.to_json()],
-                cwd=place.directory,
-                env=child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        command = [sys.executable, "-m", "demo.job", place.to_json()]
+        self._process = start(command, self._log, child_environment(), stdin=subprocess.DEVNULL)
 
     def has_ended(self) -> bool:
         """Whether it ended well. Raises DemoFailed if it ended badly."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from demo.failure import DemoFailed
 from demo.place import Place, child_environment
+from demo.processes import start
 from statelog.cli.devbroker.process import tail
 
 __all__ = ["Follower", "Reached"]
@@ -34,15 +35,8 @@ class Follower:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._log = place.directory / "spark-follower.log"
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "demo.follow", place.to_json()],
-                cwd=place.directory,
-                env=child_environment(),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        command = [sys.executable, "-m", "demo.follow", place.to_json()]
+        self._process = start(command, self._log, child_environment(), stdin=subprocess.PIPE)
         self._batches = 0
         self.has_begun = False
         self.reached: list[Reached] = []

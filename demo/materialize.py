@@ -11,6 +11,7 @@ import sys
 
 from demo.failure import DemoFailed
 from demo.place import ALLOW_UNSAFE, Place, child_environment
+from demo.processes import start
 from statelog.cli.devbroker.process import tail
 
 __all__ = ["MaterializerDaemon"]
@@ -28,15 +29,8 @@ class MaterializerDaemon:
         config.write_text(_configuration(place), encoding="utf-8")
         # What the console script `statelog` does, and it works where that was not installed, too.
         command = [sys.executable, "-c", "from statelog.cli import main; main()"]
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, "materialize", place.log, "--config", str(config)],
-                cwd=place.directory,
-                env=_without_settings(child_environment()),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        command += ["materialize", place.log, "--config", str(config)]
+        self._process = start(command, self._log, _without_settings(child_environment()), stdin=subprocess.DEVNULL)
 
     @property
     def pid(self) -> int:

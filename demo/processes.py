@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from demo.failure import DemoFailed
 
-__all__ = ["Row", "alive", "children_of", "process_table", "resume", "stop", "wait_until"]
+__all__ = ["Row", "alive", "children_of", "process_table", "resume", "start", "stop", "wait_until"]
 
 _TICK_S = 0.002
 _STOP_TIMEOUT_S = 10.0
@@ -24,6 +24,16 @@ class Row(NamedTuple):
 
     parent: int
     state: str
+
+
+def start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], *, stdin: int
+) -> "subprocess.Popen[bytes]":
+    """Start a process in the directory of its log, to which all that it prints goes."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=log.parent, env=environment, stdin=stdin, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def process_table() -> Mapping[int, Row]:

@@ -36,26 +36,30 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
 def test_the_first_programs_run_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first program counts on when it is run again; the Spark program, in the same log, keeps counts by key."""
+    """The table goes on when its program is run again; a writer and the Spark program go on in the same log."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
     first = _program(0, {**places, "/tmp/statelog": str(tmp_path / "root")})
-    for printed in ("{b'alice': b'1'}", "{b'alice': b'2'}"):
+    names: dict[str, Any] = {}
+    for printed in ("0 {b'alice': b'1', b'bob': b'1'}", "2 {b'alice': b'2', b'bob': b'1', b'carol': b'1'}"):
         assert printed in _README.read_text(encoding="utf-8")
-        exec(first, {})
+        exec(first, names)
         assert capsys.readouterr().out.splitlines() == [printed]
+    second = _program(1, {'"visits"': f'"{log_name}"'})
+    exec(second, names)
+    assert capsys.readouterr().out.splitlines() == said(second)
 
-    # The second program by itself, as somebody may paste it; it waits for a batch, and not for half a minute.
+    # The Spark program by itself, as somebody may paste it; it waits for a batch, and not for half a minute.
     places |= {"/tmp/checkpoint": str(tmp_path / "checkpoint"), "/tmp/statelog": str(tmp_path / "root")}
     wait = {"query.awaitTermination(30)": "wait_for_a_batch(query)"}
-    second: dict[str, Any] = {"wait_for_a_batch": _wait_for_a_batch}
+    third: dict[str, Any] = {"wait_for_a_batch": _wait_for_a_batch}
     try:
-        exec(_program(1, {**places, **wait}), second)
-        found = {bytes(row.key): bytes(row.value) for row in second["state"].collect()}
+        exec(_program(2, {**places, **wait}), third)
+        found = {bytes(row.key): bytes(row.value) for row in third["state"].collect()}
     finally:
         for query in spark.streams.active:
             query.stop()
     assert capsys.readouterr().out.count("alice") == 1
-    assert found.pop(b"alice") == b"2"
+    assert [found.pop(name) for name in (b"alice", b"bob", b"carol", b"dave")] == [b"2", b"1", b"1", b"5"]
     assert found, "the stream has counted"
     assert set(found) <= {str(digit).encode() for digit in range(10)}
 

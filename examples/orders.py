@@ -1,0 +1,139 @@
+"""Open orders with a standby: when their owner dies, another process takes over with all that was committed.
+
+    statelog dev start                          # a Kafka on 127.0.0.1:9092
+    python -m examples.orders input             # puts events of orders into a topic of one partition; again for more
+    python -m examples.orders                   # in two terminals: one is the owner, the other stands by
+    python -m examples.orders check             # compares the open orders with those of a plain loop over the topic
+    python -m examples.orders clean             # deletes topic and log
+
+Who is the owner is for the consumer group to say: it gives the topic's one partition to one of the processes. All
+others have the state nearly up to date in memory, so that taking over reads next to nothing. Kill the owner with
+SIGKILL: after six seconds, when the group has noticed, the other one goes on where it had got to. Stop it with SIGSTOP
+instead, and wake it up later: it finds that it was fenced, and nothing of what it does then counts.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, closing
+from threading import Event
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+import statelog
+from examples.topic import Place, main, on_signal
+from statelog.tables import Table
+
+__all__ = ["apply", "check", "fill", "serve"]
+
+SCHEMA = """{"type": "record", "name": "Order", "fields": [
+    {"name": "customer", "type": "string"}, {"name": "cents", "type": "long"},
+    {"name": "is_paid", "type": "boolean", "default": false}]}"""
+ORDERS = 400
+THINKING_S = 0.001
+"""How long an event takes: so that there is something to see, and to kill."""
+
+Order = dict[str, Any]
+
+
+def apply(orders: MutableMapping[int, Order], event: dict[str, Any]) -> None:
+    """What the program is about. `orders` is a table, or any other mapping."""
+    order = event["order"]
+    match event["event"]:
+        case "placed":
+            orders[order] = {"customer": event["customer"], "cents": 0, "is_paid": False}
+        case "item":
+            orders[order] = {**orders[order], "cents": orders[order]["cents"] + event["cents"]}
+        case "paid":
+            orders[order] = {**orders[order], "is_paid": True}
+        case _:  # delivered
+            del orders[order]
+
+
+def serve(place: Place) -> None:
+    """Stand by until the group says that it is our turn; then process events, until Ctrl-C or SIGTERM."""
+    stopped = Event()
+    on_signal(stopped.set)
+    consumer = Consumer(
+        {
+            **place.kafka,
+            "group.id": place.name,
+            "session.timeout.ms": 6000,  # how soon an owner that was killed is missed
+            "heartbeat.interval.ms": 500,
+            "partition.assignment.strategy": "cooperative-sticky",  # who has the partition keeps it
+            "enable.auto.commit": False,  # the place in the topic is in the table's commits
+        }
+    )
+    with closing(consumer), statelog.standby(place.name, **place.where) as standby, ExitStack() as ending:
+        orders: Table[int, Order] | None = None
+        progress: dict[str, Any] = {}
+
+        def our_turn(_: Consumer, partitions: list[TopicPartition]) -> None:
+            nonlocal orders, progress
+            if partitions:
+                orders = ending.enter_context(standby.promote())  # fences the former owner, and has all it committed
+                progress = dict(orders.progress)
+                consumer.incremental_assign([TopicPartition(place.topic, 0, progress.get("offset", 0))])
+                print(f"owner from offset {progress.get('offset', 0)} on", flush=True)
+
+        def lost(_: Consumer, _partitions: list[TopicPartition]) -> None:
+            stopped.set()  # Whoever is no owner any more ends; start it again, and it stands by.
+
+        consumer.subscribe([place.topic], on_assign=our_turn, on_revoke=lost, on_lost=lost)
+        while not stopped.is_set():
+            message = consumer.poll(0.1)
+            if orders is not None:
+                if message is not None and not message.error():
+                    time.sleep(THINKING_S)
+                    apply(orders, json.loads(message.value() or b""))
+                    progress = {"offset": (message.offset() or 0) + 1}
+                orders.commit_every(0.2, progress)  # whether there was a message or not: one may have been put off
+
+
+def events(number: int) -> Iterator[dict[str, Any]]:
+    """What happens to one order."""
+    yield {"order": number, "event": "placed", "customer": f"customer-{number % 17}"}
+    for _ in range(random.randint(1, 3)):
+        yield {"order": number, "event": "item", "cents": random.randint(1, 9999)}
+    yield {"order": number, "event": "paid"}
+    if random.random() < 0.5:
+        yield {"order": number, "event": "delivered"}
+
+
+def fill(place: Place) -> int:
+    """Make the log, and put events of new orders into the topic, mixed, but in sequence for each; returns how many."""
+    made: dict[str, Any] = {"key_type": "long", "value_schema": SCHEMA, "replication_factor": 1}
+    statelog.open(place.name, create=True, **made, **place.where).close()
+    first = time.time_ns()
+    under_way = [events(number) for number in range(first, first + ORDERS)]
+    happened: list[dict[str, Any]] = []
+    while under_way:
+        order = random.choice(under_way)
+        event = next(order, None)
+        if event is None:
+            under_way.remove(order)
+        else:
+            happened.append(event)
+    place.fill(((b"", json.dumps(event).encode()) for event in happened), partitions=1)
+    return len(happened)
+
+
+def check(place: Place) -> bool:
+    """Whether the log has the orders that are open after all events that are in the topic now."""
+    expected: dict[int, Order] = {}
+    for message in place.read():
+        apply(expected, json.loads(message.value() or b""))
+    with statelog.open(place.name, **place.where) as log:
+        found: dict[int, Order] = statelog.recover(log, barrier=True).to_dict()
+    is_exact = found == expected
+    print(
+        f"{len(found)} orders are open, and {len(expected)} at the end: {'exact' if is_exact else 'not yet, or WRONG'}"
+    )
+    return is_exact
+
+
+if __name__ == "__main__":
+    sys.exit(main("orders", {"serve": serve, "input": fill, "check": check, "clean": Place.clean}))

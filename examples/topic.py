@@ -1,0 +1,109 @@
+"""What the programs with a consumer group share: a topic that is their input, where their log is, and their commands.
+
+In a job of your own somebody else fills the topic, and the addresses come from its configuration.
+"""
+
+import argparse
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from types import FrameType
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statelog.errors import NotFound
+from statelog.storage import Log
+
+__all__ = ["Place", "main", "on_signal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The log `name`, and its input, the topic `<name>-input`; `where` is how every function of statelog finds it.
+
+    `member` is the name of this process in the group, if it has one.
+    """
+
+    name: str
+    bootstrap: str
+    root: str
+    member: str = ""
+
+    @property
+    def topic(self) -> str:
+        """The input."""
+        return f"{self.name}-input"
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        """How Kafka is found."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where the log is; what is unsafe on one broker on one laptop is waived by name, never silently."""
+        return {"kafka": self.kafka, "root": self.root, "allow_unsafe": ["replication", "min-insync"]}
+
+    def fill(self, messages: Iterable[tuple[bytes, bytes]], partitions: int) -> None:
+        """Make the topic if there is none, and add messages to it; those of one key go to one partition."""
+        admin = AdminClient(self.kafka)
+        if self.topic not in admin.list_topics(timeout=10).topics:
+            admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result()
+        producer = Producer({**self.kafka, "enable.idempotence": True})
+        for key, value in messages:
+            producer.produce(self.topic, value, key)
+            producer.poll(0)
+        producer.flush()
+
+    def read(self) -> Iterator[Message]:
+        """All messages that the topic has now, partition by partition."""
+        partitions = AdminClient(self.kafka).list_topics(self.topic, timeout=10).topics[self.topic].partitions
+        consumer = Consumer({**self.kafka, "group.id": "plain-reader", "auto.offset.reset": "earliest"})
+        with closing(consumer):
+            for partition in partitions:
+                here = TopicPartition(self.topic, partition, 0)
+                consumer.assign([here])
+                _, end = consumer.get_watermark_offsets(here, timeout=10)
+                while end:
+                    message = consumer.poll(1.0)
+                    if message is None or message.error():
+                        continue
+                    yield message
+                    if (message.offset() or 0) + 1 == end:
+                        break
+
+    def clean(self) -> None:
+        """Delete topic and log, if they are there."""
+        AdminClient(self.kafka).delete_topics([self.topic])[self.topic].exception()
+        try:
+            Log.delete(self.name, kafka=self.kafka, root=self.root)
+        except NotFound:
+            return
+
+
+def on_signal(stop: Callable[[], object]) -> None:
+    """Call `stop` at Ctrl-C and SIGTERM."""
+
+    def heard(_number: int, _frame: FrameType | None) -> None:
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, heard)
+
+
+def main(name: str, commands: Mapping[str, Callable[[Place], object]]) -> int:
+    """Run the command that the user named, by default the first; one that returns False has failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", nargs="?", choices=commands, default=next(iter(commands)))
+    parser.add_argument("--name", default=name)
+    parser.add_argument("--bootstrap", default="127.0.0.1:9092")
+    parser.add_argument("--root", default=str(Path(gettempdir(), "statelog")))
+    parser.add_argument("--member", default="", help="the name of this process in the group, if it shall have one")
+    given = parser.parse_args()
+    place = Place(name=given.name, bootstrap=given.bootstrap, root=given.root, member=given.member)
+    return 1 if commands[given.command](place) is False else 0

@@ -1,0 +1,123 @@
+"""The examples with a consumer group on a real broker: a process is killed in the middle, and the end is exact."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+import statelog
+from examples import orders, word_counts
+from examples.topic import Place
+from statelog.errors import NotFound, Unavailable
+from tests.support.documents import ROOT
+from tests.support.processes.quick_start import quick_start
+from tests.support.rigs.shell import wait_for
+from tests.support.services.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
+    """Where an example finds its input and its log."""
+    made = Place(name=log_name, bootstrap=broker.bootstrap, root=str(tmp_path))
+    yield made
+    made.clean()
+
+
+class _Process:
+    """The example's program as a person starts it; killed at the end of the block, if it still lives."""
+
+    def __init__(self, example: str, place: Place, name: str) -> None:
+        self._output = Path(place.root, name)
+        where = ["--name", place.name, "--bootstrap", place.bootstrap, "--root", place.root]
+        with self._output.open("w", encoding="utf-8") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"examples.{example}", *where],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self._output.read_text(encoding="utf-8")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Ask it to end; returns its exit code."""
+        self._process.terminate()
+        return self._process.wait(timeout=120)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.wait()
+
+
+def _committed(place: Place) -> int:
+    """How many messages are in the state at least, by the progress of all last commits."""
+    try:
+        with statelog.open(place.name, **place.where) as log:
+            commits = statelog.recover(log).commits
+            return sum(int(commit.metadata.get("offset", 0)) for commit in commits.values())
+    except (NotFound, Unavailable):  # not yet, or not for now
+        return 0
+
+
+def _wait(place: Place, processed: int) -> None:
+    """Wait until so many messages of the input are in the state."""
+    wait_for(lambda: _committed(place) >= processed, tick_s=0.2)
+
+
+def test_word_counts_are_exact_though_a_worker_is_killed(place: Place) -> None:
+    """One of two workers dies in the middle; another life of it goes on where it had got to."""
+    words, context = word_counts.fill(place), quick_start()
+    lives = [context.Process(target=word_counts.work, args=(replace(place, member=name),)) for name in ("a", "b", "a")]
+    first, second, again = lives
+    try:
+        first.start()
+        second.start()
+        _wait(place, words // 8)
+        first.kill()
+        first.join()
+        assert _committed(place) < words, "the kill came too late to show anything"
+        again.start()
+        _wait(place, words)
+        assert word_counts.check(place)
+        for process in (again, second):
+            process.terminate()
+            process.join(120)
+        assert [process.exitcode for process in lives] == [-signal.SIGKILL, 0, 0]
+    finally:
+        for process in lives:
+            if process.is_alive():
+                process.kill()
+
+
+@pytest.mark.soak  # The group misses a process that was killed after six seconds.
+def test_a_standby_takes_over_the_orders(place: Place) -> None:
+    """The owner is killed in the middle: the other process goes on with all that it had committed."""
+    events = orders.fill(place)
+    with _Process("orders", place, "a") as first, _Process("orders", place, "b") as second:
+        _wait(place, events // 8)
+        owner, standby = (first, second) if first.said else (second, first)
+        owner.kill()
+        assert not orders.check(place), "the kill came too late to show anything"
+        _wait(place, events)
+        assert orders.check(place)
+        assert standby.end() == 0, standby.said
+        assert int(standby.said.split()[3]) >= events // 8, standby.said
