@@ -37,7 +37,7 @@ test: venv java
 	  -m 'not soak' tests $(ARGS)
 
 soak: venv java
-	$(BIN)/python -m pytest -m soak --timeout=7200 tests $(ARGS)
+	$(BIN)/python -m pytest -m soak --timeout=7200 -o faulthandler_timeout=7190 tests $(ARGS)
 
 bench: venv java
 	$(BIN)/python -m bench $(ARGS)

@@ -63,19 +63,16 @@ class Place:
     def read(self) -> Iterator[Message]:
         """All messages that the topic has now, partition by partition."""
         partitions = AdminClient(self.kafka).list_topics(self.topic, timeout=10).topics[self.topic].partitions
-        consumer = Consumer({**self.kafka, "group.id": "plain-reader", "auto.offset.reset": "earliest"})
-        with closing(consumer):
+        reader = {"group.id": "plain-reader", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        with closing(Consumer({**self.kafka, **reader})) as consumer:
             for partition in partitions:
-                here = TopicPartition(self.topic, partition, 0)
-                consumer.assign([here])
-                _, end = consumer.get_watermark_offsets(here, timeout=10)
-                while end:
+                offset, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10)
+                consumer.assign([TopicPartition(self.topic, partition, offset)])
+                while offset < end:
                     message = consumer.poll(1.0)
-                    if message is None or message.error():
-                        continue
-                    yield message
-                    if (message.offset() or 0) + 1 == end:
-                        break
+                    if message is not None and not message.error():
+                        yield message
+                        offset = (message.offset() or 0) + 1
 
     def clean(self) -> None:
         """Delete topic and log, if they are there."""
