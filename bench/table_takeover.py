@@ -1,7 +1,8 @@
 """A takeover by a standby, from `promote` to the first acknowledged commit, beside opening the table without one.
 
-The owner is a process that puts and commits as fast as it can until it is killed. The standby follows meanwhile, and is
-promoted right behind the kill, so what the owner had committed last is still to be read.
+The owner is a process that puts and commits as fast as it can until it is killed; the standby follows meanwhile. Where
+it is behind, it is promoted right after the kill, and what the owner had committed last is still to be read. Where it
+is level, it has read that before: as behind any owner that leaves it the time to.
 """
 
 import tempfile
@@ -25,18 +26,21 @@ def table_takeover(setting: Setting) -> list[Figure]:
     """Seconds of both backends."""
     figures: list[Figure] = []
     for kind in BACKENDS:
-        promoted: list[Cost] = []
+        promoted: dict[str, list[Cost]] = {"level": [], "behind": []}
         opened: list[Cost] = []
         with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
             bulk_append(log, every_key(setting.keys), commits=10)
             for number in range(setting.rounds):
-                homes = [Path(scratch) / f"{number}-{what}" for what in ("standby", "owner", "anew")]
-                with _standby(setting, log.name, kind, homes[0]) as standby:
-                    live(setting, log.name, kind, homes[1])
-                    promoted.append(_cost(standby.promote))
-                opened.append(_cost(partial(open_table, setting, log.name, kind, homes[2])))
-        name = f"takeover to the first commit, {setting.keys:,} keys, {kind}"
-        figures += figures_of_cost(name, promoted, "open without a standby", opened)
+                for where, costs in promoted.items():
+                    with _standby(setting, log.name, kind, Path(scratch, f"{number}-{where}-standby")) as standby:
+                        live(setting, log.name, kind, Path(scratch, f"{number}-{where}-owner"))
+                        while where == "level" and not standby.refresh():
+                            pass
+                        costs.append(_cost(standby.promote))
+                opened.append(_cost(partial(open_table, setting, log.name, kind, Path(scratch, f"{number}-anew"))))
+        for where, costs in promoted.items():
+            name = f"takeover by a standby that is {where}, {setting.keys:,} keys, {kind}"
+            figures += figures_of_cost(name, costs, "open without a standby", opened)
     return figures
 
 

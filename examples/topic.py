@@ -69,8 +69,10 @@ class Place:
                 offset, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10)
                 consumer.assign([TopicPartition(self.topic, partition, offset)])
                 while offset < end:
-                    message = consumer.poll(1.0)
-                    if message is not None and not message.error():
+                    message = consumer.poll(30.0)
+                    if message is None:
+                        raise TimeoutError(f"no answer of Kafka about {self.topic}, partition {partition}")
+                    if not message.error():
                         yield message
                         offset = (message.offset() or 0) + 1
 

@@ -40,6 +40,7 @@ class TableSettings:
     commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
     uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
     cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
+    recent_bytes             of RocksDB: what was committed last, as objects, for who reads it back; 0 keeps none
     write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made
     open_files_max           of RocksDB: files that it keeps open
     loading                  "first": all of the state is local before the table opens. "behind": it opens once what was
@@ -55,6 +56,7 @@ class TableSettings:
     commits_under_way_max: int = 4
     uncommitted_changes_max: int = 1_000_000
     cache_bytes: int = 128 << 20
+    recent_bytes: int = 64 << 20
     write_buffer_bytes: int = 32 << 20
     open_files_max: int = 512
     loading: Loading | str = Loading.FIRST
@@ -67,3 +69,5 @@ class TableSettings:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+        if self.recent_bytes < 0:
+            raise ConfigError(f"recent_bytes is {self.recent_bytes}; 0 keeps nothing")

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
 import rocksdict
 
+from statelog.schemas.changes.changes import PUT, change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
+from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.rocksdb import RocksdbBackend
 from statelog.tables.changes.keys import KeyRule
@@ -63,5 +67,20 @@ def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
         assert backend.get(number.to_bytes(4, "big")) == b""
         assert backend.get(number.to_bytes(5, "big")) is None
     assert _bytes_read() - before < 4 << 20
+    backend.close()
+    home.close()
+
+
+def test_what_was_committed_last_is_read_back_without_the_database(tmp_path: Path) -> None:
+    """Deletes, too; a load of what others committed is read from the database again."""
+    home = Home(tmp_path, "log", "table")
+    backend = RocksdbBackend(home, RULE, ValueRule(OPAQUE), TableSettings())
+    backend.apply({b"put": b"1", b"gone": None}, Place(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "_database", None)
+        assert (backend.get(b"put"), backend.get(b"gone")) == (b"1", None)
+    newer = {"key_group": [GROUP] * 2, "op": [PUT] * 2, "key": [b"put", b"gone"], "value": [b"2", b"3"]}
+    backend.load(pa.table(newer, change_schema(KeyType.BYTES)))
+    assert (backend.get(b"put"), backend.get(b"gone")) == (b"2", b"3")
     backend.close()
     home.close()

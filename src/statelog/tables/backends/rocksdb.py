@@ -33,6 +33,7 @@ from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
+from statelog.tables.backends.recent import UNKNOWN, Recent
 from statelog.tables.backends.record import (
     FAMILY,
     PLACE_KEY,
@@ -76,6 +77,7 @@ class RocksdbBackend:
         self._raw = keys.quick_raw()
         self._values = values
         self._decode = None if values.is_opaque else values.decode
+        self._recent = Recent(settings.recent_bytes)
         self._rows: int | None = None
         self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
         self._handle: rocksdict.ColumnFamily | None = None
@@ -117,6 +119,9 @@ class RocksdbBackend:
 
     def get(self, key: Any) -> Any:
         """The value of a key; None if it is not there. Raises Corrupt."""
+        value = self._recent.find(key)
+        if value is not UNKNOWN:
+            return value
         try:
             data = self._database.get(self._raw(key))
         except Exception as error:
@@ -196,8 +201,10 @@ class RocksdbBackend:
         self._delete(batch, list(map(raw, gone)))
         kept = {key: value for key, value in changes.items() if value is not None} if gone else changes
         values = self._values.encode(list(kept.values())) if kept else []
-        _put(batch, pa.array(list(map(raw, kept)), pa.binary()), values)
+        keys = pa.array(list(map(raw, kept)), pa.binary())
+        _put(batch, keys, values)
         self._write(batch)
+        self._recent.take(changes, keys.nbytes + sum(map(len, values)))
 
     def load(self, changes: pa.Table) -> None:
         """Write batches without a place: who goes on from the old one, after a kill, takes them all once more."""
@@ -209,6 +216,7 @@ class RocksdbBackend:
             _put(batch, raw_keys(puts), values)
             self._write(batch)
         self._rows = None
+        self._recent.forget()
 
     def move(self, place: Place) -> None:
         """One write, of the place alone."""

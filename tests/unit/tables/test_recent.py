@@ -1,0 +1,62 @@
+"""What a backend on disk keeps of its last commits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.errors import ConfigError
+from statelog.tables import TableSettings
+from statelog.tables.backends.recent import UNKNOWN, Recent
+
+EACH = 200
+"""Bytes that a change of no data counts for."""
+COMMITS = st.lists(
+    st.dictionaries(st.integers(0, 12), st.none() | st.binary(max_size=3), min_size=1, max_size=12), max_size=30
+)
+
+
+def _size(changes: dict[int, bytes | None]) -> int:
+    return sum(len(value or b"") for value in changes.values())
+
+
+@given(COMMITS, st.integers(0, 20 * EACH), st.sets(st.integers(0, 30), max_size=2))
+def test_what_is_known_is_what_was_committed(
+    commits: list[dict[int, bytes | None]], bytes_max: int, loads: set[int]
+) -> None:
+    """Whatever is forgotten meanwhile; and never more than there is room for."""
+    recent, state = Recent(bytes_max), dict[int, bytes | None]()
+    for number, changes in enumerate(commits):
+        if number in loads:
+            recent.forget()
+            assert all(recent.find(key) is UNKNOWN for key in range(13))
+        state.update(changes)
+        recent.take(changes, _size(changes))
+        known = {key: value for key in range(13) if (value := recent.find(key)) is not UNKNOWN}
+        assert known == {key: state[key] for key in known}
+        assert len(known) * EACH + _size(known) <= bytes_max
+
+
+def test_the_last_commits_are_known() -> None:
+    """At least half of what there is room for, however small the commits are."""
+    recent = Recent(100 * EACH)
+    for key in range(1_000):
+        recent.take({key: b""}, 0)
+        assert all(recent.find(one) == b"" for one in range(max(0, key - 49), key + 1))
+    assert recent.find(800) is UNKNOWN
+
+
+def test_a_commit_that_is_larger_than_all_is_known_in_part() -> None:
+    """Its last changes; and nothing of the others, though an older commit had them."""
+    recent = Recent(10 * EACH)
+    recent.take({3: b"old", 99: b"old"}, 6)
+    recent.take(dict.fromkeys(range(100), b""), 0)
+    assert [key for key in range(100) if recent.find(key) is not UNKNOWN] == list(range(90, 100))
+
+
+def test_nothing_is_kept_if_so_wished() -> None:
+    """With `recent_bytes` 0."""
+    recent = Recent(TableSettings(recent_bytes=0).recent_bytes)
+    recent.take({1: b""}, 0)
+    assert recent.find(1) is UNKNOWN
+    with pytest.raises(ConfigError, match="recent_bytes is -1"):
+        TableSettings(recent_bytes=-1)
