@@ -122,6 +122,18 @@ def test_commit_every(tables: TableRig) -> None:
         assert table.last_commit.checkpoint.id == 4, "at 1.0 s, at 2.0 s, at five keys, and at the end"
 
 
+def test_commit_every_in_a_transaction(tables: TableRig) -> None:
+    """Is refused as soon as there is something to commit, however early it is."""
+    with tables.open() as table:
+        table.commit({"offset": 0})
+        table.commit_every(1e9, {"offset": 0})
+        with pytest.raises(Misuse, match="transaction"), table.transaction():
+            table.commit_every(1e9, {"offset": 0})
+            table[b"k"] = b"v"
+            table.commit_every(1e9, {"offset": 0})
+        assert content(table) == {}
+
+
 def test_what_was_put_off_is_not_committed_with_later_changes(tables: TableRig) -> None:
     """The progress would be that of an earlier state: the changes are discarded, and that is said."""
     with pytest.warns(UncommittedChanges), tables.open() as table:

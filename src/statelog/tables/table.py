@@ -73,6 +73,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._history = self._layers.active.history
         self._count = 0
         self._applies = 0
+        self._clock = opened.seams.clock
         self._pace = Pace(opened, self._layers, self._applied, self._advance)
 
     # ---- what it is
@@ -304,9 +305,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         if get_ident() != self._guard.user:
             self._guard.check()
-        if not self._pace.puts_off(interval_s, progress, self._count, len(self._active)):
+        pace, count = self._pace, self._count
+        pace.put_off = {**progress} if progress else {}
+        pace.put_off_count = count
+        if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
             with self._failing():
-                self._pace.commit_if_due(interval_s)
+                pace.commit_if_due(interval_s)
 
     # ---- undo
 
@@ -328,6 +332,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         self._guard.check()
         depth = self._layers.begin()
+        self._pace.look_at_once()
         self._refresh()
         try:
             yield self

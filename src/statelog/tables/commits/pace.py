@@ -42,42 +42,41 @@ class Pace:
         self._queue = CommitQueue(opened.writer, self._take, advance)
         self._clock = opened.seams.clock
         self._committed_s = self._clock()
-        self._interval_s = math.nan
-        self._look_s = -math.inf
         last = opened.writer.last_commit
         self._progress: Metadata = dict(last.metadata) if last else {}
-        self._put_off: Metadata | None = None
-        self._put_off_count = 0
+        self.put_off: Metadata | None = None
+        """The progress that the last call of `commit_every` named, and how often the table was changed by then."""
+        self.put_off_count = 0
+        self.interval_s = math.nan
+        """Such a call has nothing to do with this interval before this time, and below this number of changes."""
+        self.look_s = -math.inf
+        self.look_count = 0
 
     # ---- when
 
-    def puts_off(self, interval_s: float, progress: Metadata | None, count: int, changed: int) -> bool:
-        """Note what a call of `commit_every` said; whether it is too early to do more."""
-        self._put_off = {**progress} if progress else {}
-        self._put_off_count = count
-        return (
-            self._clock() < self._look_s
-            and interval_s == self._interval_s
-            and changed < self._changes_max
-            and not self._layers.suspended
-        )
+    def look_at_once(self) -> None:
+        """The next call of `commit_every` has something to do."""
+        self.look_s = -math.inf
 
     def commit_if_due(self, interval_s: float) -> None:
         """Commit what was noted, if it is time to. Raises as `commit`."""
         self.step(wait=False)
-        progress, now_s = self._put_off or {}, self._clock()
-        is_full = len(self._layers.active.changes) >= self._changes_max
-        if is_full or now_s - self._committed_s >= interval_s or self._layers.suspended:
+        progress, now_s, layers = self.put_off or {}, self._clock(), self._layers
+        is_full = len(layers.active.changes) >= self._changes_max
+        if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
             if self._is_news(progress):
                 self.commit(progress)
             self._committed_s = now_s
-        self._interval_s = interval_s
-        self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if len(self._queue) else math.inf)
+        self.interval_s = interval_s
+        self.look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if len(self._queue) else math.inf)
+        self.look_count = self.put_off_count + self._changes_max - len(layers.active.changes)
+        if layers.suspended:
+            self.look_at_once()
 
     def finish(self, count: int) -> None:
         """Commit what was put off, if it still says what the state is; and wait for all that is under way."""
-        progress = self._put_off
-        if progress is not None and self._put_off_count == count and self._is_news(progress):
+        progress = self.put_off
+        if progress is not None and self.put_off_count == count and self._is_news(progress):
             self.commit(progress)
         while len(self._queue):
             self.step(wait=True)
@@ -100,7 +99,7 @@ class Pace:
             raise
         self._opened.seams.crash("sealed")
         commit = self._queue.add(progress)
-        self._progress, self._put_off = dict(progress), None
+        self._progress, self.put_off = dict(progress), None
         self._committed_s = self._clock()
         self.step(wait=False)
         return commit
