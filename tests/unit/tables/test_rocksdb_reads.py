@@ -80,7 +80,7 @@ def test_what_was_committed_last_is_read_back_without_the_database(tmp_path: Pat
         patch.setattr(backend, "_database", None)
         assert (backend.get(b"put"), backend.get(b"gone")) == (b"1", None)
     newer = {"key_group": [GROUP] * 2, "op": [PUT] * 2, "key": [b"put", b"gone"], "value": [b"2", b"3"]}
-    backend.load(pa.table(newer, change_schema(KeyType.BYTES)))
+    backend.load(pa.Table.from_pydict(newer, change_schema(KeyType.BYTES)))
     assert (backend.get(b"put"), backend.get(b"gone")) == (b"2", b"3")
     backend.close()
     home.close()
