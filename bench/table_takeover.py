@@ -39,7 +39,7 @@ def table_takeover(setting: Setting) -> list[Figure]:
                         costs.append(_cost(standby.promote))
                 opened.append(_cost(partial(open_table, setting, log.name, kind, Path(scratch, f"{number}-anew"))))
         for where, costs in promoted.items():
-            name = f"takeover by a standby that is {where}, {setting.keys:,} keys, {kind}"
+            name = f"takeover, standby {where}, {setting.keys:,} keys, {kind}"
             figures += figures_of_cost(name, costs, "open without a standby", opened)
     return figures
 

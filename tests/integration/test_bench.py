@@ -32,8 +32,8 @@ ROWS = {
     "cold open, 100 keys, rocksdb, local store, on-demand": "all of it first",
     "cold open, 100 keys, rocksdb, 30 ms a request, behind": "all of it first",
     "cold get, rocksdb, local store, p50": "the same once more",
-    "takeover by a standby that is level, 100 keys, rocksdb": "open without a standby",
-    "takeover by a standby that is behind, 100 keys, rocksdb": "open without a standby",
+    "takeover, standby level, 100 keys, rocksdb": "open without a standby",
+    "takeover, standby behind, 100 keys, rocksdb": "open without a standby",
 }
 """What is measured, and what it is compared with, if that needs no other library."""
 

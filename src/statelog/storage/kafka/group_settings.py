@@ -56,6 +56,11 @@ class GroupSettings:
         return self.properties.get("group.protocol", "classic").lower() == "consumer" or "cooperative" in strategy
 
     @property
+    def is_static(self) -> bool:
+        """Whether the member has a name, under which its next life finds its partitions."""
+        return bool(self.properties.get("group.instance.id"))
+
+    @property
     def max_poll_interval_s(self) -> float:
         """Seconds without a poll after which the group takes all partitions away."""
         given = self.properties.get(_POLL, "")

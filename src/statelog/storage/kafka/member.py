@@ -12,18 +12,23 @@ there is no seek, which librdkafka refuses while a partition is being started.
 
 Invariants:
 - The group's offsets are never read: each partition is started at an explicit offset.
+- The client is closed once it has nothing to tell. Where it tells of two decisions inside of its `close`, the first
+  answer may end its part in the group, and the second waits for good, with the interpreter's lock in its hand: no
+  thread goes on, and no signal is heard (seen with librdkafka 2.16; its issue 4884).
 - Callbacks of the group are Python, as no other callback here: the group waits for the listener. What is raised there,
   by a signal's handler too, is noted, the client gets its answer all the same, and it comes out of the call.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
+from statelog.seams import Clock
 from statelog.storage.kafka.errors import ENDING, client_error
 from statelog.storage.kafka.group import GroupListener
 from statelog.storage.kafka.group_settings import GroupSettings
@@ -35,6 +40,8 @@ __all__ = ["ConfluentMember"]
 _REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 _ANOTHER = frozenset({"FENCED_INSTANCE_ID"})
+_HEAR_S, _HEAR_POLL_S = 5.0, 0.02
+"""How long a member that ends hears the group out, and how long it is silent then."""
 _Parts = list[TopicPartition]
 
 
@@ -42,15 +49,22 @@ class ConfluentMember:
     """A member of a group; implements `GroupMember`. Raises ConfigError, BrokerUnavailable."""
 
     def __init__(
-        self, settings: GroupSettings, topic: str, listener: GroupListener, note: Callable[[str], None]
+        self,
+        settings: GroupSettings,
+        topic: str,
+        listener: GroupListener,
+        note: Callable[[str], None],
+        clock: Clock = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._clock = clock
         self._topic = topic
         self._listener = listener
         self._note = note
         self._guard = ProcessGuard("member of a consumer group")
         self._places: dict[int, int] = {}
         self._given: set[int] = set()
+        self._heard = 0
         self._raised: BaseException | None = None
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         properties, config = dict(settings.properties), settings.config
@@ -122,15 +136,31 @@ class ConfluentMember:
         return not any(answer.error for answer in answers or ())
 
     def close(self) -> None:
-        """Leave the group, and release the client."""
+        """Leave the group, and release the client. A member with a name of its own is missed by the group only when its
+        session is over: until then it may come back, and find its partitions.
+        """
         if self._guard.is_closed or self._guard.is_foreign:
             return
-        try:
-            with suppress(confluent_kafka.KafkaException):
-                native(self._native.close)
-        finally:
-            self._guard.close()
+        with ExitStack() as ending:
+            ending.callback(self._guard.close)
+            ending.callback(self._quietly, lambda: native(self._native.close))
+            self._quietly(self._hear_out)
         self._reraise()
+
+    @staticmethod
+    def _quietly(work: Callable[[], None]) -> None:
+        with suppress(confluent_kafka.KafkaException):
+            work()
+
+    def _hear_out(self) -> None:
+        """Answer what the group has decided by now; and leave it, unless the member is to be missed later."""
+        self.stop(list(self._places))
+        if not self._settings.is_static:
+            native(self._native.unsubscribe)
+        heard, end_s = -1, self._clock() + _HEAR_S
+        while (heard != self._heard or (self._given and not self._settings.is_static)) and self._clock() < end_s:
+            heard = self._heard
+            native(self._native.poll, _HEAR_POLL_S)
 
     # ---- callbacks of the client
 
@@ -152,6 +182,7 @@ class ConfluentMember:
         self._give_back(consumer, parts)
 
     def _tell(self, listener: Callable[[Sequence[int]], None], parts: _Parts) -> None:
+        self._heard += 1
         try:
             listener(sorted(part.partition for part in parts))
         except BaseException as error:  # noqa: BLE001 - whatever it is comes out of the call, and the group gets its answer

@@ -1,0 +1,138 @@
+"""A member of a consumer group on a real broker: it ends, whatever the group has decided meanwhile."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from threading import Thread
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from statelog.storage.kafka import member as members
+from statelog.storage.kafka.group_settings import group_settings
+from statelog.storage.kafka.member import ConfluentMember
+from statelog.storage.kafka.native import native
+from tests.support.processes.quick_start import quick_start
+from tests.support.services.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+QUICK = {"heartbeat.interval.ms": "300", "session.timeout.ms": "6000"}
+STORM_S = 60.0
+
+
+class _Listener:
+    """Notes what it is told, and inside of which call of the client."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+        self.told: list[tuple[str, str]] = []
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """Note it."""
+        self._note("assigned", partitions)
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Note it."""
+        self._note("revoked", partitions)
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Note it."""
+        self._note("lost", partitions)
+
+    def refused(self, partition: int, reason: str) -> None:
+        """Never here: nothing is read."""
+
+    def _note(self, what: str, partitions: Sequence[int]) -> None:
+        if partitions and self._calls:
+            self.told.append((what, self._calls[-1]))
+
+
+@pytest.fixture
+def topic(broker: Broker, topic_name: str) -> Iterator[str]:
+    """One of four partitions."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic_name, 4, 1)])[topic_name].result()
+    yield topic_name
+    admin.delete_topics([topic_name])[topic_name].result()
+
+
+def _member(bootstrap: str, topic: str, listener: _Listener, **consumer: str) -> ConfluentMember:
+    connection = {"bootstrap.servers": bootstrap}
+    settings = group_settings({**QUICK, **consumer}, connection, default_group=topic)
+    return ConfluentMember(settings, topic, listener, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "revoked_in"),
+    [({}, "poll"), ({"group.instance.id": "a"}, "close")],
+    ids=["leaves", "may-come-back"],
+)
+def test_decisions_are_answered_before_the_client_closes(
+    name: dict[str, str], revoked_in: str, broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside of its `close` the client may hear the answer to the first of two, and wait for the second for good."""
+    calls: list[str] = []
+
+    def noting(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        calls.append(call.__name__)
+        try:
+            return native(call, *args, **kwargs)
+        finally:
+            calls.pop()
+
+    monkeypatch.setattr(members, "native", noting)
+    listener = _Listener(calls)
+    member = _member(broker.bootstrap, topic, listener, **name)
+    watching = AdminClient({"bootstrap.servers": broker.bootstrap})
+    _wait_until_assigned(watching, topic)
+    member.close()
+    assert listener.told == [("assigned", "poll"), ("revoked", revoked_in)]
+
+
+def _wait_until_assigned(admin: AdminClient, group: str) -> None:
+    """Until the group has given all partitions to its one member, which is then told of it in no time."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = admin.describe_consumer_groups([group])[group].result()
+        if found.members and len(found.members[0].assignment.topic_partitions) == 4:
+            time.sleep(0.5)
+            return
+        assert time.monotonic() < deadline, "the group gave nothing"
+        time.sleep(0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_storm_of_members(strategy: str, named: bool, broker: Broker, topic: str) -> None:
+    """Members come and end at any moment. One that hangs would hold the interpreter's lock: it is a process's."""
+    process = quick_start().Process(target=_storm, args=(broker.bootstrap, topic, strategy, named))
+    process.start()
+    process.join(STORM_S + 60)
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+def _storm(bootstrap: str, topic: str, strategy: str, named: bool) -> None:
+    end_s = time.monotonic() + STORM_S
+
+    def lives(number: int) -> None:
+        chance = random.Random(number)
+        name = {"group.instance.id": str(number)} if named else {}
+        while time.monotonic() < end_s:
+            member = _member(bootstrap, topic, _Listener([]), **{"partition.assignment.strategy": strategy}, **name)
+            hears_until_s = time.monotonic() + chance.choice([0, 0.1, 0.5, 1, 2, 3.5])
+            while time.monotonic() < hears_until_s:
+                member.poll(0.05)
+            time.sleep(chance.choice([0, 0, 0.1, 0.5, 1, 3.2]))
+            member.close()
+
+    threads = [Thread(target=lives, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
