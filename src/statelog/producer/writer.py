@@ -239,7 +239,7 @@ class Writer(ChangeWriter):
             raise Misuse("a handle must be adopted before anything is appended", writer=self.name)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
-        return self._commit([handle], handle.checkpoint, metadata or {}, final=False)
+        return self._begin([handle], handle.checkpoint, metadata or {}, final=False).result()
 
     def reset(self, checkpoint_id: int) -> None:
         """Abort a checkpoint. The next one includes the same changes, and nothing is sent twice.
@@ -328,9 +328,6 @@ class Writer(ChangeWriter):
             raise PersistFailed("the writer was closed before its checkpoint was durable", writer=self.name)
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
-
-    def _commit(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> LastCommit:
-        return self._begin(handles, checkpoint, metadata, final).result()
 
     def _begin(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> PendingCommit:
         """Send a Commit; its result is taken by `_finish`."""

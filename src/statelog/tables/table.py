@@ -33,7 +33,7 @@ from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.pace import Pace
 from statelog.tables.commits.table_commit import TableCommit
-from statelog.tables.opening.opened import Opened, Opening
+from statelog.tables.opening.opened import LARGE, Opened, Opening
 from statelog.tables.remote.backend import RemoteBackend
 
 __all__ = ["Table"]
@@ -41,8 +41,6 @@ __all__ = ["Table"]
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING = object()
-_LARGE = 1 << 20
-"""From here on a change is measured when it is put, and not when it is committed."""
 
 
 class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
@@ -148,7 +146,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         if get_ident() != self._guard.user:
             self._guard.check()
         if (
-            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= _LARGE  # type: ignore[arg-type]  # both are bytes
+            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= LARGE  # type: ignore[arg-type]  # both are bytes
         ):
             key, value = self._admit(key, value)
         self._count += 1
@@ -162,9 +160,9 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """Remove a key, whether it is there or not. Raises as `put`."""
         if get_ident() != self._guard.user:
             self._guard.check()
-        if type(key) is not self._quick or len(key) >= _LARGE:  # type: ignore[arg-type]  # it is bytes
+        if type(key) is not self._quick or len(key) >= LARGE:  # type: ignore[arg-type]  # it is bytes
             key = self._keys.admit(key)
-            self._check_size(key, None)
+            self._opened.check_size(key, None)
         self._count += 1
         self._active[key] = None
         if self._every:
@@ -193,12 +191,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _admit(self, key: object, value: object) -> Any:
         admitted = self._keys.admit(key), self._values.admit(value)
-        self._check_size(*admitted)
+        self._opened.check_size(*admitted)
         return admitted
-
-    def _check_size(self, key: Any, value: Any) -> None:
-        if self._keys.size(key) + (0 if value is None else self._values.size(value)) >= _LARGE:
-            self._opened.check_size(key, value)
 
     # ---- many keys
 

@@ -15,7 +15,10 @@ from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.settings import TableSettings
 
-__all__ = ["Opened", "Opening"]
+__all__ = ["LARGE", "Opened", "Opening"]
+
+LARGE = 1 << 20
+"""From here on a change is measured when it is put, and not when it is committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,9 @@ class Opened:
     seams: Seams
 
     def check_size(self, key: Any, value: Any) -> None:
-        """Raise ValueTooLarge if no chunk could hold the change."""
+        """Raise ValueTooLarge if no chunk could hold the change; a value of None deletes."""
+        if self.keys.size(key) + (0 if value is None else self.values.size(value)) < LARGE:
+            return
         grant, keys = self.writer.grant, self.keys
         maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
         maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
