@@ -44,6 +44,9 @@ class _Listener:
     def refused(self, partition: int, reason: str) -> None:
         """Never here: nothing is read."""
 
+    def ended(self, partition: int, end_offset: int) -> None:
+        """Never here."""
+
     def _note(self, what: str, partitions: Sequence[int]) -> None:
         if partitions and self._calls:
             self.told.append((what, self._calls[-1]))

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from statelog.recovery.spill.file import OpenSpillFile, open_spill_file
 from statelog.seams import Seams
+from statelog.storage.local.boot import boot_id
 from statelog.storage.local.disk import DiskHook, no_faults
 
 __all__ = ["GRACE_S", "Host", "Start", "begin", "start_thread"]
@@ -32,12 +33,13 @@ def start_thread(work: Callable[[], None]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host(Seams):
     """The machine: the seams, and what a recovery takes beside them. `start` begins work, on a thread of its own.
-    `disk` is asked at each step on the files of cache and targets.
+    `disk` is asked at each step on the files of cache and targets. `boot_id` names the machine's present boot.
     """
 
     start: Start = start_thread
     open_spill_file: OpenSpillFile = open_spill_file
     disk: DiskHook = no_faults
+    boot_id: Callable[[], str] = boot_id
 
 
 def begin(start: Start, work: Callable[[], T]) -> "Future[T]":

@@ -18,20 +18,20 @@ Invariants:
 - A commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
 """
 
-from collections.abc import Generator, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.producer.guard import Guard, Guarded, Life
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
 from statelog.tables.changes.layers import Layers
 from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
-from statelog.tables.commits.pace import Pace
+from statelog.tables.commits.pace import Pace, check_interval
 from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.opened import LARGE, Opened, Opening
 from statelog.tables.remote.backend import RemoteBackend
@@ -71,6 +71,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._history = self._layers.active.history
         self._count = 0
         self._applies = 0
+        self._is_lent = False
         self._clock = opened.seams.clock
         self._pace = Pace(opened, self._layers, self._applied, self._advance)
 
@@ -212,7 +213,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
         """Keys and values, of all key groups of the table or of these, in no order. Raises KeyGroupMismatch."""
-        groups = None if key_groups is None else tuple(key_groups)
+        groups = None if key_groups is None else self._keys.checked_groups(key_groups)
         return TableItems(self, lambda: self._scan(groups), is_part=groups is not None)
 
     def values(self) -> TableValues[V]:
@@ -221,14 +222,11 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
         self._guard.check()
-        if key_groups is not None:
-            self._keys.check_groups(key_groups)
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._backend.items(key_groups)
         changes = self._layers.merged()
-        return self._unchanged(
-            merged(committed, changes, lambda key: wanted is None or self._keys.group(key) in wanted)
-        )
+        found = merged(committed, changes, lambda key: wanted is None or self._keys.group(key) in wanted)
+        return self._unchanged(found, self._count + self._applies)
 
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys.
@@ -238,7 +236,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._guard.check()
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._backend.range(first, behind)
-        return self._unchanged(merged_in_order(committed, self._layers.merged(), first, behind))
+        found = merged_in_order(committed, self._layers.merged(), first, behind)
+        return self._unchanged(found, self._count + self._applies)
 
     def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
         """Keys and values whose key begins so, in the order of the keys. Costs as `range`.
@@ -252,9 +251,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         for key in list(self):
             self.delete(key)
 
-    def _unchanged(self, found: Iterator[tuple[Any, Any]]) -> Iterator[tuple[K, V]]:
-        """Copies of what is found, as long as nothing changes the table meanwhile."""
-        count, copy = self._count + self._applies, self._values.copy
+    def _unchanged(self, found: Iterator[tuple[Any, Any]], count: int) -> Iterator[tuple[K, V]]:
+        """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked.
+
+        The state is read as the items are: of one that has gone on in between they would be of no moment at all.
+        """
+        copy = self._values.copy
         while True:
             if get_ident() != self._guard.user:
                 self._guard.check()
@@ -287,9 +289,29 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         Several may be under way, `commits_under_way_max` of them; then it waits for the oldest. Raises as `commit`, for
         earlier commits.
         """
+        self._check_unlent()
+        return self._commit({} if progress is None else progress)
+
+    def _commit(self, progress: Metadata) -> TableCommit:
         self._guard.check()
         with self._failing():
-            return self._pace.commit({} if progress is None else progress)
+            return self._pace.commit(progress)
+
+    def lend(self) -> Callable[[Metadata], TableCommit]:
+        """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
+        only a transaction undoes.
+        """
+        self._is_lent = True
+        return self._commit
+
+    def _check_unlent(self) -> None:
+        self._guard.check()
+        if self._is_lent:
+            raise Misuse(
+                "the table is a worker's, which commits it with its place in the input, and takes nothing back",
+                writer=self._opened.writer.name,
+                hint="Commit with the worker's methods, and undo with `with table.transaction():`",
+            )
 
     def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
@@ -300,7 +322,14 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         if get_ident() != self._guard.user:
             self._guard.check()
         pace, count = self._pace, self._count
-        pace.put_off = {**progress} if progress else {}
+        if interval_s != pace.interval_s:
+            self._check_unlent()
+            check_interval(interval_s)
+        try:
+            pace.put_off = {**progress} if progress else {}
+        except TypeError:
+            check_metadata(progress)
+            raise
         pace.put_off_count = count
         if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
             with self._failing():
@@ -310,8 +339,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def rollback(self) -> None:
         """Undo all changes since the last commit, whether that is over or still under way; inside of a transaction, all
-        since it began.
+        since it began. Raises Misuse for a worker's table outside of one.
         """
+        if not self._layers.suspended:
+            self._check_unlent()
         self._guard.check()
         self._layers.drop()
         self._refresh()
@@ -380,11 +411,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, Misuse) or self._opened.writer.life is not Life.OPEN:
+            if error is not self._pace.refusal or self._opened.writer.life is not Life.OPEN:
                 self._pace.fail(error)
                 self._guard.fail()
             raise
         finally:
+            self._pace.refusal = None
             self._refresh()
 
     def _applied(self) -> None:

@@ -66,6 +66,8 @@ class FakeMember:
             self._hear()
         left = {one: place for one, place in self.places.items() if place < self._group.ends[one]}
         if not left:
+            for one, place in self.places.items():
+                self._listener.ended(one, place)
             if timeout_s:
                 self._idle(timeout_s)
             return None

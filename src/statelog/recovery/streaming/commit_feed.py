@@ -199,6 +199,7 @@ class CommitFeed:
                     return reader, tail
             except IncompatibleSchema:
                 if not self._has_newer(converter):
+                    tail.close()
                     raise
             except BaseException:
                 tail.close()

@@ -125,8 +125,9 @@ _MEMBER = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
     "auto.offset.reset": "error",
-    "enable.partition.eof": "false",
+    "enable.partition.eof": "true",
     "allow.auto.create.topics": "false",
+    "check.crcs": "true",
 }
 _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on

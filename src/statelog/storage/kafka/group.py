@@ -6,6 +6,8 @@ read from is said by `read_from`, and no offset of the group is ever read back.
 What every implementation promises:
 
 - The listener is called from inside `poll` and `close`, in their thread, and nowhere else.
+- A listener is told where a partition ends, if it is read to its end: behind its last record there may be marks of
+  transactions, and what they took back, which are never given.
 - A partition that was assigned is not read before `read_from` names its place. After `revoked`, `lost` or `stop` no
   record of it is given, until `read_from` names it again.
 - A partition is the group's to give again once `revoked` has returned, and not before. Before `lost` it may be another
@@ -34,6 +36,10 @@ class GroupListener(Protocol):
 
     def lost(self, partitions: Sequence[int]) -> None:
         """These are gone: another member may have had them for long."""
+        ...
+
+    def ended(self, partition: int, end_offset: int) -> None:
+        """Every record of a partition below this offset was given: from inside of `poll`, in the order of records."""
         ...
 
     def refused(self, partition: int, reason: str) -> None:

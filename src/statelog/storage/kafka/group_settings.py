@@ -24,9 +24,9 @@ _OFF = {
     "enable.auto.commit": "input offsets are committed with the state, and never in the group",
     "auto.commit.enable": "input offsets are committed with the state, and never in the group",
     "enable.auto.offset.store": "input offsets are committed with the state, and never in the group",
-    "enable.partition.eof": "the worker waits for messages, and has no use for ends",
+    "enable.partition.eof": "the loop gets messages, and no ends",
 }
-"""What may be said to be off, which it is."""
+"""What may be said to be off: of the loop's messages it is."""
 _REFUSED = {
     "auto.commit.interval.ms": "nothing is committed in the group",
     "auto.offset.reset": "a place that is gone is an error; start=... says where a table without progress begins",

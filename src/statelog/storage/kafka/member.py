@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import Never
 
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
@@ -39,7 +40,11 @@ __all__ = ["ConfluentMember"]
 
 _REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
-_ANOTHER = frozenset({"FENCED_INSTANCE_ID"})
+_END = "_PARTITION_EOF"
+_FATAL, _INSTANCE = frozenset({"_FATAL", "FENCED_INSTANCE_ID"}), "group.instance.id"
+"""What no client goes on from, though librdkafka does not call the first of them fatal; and what its text names if it
+is that another member has the name.
+"""
 _HEAR_S, _HEAR_POLL_S = 5.0, 0.02
 """How long a member that ends hears the group out, and how long it is silent then."""
 _Parts = list[TopicPartition]
@@ -93,7 +98,7 @@ class ConfluentMember:
             return None
         error = message.error()
         if error is not None:
-            self._hear(error, message.partition())
+            self._hear(error, message)
             return None
         partition, offset = message.partition(), message.offset()
         if partition not in self._places or offset is None:
@@ -210,23 +215,32 @@ class ConfluentMember:
         parts = [TopicPartition(self._topic, partition, offset) for partition, offset in wanted.items()]
         native(change if self._settings.is_cooperative else self._native.assign, parts)
 
-    def _hear(self, error: confluent_kafka.KafkaError, partition: int | None) -> None:
+    def _hear(self, error: confluent_kafka.KafkaError, message: Message) -> None:
         """What the client says instead of a record: raise what no waiting mends, and note the rest."""
         name, text = error.name(), self._settings.config.redact(error.str())
+        partition, offset = message.partition(), message.offset()
+        if name == _END:
+            if partition in self._places and offset is not None:
+                self._places[partition] = offset
+                self._listener.ended(partition, offset)
+        elif name in _REFUSED_OFFSET and partition is not None:
+            self._listener.refused(partition, text)
+        elif name in _ABSENT or name in ENDING or name in _FATAL or error.fatal():
+            self._end(name, text)
+        else:
+            self._note(text)
+
+    def _end(self, name: str, text: str) -> Never:
+        """Raise what ends the member."""
         servers = self._settings.config.bootstrap_servers
         facts: dict[str, Fact] = {"topic": self._topic, "group": self._settings.group}
-        if name in _REFUSED_OFFSET and partition is not None:
-            self._listener.refused(partition, text)
-        elif name in _ANOTHER:
+        if name in _FATAL and _INSTANCE in text:
             raise Fenced(
                 "another member of the group took this one's group.instance.id", hint="Give each its own", **facts
             )
-        elif name in ENDING:
+        if name in ENDING:
             needs = f"READ on topic {self._topic}, and on group {self._settings.group}"
             raise client_error(name, text, "reading the input", servers, needs=needs, **facts)
-        elif error.fatal():
-            raise BrokerUnavailable(f"the client is beyond help: {text}", hint="Start the process again", **facts)
-        elif name in _ABSENT:
+        if name in _ABSENT:
             raise NotFound(f"the input topic is gone: {text}", hint="Was it deleted?", **facts)
-        else:
-            self._note(text)
+        raise BrokerUnavailable(f"the client is beyond help: {text}", hint="Start the process again", **facts)

@@ -4,6 +4,7 @@
     <directory>/<log>/<writer>/db         the database
     <directory>/<log>/<writer>/making     one that is being made; what a kill leaves of it is removed
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
+    <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
 
 Invariants:
@@ -40,15 +41,19 @@ class _Database(Protocol):
     def close(self) -> None:
         """Close it. Idempotent."""
 
+    def abandon(self) -> None:
+        """Free nothing of it, ever: it is the parent's."""
+
 
 class Home:
     """The home of one table, locked. Raises LogInUse if another table is in it, StoreUnavailable."""
 
     def __init__(self, directory: Path, log: str, writer: str) -> None:
-        self.path = directory / log / writer
+        self.path = directory.absolute() / log / writer
         self.database = self.path / "db"
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
+        self._boot = self.path / "boot"
         self._databases: WeakSet[_Database] = WeakSet()
         with local_disk(self.path):
             make_parents(self.database)
@@ -77,6 +82,18 @@ class Home:
             sync(self._damaged)
             sync(self.path)
 
+    def is_of_boot(self, boot_id: str) -> bool:
+        """Whether the database was used last in this boot of the machine; not if nobody knows."""
+        with local_disk(self.path):
+            return bool(boot_id) and self._boot.exists() and self._boot.read_text("utf-8") == boot_id
+
+    def note_boot(self, boot_id: str) -> None:
+        """The database is used in this boot from now on."""
+        with local_disk(self.path):
+            self._boot.write_text(boot_id, "utf-8")
+            sync(self._boot)
+            sync(self.path)
+
     def set_aside(self, reason: str, seams: Seams) -> Path:
         """Rename the database, loudly, so that another can be made in its place; returns where it is now."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seams.wall_clock()))
@@ -97,8 +114,10 @@ class Home:
             shutil.rmtree(old, ignore_errors=True)
 
     def begin(self) -> None:
-        """Remove what a kill left of a database that was never finished."""
+        """Remove what a kill left of a database that was never finished, or of its being set aside."""
         with local_disk(self.path):
+            if not self.database.exists():
+                self._damaged.unlink(missing_ok=True)
             if self.unfinished.exists():
                 shutil.rmtree(self.unfinished)
 
@@ -119,8 +138,14 @@ class Home:
             for database in list(self._databases):
                 closing.callback(database.close)
 
+    def abandon(self) -> None:
+        """In a forked child: the databases are the parent's, and here the lock is not held."""
+        for database in list(self._databases):
+            database.abandon()
+        self.unlock()
+
     def unlock(self) -> None:
-        """Release the lock alone: in a fork, where the databases are the parent's. Idempotent."""
+        """Release the lock alone. Idempotent."""
         if self in _open:
             _open.discard(self)
             os.close(self._lock)
@@ -129,7 +154,7 @@ class Home:
 def _forget_parents() -> None:
     """In a forked child: an inherited lock would outlive the parent that it belongs to."""
     for home in list(_open):
-        home.unlock()
+        home.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

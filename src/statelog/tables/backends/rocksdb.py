@@ -2,18 +2,21 @@
 
 A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
 as in the databases of `Recovery.to_rocksdb`, which is how one begins. From then on each commit is one write batch, with
-the place that it leads to. No batch is synced: a power loss takes some of the last ones, in order, and the place with
-them.
+the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
+`without_unsynced`.
 
 Invariants:
 - The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
+- Once it is closed, all of it is in files that are synced.
 - It never holds what no commit holds.
 """
 
+import ctypes
 import heapq
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ import pyarrow.compute as pc
 import rocksdict
 
 from statelog.errors import Corrupt
+from statelog.recovery.targets.durable import sync
 from statelog.recovery.targets.raw_keys import raw_keys
 from statelog.recovery.targets.rocksdb import rocksdb_options
 from statelog.recovery.targets.rocksdb_disk import rocksdb_disk, rocksdb_error
@@ -31,6 +35,7 @@ from statelog.recovery.targets.rocksdb_state import STATE_KEY
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
+from statelog.storage.local.disk import local_disk
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.recent import UNKNOWN, Recent
@@ -46,8 +51,9 @@ from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.settings import TableSettings
 
-__all__ = ["RocksdbBackend"]
+__all__ = ["RocksdbBackend", "without_unsynced"]
 
+_LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
 _MEMTABLE_BLOOM = 0.1
 """Part of a memtable that is its own filter: most keys are not in it, and a search that finds nothing costs 1 µs."""
@@ -61,6 +67,19 @@ so only this part of what may wait in memory. Files become smaller, which costs 
 """
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
 """How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
+
+
+def without_unsynced(database: Path) -> None:
+    """Take a database back to its files, which are synced: to a commit, and the place of that one.
+
+    For one that was open when the machine lost its power. RocksDB has two write-ahead logs at times, and the disk may
+    have kept the end of the newer one without the end of the older: what is replayed then has a hole in it, which
+    nothing shows. The log has those commits, too.
+    """
+    with local_disk(database):
+        for log in database.glob("*.log"):
+            log.unlink()
+        sync(database)
 
 
 class RocksdbBackend:
@@ -114,6 +133,13 @@ class RocksdbBackend:
         batch.put(TABLE_KEY, record.to_json(), self._handle)
         batch.delete(STATE_KEY, self._handle)
         self._write(batch)
+
+    def abandon(self) -> None:
+        """In a forked child, where it is the parent's: nothing of it is ever freed, for RocksDB would wait for threads
+        that are not there.
+        """
+        for kept in (self._database, self._family, self._handle, *self._scans):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     # ---- reads
 
@@ -223,13 +249,20 @@ class RocksdbBackend:
         self._write(self._batch(place))
 
     def close(self) -> None:
-        """Close the database; its home stays locked. Idempotent."""
+        """Write what is in memory only to files, and close the database; its home stays locked. Idempotent.
+
+        What the disk does not take any more is logged and not raised: the next life has it from the log.
+        """
         for scan in list(self._scans):
             scan.close()  # Each would keep the database open, and locked, as long as its owner has it.
         self._handle = None
         for part in (self._family, self._database):
-            with suppress(rocksdict.DbClosedError):  # It was closed before.
+            try:
                 part.close()
+            except rocksdict.DbClosedError:
+                pass  # It was closed before.
+            except Exception as error:  # noqa: BLE001 - RocksDB raises no other class
+                _LOG.warning("the local state %s was not written out: %s", self._home.database, error)
 
     # ---- inside
 

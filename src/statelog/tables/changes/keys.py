@@ -8,15 +8,16 @@ Invariants:
 - A key of another type is an error in every method: to say "not there" would be a wrong answer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of, key_groups_of
 from statelog.schemas.keys.shares import ranges_text
@@ -26,6 +27,12 @@ from statelog.tables.changes.values import NoClass
 __all__ = ["KeyRule"]
 
 _CLASSES: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
+_PLAIN: Mapping[KeyType, Callable[[Any], Any]] = {
+    KeyType.BYTES: lambda key: bytes(memoryview(key)),
+    KeyType.STRING: str.__str__,
+    KeyType.LONG: int.__int__,
+}
+"""What makes a key of a class of its own one of ours: what it is, and not what it says that it is (an Enum's `str`)."""
 
 _PAIR = 2
 _LONG_BYTES = 8
@@ -126,10 +133,15 @@ class KeyRule:
             case KeyType.LONG:
                 return _LONG_BYTES
 
-    def check_groups(self, key_groups: Sequence[int]) -> None:
-        """Raise KeyGroupMismatch if one of them is not the table's."""
-        for group in key_groups:
+    def checked_groups(self, key_groups: Iterable[int]) -> Sequence[int]:
+        """These key groups, ascending, each once. Raises KeyGroupMismatch if one of them is not the table's."""
+        try:
+            groups = sorted({index(group) for group in key_groups})
+        except TypeError as error:
+            raise Misuse(f"key groups are whole numbers: {error}", hint="items(key_groups=[0, 1])") from error
+        for group in groups:
             self._check_owned(group)
+        return groups
 
     def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array]:
         """The columns `key` and, where callers name it, `key_group` of admitted keys."""
@@ -197,7 +209,7 @@ class KeyRule:
         if type(key) is _CLASSES[kind] and (type(key) is bytes or (type(key) is str and key.isascii())):
             return key
         key_bytes(key, kind)  # type: ignore[arg-type]  # which refuses what is no key
-        return _CLASSES[kind](key)
+        return _PLAIN[kind](key)
 
     def _check_owned(self, group: int) -> None:
         if not 0 <= group < self.descriptor.key_groups:

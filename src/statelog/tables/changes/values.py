@@ -69,7 +69,7 @@ class ValueRule:
             if not isinstance(value, bytes):
                 hint = "To remove a key, delete it" if value is None else ""
                 raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint)
-            return bytes(value)
+            return bytes(memoryview(value))
         if not isinstance(value, Mapping):
             raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__)
         given = cast("Mapping[str, object]", value)
@@ -106,6 +106,13 @@ class ValueRule:
         """The value of `encode`'s bytes."""
         return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
 
+    def is_same(self, value: Any, other: Any) -> bool:
+        """Whether two admitted values, or None, have the same bytes. Equal they may be without: 0.0 and -0.0."""
+        if value != other or value is None or self.is_opaque:
+            return bool(value == other)
+        one, another = self.encode([value, other])
+        return one == another
+
     def _is_plain(self, value: Mapping[str, object]) -> bool:
         """Whether it certainly is what Arrow would give back, so that a look at its types is enough."""
         return value.keys() == self._fields.keys() and all(
@@ -134,8 +141,9 @@ def _size(value: Any) -> int:
     if isinstance(value, bytes | str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_size, cast("dict[str, Any]", value).values()))
-    return sum(map(_size, cast("Sequence[Any]", value))) if isinstance(value, list) else _SCALAR_BYTES
+        named = cast("dict[str, Any]", value)
+        return _SCALAR_BYTES + sum(map(len, named)) + sum(map(_size, named.values()))
+    return _SCALAR_BYTES + (sum(map(_size, cast("Sequence[Any]", value))) if isinstance(value, list) else 0)
 
 
 # ---- copies

@@ -4,17 +4,19 @@
 
 Invariants:
 - A layer is dropped only after the backend has it, so a read misses nothing in between.
-- What is refused before anything is sent leaves the layers as they were.
+- What is refused before anything is sent leaves the layers as they were. Whatever else is raised ends the table, of
+  whichever class it is: a store that refuses may do so behind a commit that is history.
 - What `commit_every` put off is committed at the end only if nothing was changed since it was called.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from statelog.errors import Misuse
+from statelog.errors import InvalidMetadata, Misuse
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.tables.backends.backend import Place
 from statelog.tables.changes.layers import Layer, Layers
@@ -22,10 +24,13 @@ from statelog.tables.commits.queue import CommitQueue
 from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.opened import Opened
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "check_interval"]
 
 _LOOK_S = 0.001
 """How often `commit_every` looks for answers to commits that are under way."""
+_PROGRESS_BYTES_MAX = 1 << 20
+"""A place to resume at takes less; and the ledger, which has to take it, takes much more."""
+_MOST_UTF8 = 4
 
 
 class Pace:
@@ -44,6 +49,8 @@ class Pace:
         self._committed_s = self._clock()
         last = opened.writer.last_commit
         self._progress: Metadata = dict(last.metadata) if last else {}
+        self.refusal: Misuse | None = None
+        """What a commit was refused with, before anything of it was sent."""
         self.put_off: Metadata | None = None
         """The progress that the last call of `commit_every` named, and how often the table was changed by then."""
         self.put_off_count = 0
@@ -88,15 +95,17 @@ class Pace:
 
     def commit(self, progress: Metadata) -> TableCommit:
         """Make the changes of the active layer the next checkpoint, once there is room for it."""
-        check_metadata(progress)
+        with self._refusing():
+            _check_progress(progress)
         while len(self._queue) >= self._settings.commits_under_way_max:
             self.step(wait=True)
-        layer = self._layers.seal()
-        try:
-            self._log(layer)
-        except Misuse:
-            self._layers.unseal()
-            raise
+        with self._refusing():
+            layer = self._layers.seal()
+            try:
+                self._log(layer)
+            except Misuse:
+                self._layers.unseal()
+                raise
         self._opened.seams.crash("sealed")
         commit = self._queue.add(progress)
         self._progress, self.put_off = dict(progress), None
@@ -111,6 +120,14 @@ class Pace:
     def fail(self, error: BaseException) -> None:
         """The table has ended: so have its commits."""
         self._queue.fail(error)
+
+    @contextmanager
+    def _refusing(self) -> Generator[None]:
+        try:
+            yield
+        except Misuse as refusal:
+            self.refusal = refusal
+            raise
 
     def _log(self, layer: Layer) -> None:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
@@ -139,7 +156,7 @@ class Pace:
                 now[key] = next((one[key] for one in below if key in one), None)
                 if not any(key in one for one in below):
                     now[key] = self._opened.backend.get(key)
-            if now[key] != value:
+            if not self._opened.values.is_same(now[key], value):
                 kept.append((key, value))
                 now[key] = value
         return kept
@@ -157,3 +174,22 @@ class Pace:
         self._opened.seams.crash("applied")
         self._layers.committed(checkpoints)
         self._applied()
+
+
+def check_interval(interval_s: object) -> None:
+    """Raise Misuse for what is no number of seconds."""
+    if not isinstance(interval_s, int | float) or math.isnan(interval_s):
+        raise Misuse(f"an interval is a number of seconds, and not {interval_s!r}", hint="commit_every(1.0)")
+
+
+def _check_progress(progress: Metadata) -> None:
+    """Raise InvalidMetadata for what no commit can carry."""
+    check_metadata(progress)
+    texts = [*progress, *(value for value in progress.values() if isinstance(value, str))]
+    if _MOST_UTF8 * sum(map(len, texts)) > _PROGRESS_BYTES_MAX:
+        raise InvalidMetadata(
+            "the progress is too large",
+            characters=sum(map(len, texts)),
+            characters_max=_PROGRESS_BYTES_MAX // _MOST_UTF8,
+            hint="It says where to resume; what is larger belongs in the state",
+        )

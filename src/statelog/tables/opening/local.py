@@ -26,7 +26,7 @@ from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import TableRecord, difference
-from statelog.tables.backends.rocksdb import RocksdbBackend
+from statelog.tables.backends.rocksdb import RocksdbBackend, without_unsynced
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.opening.opened import Opening
@@ -73,6 +73,7 @@ class LocalOpening:
     def open(self) -> tuple[RocksdbBackend, Opening]:
         """The backend at the place. Raises as `recover`, StorageFull, StoreUnavailable."""
         reason = ""
+        self._settle()
         if self._home.database.exists():
             backend, reason = self._kept()
             if backend is not None:
@@ -92,6 +93,14 @@ class LocalOpening:
         return self._take(), Opening(position=self._place.position, set_aside=aside, reason=reason)
 
     # ---- what is kept
+
+    def _settle(self) -> None:
+        """What may have been lost with another boot of the machine is not counted on."""
+        boot_id = self._host.boot_id()
+        if not self._home.is_of_boot(boot_id):
+            if self._home.database.exists():
+                without_unsynced(self._home.database)
+            self._home.note_boot(boot_id)
 
     def _kept(self) -> tuple[RocksdbBackend | None, str]:
         """The database that is there, or why it cannot be used."""

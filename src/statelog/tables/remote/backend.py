@@ -14,7 +14,7 @@ Invariants:
 """
 
 import heapq
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import Condition
 from typing import Any
@@ -30,6 +30,7 @@ from statelog.tables.changes.values import ValueRule
 from statelog.tables.remote.base import Base
 from statelog.tables.remote.part import LocalPart
 from statelog.tables.remote.row_group import sortable
+from statelog.tables.remote.snapshot import RemoteSnapshot
 
 __all__ = ["RemoteBackend"]
 
@@ -86,20 +87,31 @@ class RemoteBackend:
         self._base.renew()
         while group in self._part.missing:
             with self._telling():
-                snapshot = self._base.snapshot
+                snapshot: RemoteSnapshot | None = None
                 try:
+                    snapshot = self._base.snapshot
                     found = snapshot.find(group, wanted)
                 except SnapshotFailed as failed:
+                    assert snapshot is not None
                     self._base.replace(failed, snapshot)
-                except ClosedError:
-                    if self._is_closed or (group in self._part.missing and self._base.snapshot is snapshot):
+                except ClosedError:  # It went in between: all is local, or another has taken its place.
+                    if self._is_closed or (group in self._part.missing and not self._has_gone(snapshot)):
                         raise
                 else:
                     return None if found is None else self._values.of_column(found)[0]
         return self._near(key)
 
+    def _has_gone(self, snapshot: RemoteSnapshot | None) -> bool:
+        """Whether this is not the snapshot any more that is read."""
+        try:
+            return snapshot is not None and self._base.snapshot is not snapshot
+        except ClosedError:
+            return True
+
     def __len__(self) -> int:
-        """Counted once, from one pass over all that is not local, and kept as long as runs can be read."""
+        """From one pass over all that is not local. Counted once, and kept as long as runs can be read and no commit
+        changes a key of which only they say whether it was there: a commit asks no store.
+        """
         if self._rows is None or self._counted != self._base.replacements:
             self._counted = self._base.replacements
             with self._scanning():
@@ -131,13 +143,25 @@ class RemoteBackend:
         if self._failure is not None:
             raise self._failure
         if self._rows is not None:
-            read = self.get
-            was = sum(read(key) is not None for key in changes)
-            self._rows += sum(value is not None for value in changes.values()) - was
+            was = self._count_near(changes)
+            live = sum(value is not None for value in changes.values())
+            self._rows = None if was is None else self._rows + live - was
         with self._turn:
             self._part.apply(changes, place)
         self._base.stand(place.position)
         self._base.renew()
+
+    def _count_near(self, keys: Iterable[Any]) -> int | None:
+        """How many of these keys are there; None if only a snapshot can say."""
+        count = 0
+        for key in keys:
+            if self._near(key) is not None:
+                count += 1
+                continue
+            group = self._keys.group(key)
+            if not self._part.is_gone(group, key) and group in self._part.missing:
+                return None
+        return count
 
     def load(self, changes: pa.Table) -> None:
         """As `apply`."""

@@ -30,7 +30,8 @@ from statelog.tables.remote.row_group import RowGroup, SortableKey
 
 __all__ = ["Reading", "RemoteSnapshot"]
 
-_LEAST_PORTION_BYTES = 64 << 10
+_LEAST_PORTION_BYTES = 8 << 10
+"""Of each run that is open for a range, whatever the cache may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

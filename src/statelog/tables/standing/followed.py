@@ -11,10 +11,10 @@ Invariants:
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Condition, Lock
+from threading import Condition, RLock, get_ident
 from typing import Any
 
-from statelog.errors import ClosedError, StatelogError, TooOld
+from statelog.errors import ClosedError, Misuse, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.backends.backend import Backend, Place
@@ -44,12 +44,13 @@ class Version:
 
 
 class _Scan:
-    """One that is under way. `is_over`: it was broken off."""
+    """One that is under way, and in which thread it began. `is_over`: it was broken off."""
 
-    __slots__ = ("is_over",)
+    __slots__ = ("is_over", "thread")
 
     def __init__(self) -> None:
         self.is_over = False
+        self.thread = get_ident()
 
 
 class FollowedState:
@@ -59,7 +60,7 @@ class FollowedState:
         self.version = version
         self.life = Life.OPEN
         self._clock = clock
-        self._lock = Lock()
+        self._lock = RLock()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
         self._is_free = Condition(self._lock)
         self._scans: set[_Scan] = set()
         self._is_awaited = False
@@ -119,6 +120,16 @@ class FollowedState:
         """Raise as a read does."""
         with self._lock:
             self._check()
+
+    def check_movable(self) -> None:
+        """Raise as a read does, and Misuse in a thread that has a scan under way: the move would wait for it."""
+        with self._lock:
+            self._check()
+            if any(scan.thread == get_ident() for scan in self._scans):
+                raise Misuse(
+                    "a standby is not refreshed while this thread iterates it",
+                    hint="Take a list first: `for key in list(standby)`",
+                )
 
     def _check(self) -> None:
         if self.life is Life.OPEN:

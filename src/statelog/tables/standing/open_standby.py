@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from statelog.errors import ConfigError
@@ -71,8 +72,9 @@ def standby(
     Unavailable, StorageFull.
     """
     check_directory(one_of(BackendKind, "backend", backend), directory)
-    if poll_s is not None and not poll_s > 0:
-        raise ConfigError(f"poll_s is {poll_s} and must be above 0", hint="None: only `refresh` moves the state")
+    if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
+        hint = "A number of seconds; None: only `refresh` moves the state"
+        raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
     with ExitStack() as opened:
         log = open_log(
             name,

@@ -101,6 +101,8 @@ def _catch_up(follower: Follower, writer: Writer) -> Opening:
         follower.step(position)
         if not follower.feed.is_answered:
             follower.pause(_PAUSE_S)
+    if follower.state.version.values.schema.id != schema.id:
+        follower.rebuild("it was made anew in another value schema than the table's", position, schema)
     place, reached = owners_place(writer), follower.state.version
     if place.losses != reached.place.losses:
         raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")

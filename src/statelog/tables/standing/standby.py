@@ -177,9 +177,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
 
     def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
         """Keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""
-        groups = None if key_groups is None else tuple(key_groups)
-        if groups is not None:
-            self._keys.check_groups(groups)
+        groups = None if key_groups is None else self._keys.checked_groups(key_groups)
         return TableItems(self, lambda: self._scan(lambda backend: backend.items(groups)), is_part=groups is not None)
 
     def values(self) -> TableValues[V]:
@@ -204,9 +202,11 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
     def refresh(self) -> bool:
         """Read what was committed by now, and return whether the state is level with it; False if Kafka gave no answer.
 
-        A standby without a pace moves in no other way. Raises as a read does, and BrokerUnavailable.
+        A standby without a pace moves in no other way. Raises as a read does, and BrokerUnavailable; Misuse while this
+        thread iterates it.
         """
         self._owner.check()
+        self._state.check_movable()
         with self._one:
             return self._follower.refresh(self._parts.settings.recovery.stall_timeout_s)
 

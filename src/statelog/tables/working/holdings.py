@@ -8,6 +8,7 @@
 Invariants:
 - In a call of the group nothing is opened, and no client of the group is used.
 - A partition is read only while its table is open, from the place that the table's progress names.
+- What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
 - What no commit holds is dropped with its table, and read again by whoever opens the next one.
 """
 
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
-from statelog.errors import BrokerUnavailable
+from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.working.roster import Roster, passes
 from statelog.tables.working.tenure import Tenure
 from statelog.tables.working.workplace import Workplace
@@ -36,6 +37,7 @@ class Holdings:
         self._roster = Roster(workplace.key_groups, workplace.topic)
         self._stopped: set[int] = set()
         self.member = workplace.join(self, lambda text: _LOG.info("input %s: %s", workplace.topic, text))
+        self._reserves.decided()  # To have nothing: not every group says so.
 
     # ---- what the group decides
 
@@ -71,6 +73,14 @@ class Holdings:
             error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
             self._roster.failed(partition, error, self._clock())
 
+    def ended(self, partition: int, end_offset: int) -> None:
+        """What lies between its last record and this end is no record to process: marks of transactions, and what they
+        took back. It has to count, or it would be missed once it is gone.
+        """
+        tenure = self.tenures.get(partition)
+        if tenure is not None:
+            tenure.processed(end_offset)
+
     # ---- between two polls
 
     def serve(self) -> bool:
@@ -99,15 +109,15 @@ class Holdings:
         try:
             tenure = self._opened(partition)
             self.member.read_from({partition: tenure.next_offset})
+            self.tenures[partition] = tenure
         except BaseException as error:
             if tenure is not None:
-                tenure.abandon()
+                self._drop([tenure])
             if not isinstance(error, Exception):
                 raise
             self._roster.failed(partition, error, self._clock())
             _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
             return
-        self.tenures[partition] = tenure
         warning = self._roster.opened(partition, self._clock() - began_s, self._workplace.patience_s)
         if warning:
             _LOG.warning("%s: raise max.poll.interval.ms", warning)
@@ -131,9 +141,10 @@ class Holdings:
                         "input was lost, which is accepted: partition %d of %s goes on from %d, and was at %s",
                         partition, place.topic, offset, progress["offset"],
                     )  # fmt: skip
-                tenure.send(always=True)  # The place that was chosen is one that no later life chooses otherwise.
+                tenure.send(always=True)
+                tenure.wait()  # The place that was chosen is one that no later life chooses otherwise.
+            place.seams.crash("table-placed")
             failing.pop_all()
-        place.seams.crash("table-placed")
         return tenure
 
     # ---- commits
@@ -145,8 +156,25 @@ class Holdings:
 
     def send(self) -> None:
         """Commit what is new in each table, and wait for nothing but room."""
-        for tenure in list(self.tenures.values()):
-            self._try(tenure, tenure.send)
+        tenures = list(self.tenures.values())
+        if self._is_same_input(tenures):
+            for tenure in tenures:
+                self._try(tenure, tenure.send)
+
+    def _is_same_input(self, tenures: Sequence[Tenure]) -> bool:
+        """Whether what is new in them was read from the topic that they name; no if nobody says. Raises
+        IdentityChanged, NotFound.
+        """
+        if not any(tenure.has_news for tenure in tenures):
+            return True
+        try:
+            now = self._workplace.input()
+        except Unavailable as error:
+            _LOG.warning("nothing is committed as long as the input %s is not there: %s", self._workplace.topic, error)
+            return False
+        for tenure in tenures:
+            tenure.check_input(now)
+        return True
 
     def step(self) -> None:
         """Take what has come in of the commits that are under way."""
@@ -200,6 +228,8 @@ class Holdings:
         with ExitStack() as closing:
             for tenure in tenures:
                 closing.callback(_quietly, tenure, tenure.table.close)
+            if sends and not self._is_same_input(tenures):
+                sends = False
             sent = [tenure for tenure in tenures if not sends or _quietly(tenure, tenure.send)]
             for tenure in sent:
                 _quietly(tenure, tenure.wait)

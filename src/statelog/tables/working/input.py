@@ -17,6 +17,8 @@ from statelog.storage import OffsetRange
 
 __all__ = ["Input", "InputStart", "check_fits"]
 
+_MADE_ANEW = "Was it made anew? Offsets of the old one say nothing of it: begin with a new log"
+
 
 class InputStart(StrEnum):
     """Where a table without progress begins to read its partition."""
@@ -36,6 +38,17 @@ class Input:
     def progress(self, next_offset: int) -> Metadata:
         """What a commit says of the input, once everything below that offset is processed."""
         return {"offset": next_offset, "topic": self.topic, "topic_id": self.topic_id}
+
+    def check_is(self, now: "Input") -> None:
+        """Raise IdentityChanged unless it still is the topic that was described then: offsets are those of one."""
+        if now.topic_id != self.topic_id:
+            raise IdentityChanged(
+                "the input was made anew while it was read",
+                topic=self.topic,
+                topic_id=now.topic_id,
+                read_topic_id=self.topic_id,
+                hint=_MADE_ANEW,
+            )
 
     def start_offset(
         self,
@@ -88,7 +101,7 @@ class Input:
                 processed_topic=str(progress.get("topic")),
                 processed_topic_id=topic_id,
                 next_offset=offset,
-                hint="Was it made anew? Offsets of the old one say nothing of it: begin with a new log",
+                hint=_MADE_ANEW,
             )
         return offset
 

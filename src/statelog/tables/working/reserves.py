@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
@@ -83,12 +84,13 @@ class Reserves:
                 del self._made[partition]
 
     def close(self) -> None:
-        """Close all."""
-        if self._maker is not None:
-            self._maker.shutdown(cancel_futures=True)
+        """Close all, the one that is being made once it is made."""
         made, self._made = self._made, {}
-        for future in made.values():
-            _close(future)
+        with ExitStack() as closing:
+            for future in made.values():
+                closing.callback(_close_once_made, future)
+            if self._maker is not None:
+                self._maker.shutdown(cancel_futures=True)
 
     def _drop(self, partition: int, future: "Future[Standby[Any, Any]]", error: BaseException | None) -> None:
         _LOG.warning("the standby of partition %d ended: %s", partition, error or "it follows no more")
@@ -102,6 +104,13 @@ def _is_ready(future: "Future[Standby[Any, Any]]") -> bool:
 
 def _follows(future: "Future[Standby[Any, Any]]") -> bool:
     return _is_ready(future) and future.result().life is Life.OPEN
+
+
+def _close_once_made(future: "Future[Standby[Any, Any]]") -> None:
+    if future.done():
+        _close(future)
+    else:  # Whoever waited for it was interrupted.
+        future.add_done_callback(_close)
 
 
 def _close(future: "Future[Standby[Any, Any]]") -> None:

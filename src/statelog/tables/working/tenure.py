@@ -1,7 +1,7 @@
 """`Tenure`: a partition while it is this process's: its table, how far it is processed, and its commits.
 
 Invariant: what a commit names as processed is what the table holds: offsets are counted before the table is committed,
-and never in between.
+and never in between; the table is committed by nobody else, and gives up nothing of what is counted.
 """
 
 from typing import Any
@@ -21,6 +21,7 @@ class Tenure:
         self.table = table
         self.next_offset = next_offset
         self._input = source
+        self._commit = table.lend()
         self._sent_offset = next_offset
         self._under_way: TableCommit | None = None
 
@@ -30,18 +31,27 @@ class Tenure:
         return self._under_way is not None
 
     @property
+    def has_news(self) -> bool:
+        """Whether something is processed that no commit says, sent or not."""
+        return self.next_offset != self._sent_offset
+
+    @property
     def committed_offset(self) -> int:
         """The first offset that no commit calls processed."""
         return int(self.table.progress.get("offset", 0))
 
-    def processed(self, offset: int) -> None:
-        """Everything up to this offset is processed, and the table shows it."""
-        self.next_offset = offset + 1
+    def check_input(self, now: Input) -> None:
+        """Raise IdentityChanged unless the input still is the topic that its offsets are of."""
+        self._input.check_is(now)
+
+    def processed(self, end_offset: int) -> None:
+        """Everything below this offset is processed, and the table shows it."""
+        self.next_offset = max(self.next_offset, end_offset)
 
     def send(self, *, always: bool = False) -> None:
         """Commit what is new, and wait for nothing but room. Raises as `Table.commit_async`."""
-        if always or self.next_offset != self._sent_offset:
-            self._under_way = self.table.commit_async(self._input.progress(self.next_offset))
+        if always or self.has_news:
+            self._under_way = self._commit(self._input.progress(self.next_offset))
             self._sent_offset = self.next_offset
 
     def step(self) -> bool:

@@ -157,7 +157,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """The message that the loop has is processed."""
         if self._hand is not None:
             tenure, offset, _ = self._hand
-            tenure.processed(offset)
+            tenure.processed(offset + 1)
             self._unsent += 1
             self._hand = None
 
@@ -166,7 +166,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         now_s = self._clock()
         if now_s - self._committed_s >= self._interval_s or self._unsent >= self._workplace.unsent_max:
             self._send()
-        elif now_s >= self._look_s:
+        if now_s >= self._look_s:
             self._holdings.step()
             self._look_s = now_s + _LOOK_S
 
