@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from statelog.errors import Fenced
 from statelog.storage.kafka import member as members
 from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
@@ -104,6 +105,26 @@ def _wait_until_assigned(admin: AdminClient, group: str) -> None:
             return
         assert time.monotonic() < deadline, "the group gave nothing"
         time.sleep(0.1)
+
+
+def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:
+    """The first of two members of one name is told, and does not go on deaf."""
+    first = _member(broker.bootstrap, topic, _Listener([]), **{"group.instance.id": "a"})
+    _wait_until_assigned(AdminClient({"bootstrap.servers": broker.bootstrap}), topic)
+    second = _member(broker.bootstrap, topic, _Listener([]), **{"group.instance.id": "a"})
+    try:
+        with pytest.raises(Fenced, match="another member"):
+            _poll(first, second)
+    finally:
+        first.close()
+        second.close()
+
+
+def _poll(*polled: ConfluentMember) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for member in polled:
+            member.poll(0.05)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -46,6 +47,35 @@ def test_workers_come_go_and_die(broker: Broker, log_name: str, tmp_path: Path) 
         group.feed(producer, range(1_600, 2_000))
         group.await_end(2_000)
         first.end()
+
+
+def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Marks, and records that were taken back, are behind the last message and are none: they count as processed, and
+    are missed by nobody once they are gone.
+    """
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=1, consumer=QUICK)
+    with closing(ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))) as kafka, group.input():
+        producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": log_name})
+        producer.init_transactions()
+        for end in (producer.commit_transaction, producer.abort_transaction):
+            producer.begin_transaction()
+            for _ in range(5):
+                producer.produce(group.topic, b"0", partition=0)
+            producer.flush()
+            end()
+        log_end = kafka.offsets(group.topic, [0])[0].end
+        assert log_end == 12
+        with group.worker("", Host()) as worker:
+            for number, (message, table) in enumerate(worker, 1):
+                table[b"%d" % number] = message.value() or b""
+                if number == 5:
+                    threading.Timer(2.0, worker.stop).start()
+                    worker.commit_every(0.1)
+            assert worker.commit() == {0: log_end}
+        kafka.delete_records(group.topic, {0: log_end})
+        with group.worker("", Host()) as worker:
+            threading.Timer(2.0, worker.stop).start()
+            assert list(worker) == []
 
 
 @pytest.mark.soak

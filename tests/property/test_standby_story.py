@@ -14,7 +14,7 @@ import pytest
 from tests.support.story.nemesis import Kind, Operation
 from tests.support.story.standby_story import tell
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 KINDS = (Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE)
 PAIRS = 400

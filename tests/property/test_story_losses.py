@@ -16,7 +16,7 @@ from tests.support.story.judge import Fact
 from tests.support.story.story import PARTITIONS, SCENES, tell
 from tests.support.story.world import LOG, StuckError, World
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 LEDGER = f"{LOG}.ledger"
 

@@ -13,7 +13,7 @@ from tests.support.story import judge
 from tests.support.story.nemesis import Kind, Operation, pairs_of_faults
 from tests.support.story.story import Told, tell
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 BLOCK = 45
 BLOCKS = range(0, 405, BLOCK)

@@ -15,7 +15,7 @@ from statelog.tables import Loading
 from tests.support.story.nemesis import Kind, Operation, pairs_of_faults
 from tests.support.story.table_story import tell
 
-pytestmark = pytest.mark.usefixtures("impatient")
+pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 
 class Way(NamedTuple):

@@ -6,6 +6,7 @@
 Invariant: a line from a warning on that no `told` took fails its test, as an unexpected Python warning does.
 """
 
+import gc
 import logging
 import re
 from collections.abc import Generator
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-__all__ = ["LOGGERS", "lines", "nothing_untold", "told"]
+__all__ = ["LOGGERS", "collected", "lines", "nothing_untold", "told"]
 
 LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("storage", "recovery", "tables"))
 
@@ -63,3 +64,9 @@ def nothing_untold() -> Generator[None]:
     with lines() as texts:
         yield
     assert texts == [], f"told without being expected: {texts}"
+
+
+@pytest.fixture
+def collected() -> None:
+    """What earlier tests left to be freed, and to be warned of, is freed now: a story hears of nothing but its own."""
+    gc.collect()

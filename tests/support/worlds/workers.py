@@ -5,6 +5,7 @@ from typing import Any
 
 import statelog
 from statelog.recovery import Host
+from statelog.seams import CrashPoint
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -60,7 +61,13 @@ class WorkersWorld:
         producer.poll(0.0)
         producer.close()
 
-    def start(self) -> SteppedWorker:
+    def start(
+        self,
+        start: InputStart = InputStart.EARLIEST,
+        *,
+        reserves: Reserves | None = None,
+        crash: CrashPoint = lambda _: None,
+    ) -> SteppedWorker:
         """One worker more."""
         made: list[FakeMember] = []
 
@@ -72,9 +79,9 @@ class WorkersWorld:
         worker = SteppedWorker(
             Workplace(
                 name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open,
-                reserves=Reserves((), _no_standby, self.clock),
-                join=join, start=InputStart.EARLIEST, accepts_input_loss=False, patience_s=300.0, unsent_max=7,
-                seams=Host(clock=self.clock),
+                reserves=reserves or Reserves((), _no_standby, self.clock),
+                join=join, start=start, accepts_input_loss=False, patience_s=300.0, unsent_max=7,
+                seams=Host(clock=self.clock, crash=crash),
             )
         )  # fmt: skip
         self.workers[worker] = made[0]

@@ -1,8 +1,11 @@
 """A table's local directory: what a restart reads, and when it is set aside and made anew, loudly."""
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,17 @@ def home(tables: TableRig) -> Path:
     """Where its database is."""
     assert tables.directory is not None
     return tables.directory / "log" / "table"
+
+
+class Machine:
+    """Where a table runs; `boots` is how often it was started."""
+
+    boots = 0
+
+    @property
+    def host(self) -> Host:
+        """It, now."""
+        return Host(boot_id=lambda: f"boot {self.boots}")
 
 
 def write_elsewhere(rig: TwinRig, changes: dict[bytes, bytes | None]) -> None:
@@ -288,3 +302,115 @@ def test_options_that_contradict_each_other(rig: TwinRig, tmp_path: Path) -> Non
         TableRig(rig, None).open(backend="redis")
     with pytest.raises(ConfigError, match="cache_bytes"):
         TableSettings(cache_bytes=0)
+
+
+# ---- the end of the machine
+
+
+def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[dict[bytes, bytes], list[Path]]:
+    """Commit until RocksDB has two write-ahead logs at a time, and keep the directory as it is then in `scratch`.
+    Returns the state, and those logs, the older first.
+    """
+    chance, model = random.Random(5), dict(STATE)
+    with tables.open(settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), host=machine.host) as table:
+        for number in range(10_000):
+            for _ in range(8):
+                key = b"k%d" % chance.randrange(4_000)
+                model[key] = table[key] = b"%d" % number + chance.randbytes(300)
+            table.commit({"n": number})
+            found = _files(home(tables) / "db")
+            logs = sorted(name for name in found if name.endswith(".log"))
+            if len(logs) > 1 and all(found[name] for name in logs):
+                shutil.rmtree(scratch, ignore_errors=True)
+                with suppress(OSError, shutil.Error):
+                    shutil.copytree(home(tables), scratch, copy_function=_quick_copy)
+                    if _files(home(tables) / "db") == found:  # RocksDB has changed nothing meanwhile.
+                        return model, [scratch / "db" / name for name in logs]
+    raise AssertionError("there never were two")
+
+
+def _quick_copy(source: str, target: str) -> None:
+    """A link to what never changes: the shorter it takes, the less changes meanwhile."""
+    (os.link if source.endswith(".sst") else shutil.copyfile)(source, target)
+
+
+def _files(directory: Path) -> dict[str, int]:
+    """The files there, and their sizes."""
+    with suppress(OSError):
+        return {path.name: path.stat().st_size for path in directory.iterdir()}
+    return {}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_power_loss_that_takes_the_older_log(kept: TableRig, tmp_path: Path, is_known: bool) -> None:
+    """The disk has the newer write-ahead log and not all of the older one: what has such a hole is not believed, and
+    what the files are without it is brought up to date. So it is where the system does not tell one boot from another.
+    """
+    machine, copy = Machine(), tmp_path / "copy"
+    model, logs = _with_two_logs(kept, machine, copy)
+    shutil.rmtree(home(kept))
+    copy.rename(home(kept))
+    machine.boots += 1
+    (home(kept) / "db" / logs[0].name).unlink()
+    with kept.open(host=machine.host if is_known else Host(boot_id=lambda: "")) as table:
+        assert content(table) == model
+        assert table.opening.set_aside is None
+        assert table.opening.rows_read > 0
+
+
+def test_a_kill_takes_nothing(kept: TableRig, tmp_path: Path) -> None:
+    """In the same boot the write-ahead log is whole, and nothing but what was committed since is read."""
+    machine, copy = Machine(), tmp_path / "copy"
+    model, _ = _with_two_logs(kept, machine, copy)
+    shutil.rmtree(home(kept))
+    copy.rename(home(kept))
+    with kept.open(host=machine.host) as table:
+        assert content(table) == model
+        assert table.opening.rows_read == 0
+
+
+def test_another_boot_behind_a_close(kept: TableRig) -> None:
+    """What was closed is in files: nothing is read, and nothing is set aside."""
+    with kept.open(host=Host(boot_id=lambda: "another")) as table:
+        assert content(table) == STATE
+        assert (table.opening.rows_read, table.opening.set_aside) == (0, None)
+
+
+def test_a_note_of_damage_goes_with_its_database(kept: TableRig) -> None:
+    """A life that died while it set a database aside leaves the note; the next database is not set aside for it."""
+    (home(kept) / "db").rename(home(kept) / "aside-died")
+    (home(kept) / "damaged").write_text("it was", "utf-8")
+    for _ in range(2):
+        with kept.open() as table:
+            assert content(table) == STATE
+            assert table.opening.set_aside is None
+
+
+def test_a_relative_directory(rig: TwinRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one that it was when the table was opened."""
+    monkeypatch.chdir(tmp_path)
+    tables = TableRig(rig, Path("local"))
+    with tables.open(settings=TableSettings(write_buffer_bytes=64 << 10)) as table:
+        monkeypatch.chdir("/")
+        for number in range(30):
+            table.update({b"k%d-%d" % (number, i): bytes(500) for i in range(50)})
+            table.commit({"n": number})
+    assert (tmp_path / "local" / "log" / "table" / "db").is_dir()
+
+
+def test_a_close_that_the_disk_refuses(kept: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written out is in the log: it is told, and takes the place of no error."""
+    table = kept.open()
+    table[b"k0"] = b"new"
+    table.commit({"n": 2})
+    close = rocksdict.Rdict.close
+
+    def refuse(database: rocksdict.Rdict) -> None:
+        close(database)
+        raise Exception("IO error: No space left on device")  # noqa: TRY002 - as RocksDB does
+
+    with monkeypatch.context() as patched, told("was not written out"):
+        patched.setattr(rocksdict.Rdict, "close", refuse)
+        table.close()
+    with kept.open() as table:
+        assert content(table) == {**STATE, b"k0": b"new"}

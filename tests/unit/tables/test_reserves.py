@@ -1,5 +1,8 @@
 """Standbys that a worker keeps for partitions which are another's."""
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -7,6 +10,7 @@ import pytest
 
 import statelog
 from statelog.errors import BrokerUnavailable
+from statelog.producer.guard import Life
 from statelog.tables import Standby
 from statelog.tables.working.reserves import Reserves
 from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
@@ -91,3 +95,26 @@ def test_what_does_not_open(rig: TwinRig) -> None:
     reserves.keep(lambda _: False)
     _await(lambda: len(reserves.standbys) == 1)
     reserves.close()
+
+
+def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
+    """By Ctrl-C, while it waits for one that is being made: all are closed, that one once it is there."""
+    now_s, may_go_on, made = [0.0], threading.Event(), list[Standby[bytes, bytes]]()
+
+    def opened(partition: int) -> Standby[bytes, bytes]:
+        if partition == 1:
+            may_go_on.wait(60)
+        made.append(_standby(rig, partition))
+        return made[-1]
+
+    reserves = Reserves([0, 1], opened, lambda: now_s[0])
+    reserves.decided()
+    now_s[0] = 10.0
+    reserves.keep(lambda _: False)
+    _await(lambda: len(reserves.standbys) == 1)
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        reserves.close()
+    assert made[0].life is Life.CLOSED
+    may_go_on.set()
+    _await(lambda: len(made) == 2 and made[1].life is Life.CLOSED)

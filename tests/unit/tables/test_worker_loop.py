@@ -1,12 +1,21 @@
 """The loop around a worker: which messages are processed, how it ends, and who may touch it."""
 
 import threading
+import time
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
-from statelog.errors import ClosedError, Fenced, UncommittedChanges
+import statelog
+from statelog.errors import BrokerUnavailable, ClosedError, Fenced, IdentityChanged, Misuse, UncommittedChanges
+from statelog.producer.guard import Life
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.tables import InputStart, Standby, Table
+from statelog.tables.working.reserves import Reserves
 from tests.support.processes.group import step
+from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
 from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
@@ -121,3 +130,103 @@ def test_one_thread(world: WorkersWorld) -> None:
     with pytest.raises(ClosedError):
         next(worker)
     worker.close()
+
+
+# ---- its input, and its tables
+
+
+def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> None:
+    """Offsets of the new one are no place in the old one: what was read since the last commit is not committed."""
+    with pytest.raises(IdentityChanged, match="while it was read"), _worker(world) as worker:
+        for turn, (message, table) in enumerate(worker):
+            step(table, int(message.value() or b""))
+            if turn == 2:
+                worker.commit()
+                world.source.delete_topic("input")
+                world.source.create_topic(TopicSpec(name="input", partitions=PARTITIONS, replication_factor=1))
+            if turn == 5:
+                worker.commit()
+    assert _progress(world) == [1, 1, 1]
+
+
+def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is committed meanwhile, and the loop goes on; once it answers, all is."""
+
+    def away(_: str) -> None:
+        raise BrokerUnavailable("away")
+
+    with _worker(world) as worker:
+        for turn, (message, table) in enumerate(worker):
+            step(table, int(message.value() or b""))
+            if turn == 4:
+                with told("nothing is committed"), monkeypatch.context() as patched:
+                    patched.setattr(MemoryKafka, "describe_topic", lambda _, topic: away(topic))
+                    assert worker.commit() == {0: 0, 1: 0, 2: 0}
+        assert worker.commit() == {0: 4, 1: 4, 2: 4}
+
+
+def test_the_first_place_is_history() -> None:
+    """Before a message is handed out: a later life would choose a later one, and miss what is in between."""
+    world = WorkersWorld()
+    world.feed(4)
+    opened: list[Table[Any, Any]] = []
+
+    def crash(point: str) -> None:
+        if point == "table-placed":
+            opened.extend(kept)
+            raise KeyboardInterrupt
+
+    kept: list[Table[Any, Any]] = []
+    open_table = world.open
+
+    def keeping(partition: int) -> Table[Any, Any]:
+        kept.append(open_table(partition))
+        return kept[-1]
+
+    world.open = keeping  # type: ignore[method-assign]  # this world's
+    with pytest.raises(KeyboardInterrupt), world.start(InputStart.LATEST, crash=crash) as worker:
+        world.group.give(0, world.workers[worker], waits=True)
+        next(worker)
+    assert [table.life for table in opened] == [Life.CLOSED]
+    with statelog.table(
+        "log", kafka=world.rig.kafka(), root=world.rig.store(), own_key_group=0, writer="log-0", allow_unsafe=UNSAFE
+    ) as table:
+        assert table.progress["offset"] == 4
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.001, 1.0])
+def test_what_is_committed_last(world: WorkersWorld, interval_s: float) -> None:
+    """An input that is idle keeps no commit waiting, however often it was asked for one."""
+    with _worker(world) as worker:
+        for message, table in worker:
+            step(table, int(message.value() or b""))
+            worker.commit_every(interval_s)
+        assert [table.progress["offset"] for table in worker.tables.values()] == [4, 4, 4]
+
+
+def test_a_table_that_is_the_worker_s(world: WorkersWorld) -> None:
+    """The loop cannot commit it by itself, nor take back what was counted."""
+    with _worker(world) as worker:
+        for message, table in worker:
+            step(table, int(message.value() or b""))
+            for call in (table.commit, table.rollback):
+                with pytest.raises(Misuse, match="worker's"):
+                    call()
+    assert _progress(world) == [4, 4, 4]
+
+
+def test_a_worker_without_partitions_has_standbys() -> None:
+    """Of a group that has never told it anything."""
+    world, asked = WorkersWorld(), list[int]()
+
+    def opened(partition: int) -> Standby[Any, Any]:
+        asked.append(partition)
+        raise BrokerUnavailable("away")
+
+    with world.start(reserves=Reserves([1], opened, world.clock)) as worker:
+        assert list(worker) == []
+        deadline_s = time.monotonic() + 30
+        while not asked:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    assert asked == [1]

@@ -39,6 +39,7 @@ def test_a_member_never_commits_nor_resets() -> None:
     expected = {
         "enable.auto.commit": "false",
         "auto.offset.reset": "error",
+        "check.crcs": "true",
         "group.id": "counts",
         "bootstrap.servers": "log:9092",
         "security.protocol": "SSL",
@@ -76,7 +77,7 @@ def test_a_member_says_what_is_the_users() -> None:
         ({"auto.offset.reset": "earliest"}, "start="),
         ({"auto.commit.interval.ms": "1"}, "nothing is committed"),
         ({"enable.auto.offset.store": "1"}, "never in the group"),
-        ({"enable.partition.eof": "true"}, "no use"),
+        ({"enable.partition.eof": "true"}, "no ends"),
         ({"group.id": " "}, "group.id is empty"),
         ({"on_commit": "x"}, "callbacks"),
         ({"transactional.id": "x"}, "no transactions"),

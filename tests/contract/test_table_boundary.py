@@ -1,0 +1,161 @@
+"""What a table refuses, and that nothing comes of what it refuses; in each backend, on the twins and on a broker."""
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from statelog.errors import InvalidMetadata, Misuse, ValueTooLarge
+from statelog.producer.guard import Life
+from statelog.tables import Table, TableSettings
+from tests.support.rigs.table import TableRig, content
+
+MAP = '{"type": "record", "name": "V", "fields": [{"name": "m", "type": {"type": "map", "values": "long"}}]}'
+FRACTION = '{"type": "record", "name": "V", "fields": [{"name": "x", "type": "double"}]}'
+HUGE = {"place": "x" * (20 << 20)}
+
+
+class _Color(str, enum.Enum):  # noqa: UP042 - a StrEnum says what it is
+    """A text that says something else when it is printed."""
+
+    RED = "red"
+
+
+# ---- progress
+
+
+def test_progress_that_no_commit_can_carry(tables: TableRig) -> None:
+    """It is refused before anything is sent: the changes can be undone, and no later commit has them."""
+    with tables.open() as table:
+        table[b"k"] = b"committed"
+        table.commit({"n": 1})
+        table[b"k"] = b"refused"
+        for commit in (table.commit, table.commit_async, lambda progress: table.commit_every(0.0, progress)):
+            with pytest.raises(InvalidMetadata, match="too large"):
+                commit(HUGE)
+        table.rollback()
+        assert (table.get(b"k"), table.life) == (b"committed", Life.OPEN)
+        table.commit({"n": 2})
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"k": b"committed"}, {"n": 2})
+
+
+@pytest.mark.parametrize("progress", [5, [1], "text", {"a": None}, {1: 2}])
+def test_progress_that_is_none(tables: TableRig, progress: Any) -> None:
+    """Whichever way it is given; the table goes on."""
+    with tables.open() as table:
+        table[b"k"] = b"v"
+        ways: list[Callable[[Any], object]] = [table.commit, lambda progress: table.commit_every(0.0, progress)]
+        for commit in ways:
+            with pytest.raises(InvalidMetadata):
+                commit(progress)
+        table.commit({"n": 1})
+        assert table.progress == {"n": 1}
+
+
+@pytest.mark.parametrize("interval_s", ["1", None, math.nan])
+def test_an_interval_that_is_none(tables: TableRig, interval_s: Any) -> None:
+    """It would never be over; the table goes on, and what was put off before stays so."""
+    with tables.open() as table:
+        table[b"k"] = b"v"
+        table.commit_every(1e9, {"n": 1})
+        with pytest.raises(Misuse, match="number of seconds"):
+            table.commit_every(interval_s, {"n": 2})
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"k": b"v"}, {"n": 1})
+
+
+def test_a_table_that_is_lent(tables: TableRig) -> None:
+    """A worker's: only the worker commits it, and only a transaction undoes."""
+    with tables.open() as table:
+        table[b"k"] = b"1"
+        commit = table.lend()
+        ways: list[Callable[[], object]] = [table.commit, table.commit_async, table.rollback]
+        for call in (*ways, lambda: table.commit_every(0.0), lambda: table.commit_every(1e9, {"n": 9})):
+            with pytest.raises(Misuse, match="worker's"):
+                call()
+        with table.transaction():
+            table[b"k"] = b"2"
+            table.rollback()
+        assert table[b"k"] == b"1"
+        assert commit({"n": 1}).result().metadata == {"n": 1}
+
+
+# ---- iteration
+
+_CHANGES: dict[str, Callable[[Table[Any, Any]], object]] = {
+    "put": lambda table: table.put(b"k", b"new"),
+    "undo": Table.rollback,
+    "commit": Table.commit,
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.parametrize("scan", ["items", "range", "keys"])
+def test_an_iterator_that_was_not_asked_yet(tables: TableRig, scan: str, change: str) -> None:
+    """It was made of a state that is gone: what it would give now is of no moment at all."""
+    with tables.open() as table:
+        table.update({b"k": b"v", b"other": b"v"})
+        table.commit()
+        table[b"j"] = b"uncommitted"
+        scans: dict[str, Callable[[], Iterator[Any]]] = {
+            "items": lambda: iter(table.items()),
+            "range": table.range,
+            "keys": lambda: iter(table),
+        }
+        found = scans[scan]()
+        _CHANGES[change](table)
+        with pytest.raises(Misuse, match="while it was iterated"):
+            next(found)
+        if change == "put":
+            table.commit()
+
+
+def test_key_groups_that_are_asked_for(tables: TableRig) -> None:
+    """Each once, whatever counts as a number; nothing else."""
+    with tables.open() as table:
+        table.update({b"%d" % i: b"v" for i in range(50)})
+        table.commit()
+        some = dict(table.items([3, 5]))
+        for groups in ([5, 3, 3], [np.int64(3), np.uint16(5)], range(3, 6, 2)):
+            assert sorted(table.items(cast("Any", groups))) == sorted(some.items())
+        for wrong in ([3.0], ["3"], 3):
+            with pytest.raises(Misuse, match="whole numbers"):
+                table.items(cast("Any", wrong))
+
+
+# ---- keys and values
+
+
+def test_a_key_of_a_class_of_its_own(tables: TableRig) -> None:
+    """It is the text that it is, and not the one that it says."""
+    with tables.open(key_type="string") as table:
+        table["red"] = b"1"
+        assert table.get(cast("Any", _Color.RED)) == b"1"
+        table[_Color.RED] = b"2"
+        assert content(table) == {"red": b"2"}
+        assert {type(key) for key in table} == {str}
+        table.commit()
+
+
+@pytest.mark.parametrize("names", [("x" * (16 << 20),), tuple("x" * (4 << 20) + str(i) for i in range(5))])
+def test_a_value_that_is_large_by_its_names(tables: TableRig, names: tuple[str, ...]) -> None:
+    """The keys of a map count: a value that was taken can be logged."""
+    with tables.open(value_schema=MAP) as table:
+        with pytest.raises(ValueTooLarge):
+            table[b"k"] = {"m": dict.fromkeys(names, 1)}
+        table[b"k"] = {"m": {"x": 1}}
+        table.commit()
+
+
+def test_equal_and_not_the_same(tables: TableRig) -> None:
+    """A negative zero is another value: who recovers the log sees what the table shows."""
+    with tables.open(value_schema=FRACTION, settings=TableSettings(skip_equal=True)) as table:
+        for value in (0.0, -0.0, -0.0):
+            table[b"k"] = {"x": value}
+            table.commit()
+    with TableRig(tables.rig, None).open() as table:
+        assert math.copysign(1.0, table[b"k"]["x"]) == -1.0

@@ -1,0 +1,136 @@
+"""Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from statelog.errors import StatelogError, StoreRefused, StoreUnavailable
+from statelog.producer.guard import Life
+from statelog.recovery import Host
+from statelog.storage.runs.write import RunWriter
+from statelog.storage.store.memory import Fault, MemoryStore
+from statelog.tables import Loading, Table
+from tests.support.rigs.log import twin_rig
+from tests.support.rigs.table import content
+from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled
+
+
+class _Refusing:
+    """The faults of a store that refuses, once told so, to read runs."""
+
+    error: StatelogError | None = None
+
+    def __call__(self, method: str, path: str) -> Fault | None:
+        del method
+        if self.error is not None and path.startswith("runs/"):
+            raise self.error
+        return None
+
+
+@pytest.fixture
+def rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rolled:
+    """A log with snapshots."""
+    monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 3)
+    return Rolled(twin_rig("log"), tmp_path)
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Where the state is kept, or None for a dict."""
+    return tmp_path / "local" if request.param == "rocksdb" else None
+
+
+def _inside(table: Table[Any, Any]) -> Any:
+    return cast("Any", table)._opened.backend
+
+
+def _forget_what_was_read(table: Table[Any, Any]) -> None:
+    base = _inside(table)._base
+    base._reading.cache._held.clear()
+    for run in base.snapshot._runs:
+        run._handles._idle.clear()
+
+
+def _await(is_true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
+    """It ends the table with the next commit, which is history by then: that is no refusal to go on behind."""
+    gate, refusing = Gate(), _Refusing()
+    store = MemoryStore(rolled.rig.disk, "log", faults=refusing)
+    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, host=host, root=store) as table:
+        refusing.error = StoreRefused("403")
+        _forget_what_was_read(table)
+        gate.open()
+        _await(lambda: _inside(table)._failure is not None)
+        rolled.put(table, {b"n": b"1"})
+        with pytest.raises(StoreRefused):
+            table.commit({"n": 1})
+        assert table.life is Life.FAILED
+    refusing.error = None
+    with rolled.open(Loading.FIRST, directory) as table:
+        assert (table.progress, content(table)) == ({"n": 1}, rolled.model)
+
+
+@pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("away")])
+def test_a_commit_asks_no_store(rolled: Rolled, directory: Path | None, error: StatelogError) -> None:
+    """Not even where the keys were counted before, and what the commit changes only the snapshot knows."""
+    refusing = _Refusing()
+    store = MemoryStore(rolled.rig.disk, "log", faults=refusing)
+    with rolled.open(Loading.ON_DEMAND, directory, root=store) as table:
+        assert len(table) == len(rolled.model)
+        _forget_what_was_read(table)
+        refusing.error = error
+        with pytest.raises(type(error)):
+            table.get(KEYS[4])
+        rolled.put(table, {KEYS[4]: b"x", KEYS[5]: None, b"nowhere": b"y"})
+        table.commit({"n": 1})
+        refusing.error = None
+        assert len(table) == len(rolled.model)
+        rolled.put(table, {KEYS[4]: b"xx", KEYS[5]: b"back", b"nowhere": None})
+        table.commit({"n": 2})
+        rolled.check(table)
+
+
+class _LastLook(set[int]):
+    """What is missing; the second time that its own thread finds a key group in it, all of it comes right behind."""
+
+    def __init__(self, found: set[int], come: Callable[[], None]) -> None:
+        super().__init__(found)
+        self._come, self._looks = come, 0
+        self._thread = threading.get_ident()
+
+    def __contains__(self, group: object) -> bool:
+        is_missing = super().__contains__(group)
+        if is_missing and threading.get_ident() == self._thread:
+            self._looks += 1
+            if self._looks == 2:
+                self._come()
+        return is_missing
+
+
+def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | None) -> None:
+    """The snapshot was let go after the key group was found missing: the key is here by then."""
+    gate = Gate()
+    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, host=host) as table:
+        inside = _inside(table)
+
+        def come() -> None:
+            gate.open()
+            _await(lambda: inside._base._held is None)
+
+        _await(lambda: len(inside._part.missing) < 16)
+        inside._part.missing = _LastLook(inside._part.missing, come)
+        key = next(key for key in rolled.model if inside._part.get(key) is None)
+        assert table.get(key) == rolled.model[key]
+        assert table.is_local

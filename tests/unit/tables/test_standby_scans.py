@@ -1,0 +1,104 @@
+"""Scans of a standby: what they hold up, and what becomes of one that was dropped."""
+
+import faulthandler
+import gc
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import ConfigError, Misuse
+from statelog.materializer import run_round
+from statelog.recovery import Host
+from tests.support.rigs.log import settings_for, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import told
+from tests.unit.tables.test_standby import SCHEMA, UNHELD
+
+_NESTED = """{"type": "record", "name": "V", "fields": [{"name": "tags", "type":
+ {"type": "array", "items": {"type": "map", "values": "string"}}}]}"""
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
+    """Each backend in turn, in memory."""
+    return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
+
+
+def test_a_scan_that_is_collected_inside_of_a_read(tables: TableRig) -> None:
+    """Memory is freed at any moment, in the middle of a copy too: the scan ends there, and waits for nobody."""
+    value: Any = {"tags": [{"a": "b"}, {"c": "d"}, {"e": "f"}]}
+    thresholds = gc.get_threshold()
+    faulthandler.dump_traceback_later(60, exit=True)  # It hangs where the lock is not reentrant.
+    try:
+        with tables.open(value_schema=_NESTED) as table:
+            table.update({b"k%d" % i: value for i in range(200)})
+            table.commit()
+        with tables.standby() as standby:
+            for _ in range(5):
+                cycle: list[Any] = [iter(standby.items())]
+                next(cycle[0])
+                cycle.append(cycle)
+                del cycle
+                gc.set_threshold(1)
+                assert all(standby.get(b"k%d" % i) == value for i in range(200))
+                gc.set_threshold(*thresholds)
+            gc.collect()
+            assert standby.refresh()
+    finally:
+        gc.set_threshold(*thresholds)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_a_refresh_inside_of_a_scan(tables: TableRig) -> None:
+    """It would wait for the scan around it; the scan goes on."""
+    with tables.open() as table:
+        table.update({b"a": b"1", b"b": b"2"})
+        table.commit()
+        with tables.standby() as standby:
+            found: list[bytes] = []
+            for key in standby:
+                table[b"c"] = key
+                table.commit()
+                with pytest.raises(Misuse, match="iterates"):
+                    standby.refresh()
+                found.append(key)
+            assert sorted(found) == [b"a", b"b"]
+            assert standby.refresh()
+            assert content(standby)[b"c"] == found[-1]
+
+
+@pytest.mark.parametrize("poll_s", [math.inf, math.nan, 0, -1.0, 1e300])
+def test_a_pace_that_is_none(tables: TableRig, poll_s: float) -> None:
+    """No thread could wait so."""
+    tables.open().close()
+    with pytest.raises(ConfigError, match="poll_s"):
+        tables.standby(poll_s=poll_s)
+
+
+def test_values_of_the_owner_that_is_opened(tables: TableRig, tmp_path: Path) -> None:
+    """A schema that comes while it is promoted, and a state that has to be made anew then: the table's values are
+    those that its writer writes.
+    """
+
+    def evolve(point: str) -> None:
+        if point == "promoting":
+            with tables.rig.open() as log:
+                log.evolve_value_schema(SCHEMA % ', {"name": "b", "type": "long", "default": 7}')
+
+    with tables.open(value_schema=SCHEMA % "") as table:
+        table[b"k"] = {"a": 1}
+        table.commit()
+        standby = tables.standby(settings=UNHELD, host=Host(crash=evolve))
+        for number in range(4):
+            table[b"k0"] = {"a": number}
+            table.commit()
+            with tables.rig.open() as log:
+                run_round(log, settings_for(tmp_path))
+        with told("another value schema"), standby.promote() as promoted:
+            assert content(promoted) == {b"k": {"a": 1}, b"k0": {"a": 3}}
+            promoted[b"z"] = {"a": 5}
+            promoted.commit()
+    with TableRig(tables.rig, None).open() as later:
+        assert later[b"z"] == {"a": 5, "b": 7}
