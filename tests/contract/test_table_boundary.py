@@ -74,7 +74,8 @@ def test_a_table_that_is_lent(tables: TableRig) -> None:
         table[b"k"] = b"1"
         commit = table.lend()
         ways: list[Callable[[], object]] = [table.commit, table.commit_async, table.rollback]
-        for call in (*ways, lambda: table.commit_every(0.0), lambda: table.commit_every(1e9, {"n": 9})):
+        ways += [lambda: table.commit_every(0.0), lambda: table.commit_every(1e9, {"n": 9})]
+        for call in ways:
             with pytest.raises(Misuse, match="worker's"):
                 call()
         with table.transaction():
