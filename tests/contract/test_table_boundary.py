@@ -56,6 +56,24 @@ def test_progress_that_is_none(tables: TableRig, progress: Any) -> None:
         assert table.progress == {"n": 1}
 
 
+def test_progress_that_is_not_named(tables: TableRig) -> None:
+    """The last one is said once more, by either way to commit; an empty one is another one."""
+    with tables.open() as table:
+        table.commit({"n": 1})
+        table[b"k"] = b"1"
+        assert table.commit().metadata == {"n": 1}
+        table[b"k"] = b"2"
+        table.commit_every(1e9)
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"k": b"2"}, {"n": 1})
+        table[b"k"] = b"3"
+        assert table.commit().metadata == {"n": 1}
+        table.commit({})
+        table.commit_every(0.0)
+    with tables.open() as table:
+        assert table.progress == {}
+
+
 @pytest.mark.parametrize("interval_s", ["1", None, math.nan])
 def test_an_interval_that_is_none(tables: TableRig, interval_s: Any) -> None:
     """It would never be over; the table goes on, and what was put off before stays so."""

@@ -35,7 +35,8 @@ class TableSettings:
         settings = TableSettings(cache_bytes=256 << 20)
         table = statelog.table("orders", backend="rocksdb", directory="/var/lib/job", settings=settings, **where)
 
-    every_change             log every change, for readers that want all; else only the last of each key of a commit
+    every_change             log every change, for readers of the history (`read_changes`); else only the last of each
+                             key of a commit
     skip_equal               leave out changes that change nothing: a put of the value that is there, a delete of no key
     commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
     uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
@@ -46,7 +47,8 @@ class TableSettings:
     loading                  "first": all of the state is local before the table opens. "behind": it opens once what was
                              committed since the newest snapshot is read, and the rest is loaded while it is used.
                              "on-demand": the rest stays in the snapshot, and is read from there
-    remote_cache_bytes       what was read of a snapshot on demand, decoded, and is kept for the next reads
+    remote_cache_bytes       what was read of a snapshot on demand, decoded, and is kept for the next reads. A range
+                             holds 8 KiB or more of each key group in each run besides
     writer                   how changes are batched and sent
     recovery                 how the state is recovered, and the name of the lease meanwhile
     """

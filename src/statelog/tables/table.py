@@ -85,7 +85,9 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     @property
     def last_commit(self) -> LastCommit | None:
-        """The last commit that is history: checkpoint, ledger offset, progress. None before the first."""
+        """The last commit that is history: checkpoint, ledger offset, and `metadata`, the progress. None before the
+        first. `position` is what `AtPosition` takes, and not its offset.
+        """
         return self._opened.writer.last_commit
 
     @property
@@ -275,7 +277,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     # ---- commit
 
     def commit(self, progress: Metadata | None = None) -> LastCommit:
-        """Make all changes history, in one commit with `progress`, and wait for it. Without changes it is progress.
+        """Make all changes history, in one commit with `progress`, and wait for it. Without changes it is progress;
+        without `progress` it names the last one once more.
 
         Raises InvalidMetadata, and InvalidChange for a typed value that no schema takes, before anything is sent, and
         the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown, CommitRefused, Unavailable,
@@ -290,7 +293,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         earlier commits.
         """
         self._check_unlent()
-        return self._commit({} if progress is None else progress)
+        return self._commit(self._pace.progress if progress is None else progress)
 
     def _commit(self, progress: Metadata) -> TableCommit:
         self._guard.check()
@@ -317,7 +320,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
         many keys have changed (`uncommitted_changes_max`), and nothing at all in between.
 
-        The end of the `with` block commits what the last call has put off. Raises as `commit_async`.
+        The end of the `with` block commits what the last call has put off, unless the table was changed since: then all
+        since the last commit is discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
@@ -326,7 +330,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             self._check_unlent()
             check_interval(interval_s)
         try:
-            pace.put_off = {**progress} if progress else {}
+            pace.put_off = pace.progress if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise

@@ -48,7 +48,8 @@ class Pace:
         self._clock = opened.seams.clock
         self._committed_s = self._clock()
         last = opened.writer.last_commit
-        self._progress: Metadata = dict(last.metadata) if last else {}
+        self.progress: Metadata = dict(last.metadata) if last else {}
+        """What was named last, and what a commit says that names nothing."""
         self.refusal: Misuse | None = None
         """What a commit was refused with, before anything of it was sent."""
         self.put_off: Metadata | None = None
@@ -89,7 +90,7 @@ class Pace:
             self.step(wait=True)
 
     def _is_news(self, progress: Metadata) -> bool:
-        return not self._layers.is_clean or progress != self._progress
+        return not self._layers.is_clean or progress != self.progress
 
     # ---- commit
 
@@ -108,7 +109,7 @@ class Pace:
                 raise
         self._opened.seams.crash("sealed")
         commit = self._queue.add(progress)
-        self._progress, self.put_off = dict(progress), None
+        self.progress, self.put_off = dict(progress), None
         self._committed_s = self._clock()
         self.step(wait=False)
         return commit

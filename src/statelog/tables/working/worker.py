@@ -60,7 +60,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     Tables come and go with the partitions: while the loop asks for a message, those that the group takes are committed
     and closed, and others are opened. Leaving the `with` block commits what is processed and leaves the group; leaving
-    it with an error commits nothing more. A message that the loop broke off at is not processed, and comes again.
+    it with an error commits nothing more. A message that the loop broke off at is not processed, and comes again; if it
+    had changed its table by then, so does all of its partition since the last commit.
     """
 
     def __init__(self, workplace: Workplace) -> None:
