@@ -155,12 +155,15 @@ class RemoteBackend:
         """How many of these keys are there; None if only a snapshot can say."""
         count = 0
         for key in keys:
-            if self._near(key) is not None:
-                count += 1
-                continue
-            group = self._keys.group(key)
-            if not self._part.is_gone(group, key) and group in self._part.missing:
-                return None
+            value = self._near(key)
+            if value is None:
+                group = self._keys.group(key)
+                if self._part.is_gone(group, key):
+                    continue
+                if group in self._part.missing:
+                    return None
+                value = self._near(key)  # It may have come just now.
+            count += value is not None
         return count
 
     def load(self, changes: pa.Table) -> None:
