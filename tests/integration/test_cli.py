@@ -278,6 +278,21 @@ def test_the_daemon_ends_cleanly_on_sigterm(shell: Shell, tmp_path: Path) -> Non
     assert events[-1]["event"] == "stopped"
 
 
+def test_the_daemon_ends_once_nobody_reads_its_events(shell: Shell) -> None:
+    """It ends in order, but not as if its work were done: with 1, and with the reason for who reads errors."""
+    process = shell.start("materialize", shell.name, "--interval", "50ms", "--jitter", 0)
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        assert (process.wait(timeout=120), err) == (
+            1,
+            "warning: the daemon has ended because nobody reads its events any more\n",
+        )
+
+
 def test_the_daemon_waits_for_its_log(broker: Broker, tmp_path: Path, log_name: str) -> None:
     """With --wait a log that is made later is found; SIGTERM ends the wait with 0, too; without, it is not found."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)

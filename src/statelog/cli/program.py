@@ -7,14 +7,15 @@ Invariants:
 
 import errno
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout
+from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
@@ -57,6 +58,18 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse the arguments; `--help` prints here."""
+        with _kept_from_click():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        with _kept_from_click():
+            return super().invoke(ctx)
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -72,21 +85,38 @@ class Program(click.Group):
         try:
             code = super().main(given, prog_name or "statelog", complete_var, False, **extra)
         except Exception as error:  # noqa: BLE001 - what is not ours is raised again
-            code = _failed(error, as_json="--json" in given, interrupted=interrupt.seen)
+            code = _failed(
+                error.args[0] if isinstance(error, _BrokenPipe) else error,
+                as_json="--json" in given,
+                interrupted=interrupt.seen,
+            )
         finally:
             interrupt.close()
         sys.exit(code if isinstance(code, int) else 0)
 
 
+class _BrokenPipe(Exception):
+    """Holds a BrokenPipeError, of which click would make an exit with 1."""
+
+
+@contextmanager
+def _kept_from_click() -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _BrokenPipe(error) from error
+
+
 def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
     # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
-    from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OTHER, exit_code
+    from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OK, exit_code
     from statelog.cli.screen.output import print_error
     from statelog.errors import Misuse, StatelogError
 
-    if isinstance(error, BrokenPipeError):
-        give_up_stdout()  # The reader of our output is gone.
+    is_unread = isinstance(error, BrokenPipeError) and is_stdout_unread()
+    if is_unread:
+        give_up_stdout()
     if interrupted or _is_interrupt(error):
         if isinstance(error, StatelogError):
             print_error(error, as_json=as_json)  # A library may have swallowed the Ctrl-C on the way here.
@@ -97,8 +127,8 @@ def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
             return MISUSE
         case click.Abort():
             return MISUSE  # A question without an answer.
-        case BrokenPipeError():
-            return OTHER
+        case BrokenPipeError() if is_unread:
+            return OK  # The reader has what it wanted.
         case click.UsageError():
             refused: StatelogError = Misuse(error.format_message())
         case StatelogError():

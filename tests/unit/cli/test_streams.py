@@ -50,6 +50,26 @@ def test_a_full_disk_behind_the_output_is_told(args: list[str]) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_failure(args: list[str]) -> None:
+    """As behind `| head -1`: the command ends without a word, and `set -o pipefail` sees no error."""
+    reader, unread = os.pipe()
+    os.close(reader)
+    process = start(*args, stdout=unread)
+    os.close(unread)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"begun\n")
+
+
+def test_standard_error_that_nobody_reads_changes_no_exit_code() -> None:
+    """The reader of warnings and errors goes away: the code still says what happened."""
+    with start("describe", "x", "--config", "/nowhere.toml") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"begun\n"
+        process.stderr.close()
+        assert process.wait(timeout=60) == 3
+
+
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """A home that is no directory is an error with its path."""
     (tmp_path / "file").touch()

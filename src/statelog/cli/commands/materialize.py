@@ -1,13 +1,16 @@
 """`statelog materialize`: rolls a log up, as a daemon or once."""
 
 import datetime
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from statelog.cli.engines import engine_for
+from statelog.cli.exit_codes import OTHER
 from statelog.cli.round_report import event_fields, event_line, materializer_settings, outcome_report
+from statelog.cli.screen.streams import give_up_stdout
 from statelog.cli.session import Session, connected
 from statelog.errors import NotFound
 from statelog.materializer import Control, Event, Materializer, install_signal_handlers
@@ -68,9 +71,11 @@ def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> N
                 return
             if now:
                 control.trigger()
-            Materializer(
-                log, settings, control=control, make_engine=engine, on_event=lambda event: _tell(session, event)
-            ).run()
+            events = _Events(session, control)
+            Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell).run()
+            if events.are_unread:
+                session.output.warning("the daemon has ended because nobody reads its events any more")
+                sys.exit(OTHER)
     finally:
         restore()
 
@@ -94,6 +99,20 @@ def _is_there(session: Session, name: str) -> bool:
         return False
 
 
-def _tell(session: Session, event: Event) -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    session.output.event(event_line(event, now), event_fields(event, now))
+class _Events:
+    """Prints events. Once nobody reads them, the daemon ends; its work is not done then, as that of a reader is."""
+
+    def __init__(self, session: Session, control: Control) -> None:
+        self._output = session.output
+        self._control = control
+        self.are_unread = False
+
+    def tell(self, event: Event) -> None:
+        """Print an event."""
+        now = datetime.datetime.now(datetime.UTC)
+        try:
+            self._output.event(event_line(event, now), event_fields(event, now))
+        except BrokenPipeError:
+            give_up_stdout()
+            self.are_unread = True
+            self._control.stop()

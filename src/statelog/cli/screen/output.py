@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from statelog.cli.screen.streams import tell
 from statelog.quantities import show_bytes, show_count, show_duration
 
 if TYPE_CHECKING:
@@ -93,21 +94,24 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print a line as it is."""
-        click.echo(text, err=self._to_stderr)
+        if self._to_stderr:
+            tell(text)
+        else:
+            click.echo(text)
 
     def notice(self, text: str) -> None:
         """Tell people something beside the result. Programs are spared."""
         if not self.as_json:
-            click.echo(clean(text), err=True)
+            tell(clean(text))
 
     def warning(self, text: str) -> None:
         """Something that a person should look at."""
-        click.echo(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}", err=True)
+        tell(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}")
 
 
 def print_error(error: "StatelogError", *, as_json: bool) -> None:
     """What went wrong, where, and what to do, on standard error."""
-    click.echo(_error_json(error) if as_json else "\n".join(_error_lines(error)), err=True)
+    tell(_error_json(error) if as_json else "\n".join(_error_lines(error)))
 
 
 def as_json(value: object) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from statelog.cli.screen.streams import tell
 
 __all__ = ["PLAIN_INTERVAL_S", "Bar", "PlainBar", "ProgressBar", "open_bar"]
 
@@ -41,7 +42,7 @@ class PlainBar:
         *,
         interval_s: float = PLAIN_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
-        echo: Callable[[str], None] = lambda line: click.echo(line, err=True),
+        echo: Callable[[str], None] = tell,
     ) -> None:
         self._what = what
         self._interval_s = interval_s

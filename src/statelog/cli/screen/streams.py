@@ -3,6 +3,7 @@
 Invariants:
 - JSON is UTF-8, whatever the locale; text that a terminal cannot show is escaped, never an error.
 - That Ctrl-C was pressed is known, even if a library that was being imported made another error of it.
+- A reader that goes away is no failure: what stands beside the result is lost without a word.
 """
 
 import errno
@@ -12,9 +13,12 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 
-__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout"]
+import click
+
+__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout", "is_stdout_unread", "tell"]
 
 
 class Interrupt:
@@ -45,14 +49,25 @@ def fit_streams(*, as_json: bool) -> None:
 
 def check_stdout() -> None:
     """Raise BrokenPipeError if nobody will read standard output any more: for who has nothing to write just now."""
+    if is_stdout_unread():
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def is_stdout_unread() -> bool:
+    """Whether the reader of standard output is gone."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):
-        return  # It is no file, as in a test.
+        return False  # It is no file, as in a test.
     poll = select.poll()
     poll.register(number, 0)
-    if any(event & select.POLLERR for _, event in poll.poll(0)):
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def tell(text: str) -> None:
+    """Print a line beside the result, on standard error. Nobody has to read it: the work goes on in any case."""
+    with suppress(BrokenPipeError):
+        click.echo(text, err=True)
 
 
 def give_up_stdout() -> None:
