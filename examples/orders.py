@@ -9,7 +9,8 @@
 Who is the owner is for the consumer group to say: it gives the topic's one partition to one of the processes. All
 others have the state nearly up to date in memory, so that taking over reads next to nothing. Kill the owner with
 SIGKILL: after six seconds, when the group has noticed, the other one goes on where it had got to. Stop it with SIGSTOP
-instead, and wake it up later: it finds that it was fenced, and nothing of what it does then counts.
+instead, and wake it up later: it ends, because the group or the log tells it that another process is the owner, and
+nothing of what it does then counts.
 """
 
 import json
@@ -25,9 +26,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 import statelog
 from examples.topic import Place, main, on_signal
+from statelog.errors import Fenced
 from statelog.tables import Table
 
-__all__ = ["apply", "check", "fill", "serve"]
+__all__ = ["apply", "check", "fill", "serve", "stand_by"]
 
 SCHEMA = """{"type": "record", "name": "Order", "fields": [
     {"name": "customer", "type": "string"}, {"name": "cents", "type": "long"},
@@ -54,7 +56,15 @@ def apply(orders: MutableMapping[int, Order], event: dict[str, Any]) -> None:
 
 
 def serve(place: Place) -> None:
-    """Stand by until the group says that it is our turn; then process events, until Ctrl-C or SIGTERM."""
+    """Stand by until the group says that it is our turn; then process events, until Ctrl-C, SIGTERM or a new owner."""
+    try:
+        stand_by(place)
+    except Fenced:
+        print("fenced: another process is the owner", flush=True)
+
+
+def stand_by(place: Place) -> None:
+    """Stand by, be the owner, and end. Raises Fenced if the log knows of a new owner before the group tells of it."""
     stopped = Event()
     on_signal(stopped.set)
     consumer = Consumer(
@@ -81,6 +91,8 @@ def serve(place: Place) -> None:
 
         def lost(_: Consumer, _partitions: list[TopicPartition]) -> None:
             stopped.set()  # Whoever is no owner any more ends; start it again, and it stands by.
+            if orders is not None:
+                print("no longer the owner", flush=True)
 
         consumer.subscribe([place.topic], on_assign=our_turn, on_revoke=lost, on_lost=lost)
         while not stopped.is_set():

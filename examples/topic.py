@@ -5,6 +5,7 @@ In a job of your own somebody else fills the topic, and the addresses come from 
 
 import argparse
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statelog.errors import NotFound
+from statelog.errors import NotFound, StatelogError
 from statelog.storage import Log
 
 __all__ = ["Place", "main", "on_signal"]
@@ -62,10 +63,12 @@ class Place:
 
     def read(self) -> Iterator[Message]:
         """All messages that the topic has now, partition by partition."""
-        partitions = AdminClient(self.kafka).list_topics(self.topic, timeout=10).topics[self.topic].partitions
+        topics = AdminClient(self.kafka).list_topics(timeout=10).topics  # To ask for one topic can make it.
+        if self.topic not in topics:
+            raise NotFound(f"there is no topic {self.topic}")
         reader = {"group.id": "plain-reader", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
         with closing(Consumer({**self.kafka, **reader})) as consumer:
-            for partition in partitions:
+            for partition in topics[self.topic].partitions:
                 offset, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=10)
                 consumer.assign([TopicPartition(self.topic, partition, offset)])
                 while offset < end:
@@ -96,7 +99,7 @@ def on_signal(stop: Callable[[], object]) -> None:
 
 
 def main(name: str, commands: Mapping[str, Callable[[Place], object]]) -> int:
-    """Run the command that the user named, by default the first; one that returns False has failed."""
+    """Run the command that the user named, by default the first; one that returns False, or raises, has failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", nargs="?", choices=commands, default=next(iter(commands)))
     parser.add_argument("--name", default=name)
@@ -105,4 +108,10 @@ def main(name: str, commands: Mapping[str, Callable[[Place], object]]) -> int:
     parser.add_argument("--member", default="", help="the name of this process in the group, if it shall have one")
     given = parser.parse_args()
     place = Place(name=given.name, bootstrap=given.bootstrap, root=given.root, member=given.member)
-    return 1 if commands[given.command](place) is False else 0
+    try:
+        return 1 if commands[given.command](place) is False else 0
+    except NotFound as error:
+        print(f"error: {error.message}; run the command `input` first", file=sys.stderr)
+    except StatelogError as error:
+        print(f"error: {error}", file=sys.stderr)
+    return 1

@@ -5,16 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 import statelog
 from examples import orders, word_counts
-from examples.topic import Place
+from examples.topic import Place, main
 from statelog.errors import NotFound, Unavailable
 from tests.support.documents import ROOT
 from tests.support.processes.quick_start import quick_start
@@ -52,6 +53,14 @@ class _Process:
         """What it has printed."""
         return self._output.read_text(encoding="utf-8")
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+        return self._process.wait(timeout=120)
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
@@ -59,7 +68,7 @@ class _Process:
     def end(self) -> int:
         """Ask it to end; returns its exit code."""
         self._process.terminate()
-        return self._process.wait(timeout=120)
+        return self.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +97,35 @@ def _work(place: Place) -> None:
     """A worker that says where it hangs, if it is told to abort."""
     faulthandler.enable()
     word_counts.work(place)
+
+
+@pytest.mark.parametrize("check", [orders.check, word_counts.check])
+@pytest.mark.parametrize("has_topic", [False, True])
+def test_a_check_before_there_is_an_input_says_what_to_do(
+    place: Place,
+    check: Callable[[Place], bool],
+    has_topic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line on standard error for a missing topic or log, and no topic is made by asking for it."""
+    if has_topic:
+        place.fill([], partitions=1)
+    where = ["--name", place.name, "--bootstrap", place.bootstrap, "--root", place.root]
+    monkeypatch.setattr(sys, "argv", ["example", "check", *where])
+    assert main("example", {"check": check}) == 1
+    missing = f"log {place.name}" if has_topic else f"topic {place.topic}"
+    assert capsys.readouterr().err == f"error: there is no {missing}; run the command `input` first\n"
+    assert (place.topic in AdminClient(place.kafka).list_topics(timeout=10).topics) is has_topic
+
+
+def test_an_error_of_an_example_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What statelog refuses is told with its hint, without a traceback."""
+    monkeypatch.setattr(sys, "argv", ["example", "--name", "no good", "--root", str(tmp_path)])
+    assert main("example", {"open": lambda place: statelog.open(place.name, **place.where)}) == 1
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_word_counts_are_exact_though_a_worker_is_killed(place: Place) -> None:
@@ -128,3 +166,20 @@ def test_a_standby_takes_over_the_orders(place: Place) -> None:
         assert orders.check(place)
         assert standby.end() == 0, standby.said
         assert int(standby.said.split()[3]) >= events // 8, standby.said
+
+
+@pytest.mark.soak  # The group misses a process that was stopped after six seconds.
+def test_an_owner_of_the_orders_that_wakes_up_too_late_ends(place: Place) -> None:
+    """It says that another process is the owner, and ends without an error and without a traceback."""
+    events = orders.fill(place)
+    with _Process("orders", place, "a") as first, _Process("orders", place, "b") as second:
+        _wait(place, events // 8)
+        owner = first if first.said else second
+        owner.send(signal.SIGSTOP)
+        _wait(place, events)
+        owner.send(signal.SIGCONT)
+        assert owner.wait() == 0, owner.said
+        last = owner.said.splitlines()[-1]
+        assert last in ("no longer the owner", "fenced: another process is the owner"), owner.said
+        assert "Traceback" not in owner.said
+        assert orders.check(place)
