@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,17 @@ def test_without_create_nothing_is_made(world: _World) -> None:
     assert "create=True" in raised.value.hint
     assert MemoryKafka(cluster=world.cluster).describe_topic("visits") is None
     assert list(world.disk.files("visits/")) == []
+
+
+def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_path: Path) -> None:
+    """On a local root all directories of the log go with its files; what else lies there stays."""
+    (tmp_path / "orders").mkdir()
+    made: dict[str, Any] = {"create": True, "replication_factor": 1, "value_schema": _POINT, "allow_unsafe": UNSAFE}
+    with statelog.open("visits", kafka=MemoryKafka(cluster=world.cluster), root=str(tmp_path), **made) as log:
+        statelog.recover(log).to_dict()
+    assert (tmp_path / "visits" / "schemas").is_dir()
+    statelog.Log.delete("visits", kafka=MemoryKafka(cluster=world.cluster), root=str(tmp_path))
+    assert list(tmp_path.iterdir()) == [tmp_path / "orders"]
 
 
 def test_a_name_is_checked_first(world: _World) -> None:

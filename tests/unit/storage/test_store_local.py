@@ -53,6 +53,31 @@ def test_a_delete_never_follows_a_link_out(store: LocalStore, tmp_path: Path) ->
     assert (outside / "precious").exists()
 
 
+def test_tidying_removes_only_what_is_empty(store: LocalStore, tmp_path: Path) -> None:
+    """Directories without a file go, the log's own last; the root, files and what links lead to stay."""
+    outside = tmp_path / "outside"
+    (outside / "empty").mkdir(parents=True)
+    log = tmp_path / "orders"
+    for path in ("leases/a", "runs/kept", "schemas/1.avsc"):
+        store.put_if_absent(path, b"x")
+    (log / "link").symlink_to(outside)
+    for path in ("leases/a", "schemas/1.avsc"):
+        store.delete(path)
+    store.tidy()
+    assert sorted(log.iterdir()) == [log / "link", log / "runs"]
+    assert (outside / "empty").is_dir()
+
+    store.delete("runs/kept")
+    (log / "link").unlink()
+    store.tidy()
+    store.tidy()  # There is nothing any more.
+    assert not log.exists()
+    (tmp_path / "linked").symlink_to(outside)
+    LocalStore(tmp_path, "linked").tidy()
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "linked", outside]
+    assert (outside / "empty").is_dir()
+
+
 def test_a_root_behind_a_link_works(tmp_path: Path) -> None:
     """The root itself may be a symbolic link, as mounts often are."""
     (tmp_path / "real").mkdir()

@@ -92,3 +92,4 @@ def delete_log(client: Kafka, store: Store, name: str) -> None:
         if info.path != DESCRIPTOR_PATH:
             store.delete(info.path)
     store.delete(DESCRIPTOR_PATH)
+    store.tidy()

@@ -94,6 +94,13 @@ class Store(Protocol):
         """
         ...
 
+    def tidy(self) -> None:
+        """Remove what is empty of the log's directory, and that itself, once the log is deleted. Never raises.
+
+        Only a local root has directories that would stay.
+        """
+        ...
+
     def now_s(self) -> float:
         """The store's own clock, in seconds since 1970, on the scale of `FileInfo.modified_s`."""
         ...

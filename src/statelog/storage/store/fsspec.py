@@ -208,6 +208,9 @@ class FsspecStore:
         for path in stale_temporaries(self._files(""), now_s):
             self._delete(path)
 
+    def tidy(self) -> None:
+        """Nothing: an object store has no directories."""
+
     def now_s(self) -> float:
         """The store's clock: the time that it stamps on a small object written now. Three small requests.
 

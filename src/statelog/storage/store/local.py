@@ -177,6 +177,14 @@ class LocalStore:
         for path in stale_temporaries(self._files("", hidden=True), now_s):
             self._delete(path)
 
+    def tidy(self) -> None:
+        """Remove the directories that hold nothing; not through a symbolic link, and never the root."""
+        if self._directory.is_symlink():
+            return
+        for directory, _, _ in os.walk(self._directory, topdown=False):
+            with suppress(OSError):  # Most often that something is in it: perhaps a log that is being made just now.
+                Path(directory).rmdir()
+
     def now_s(self) -> float:
         """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
         with self._guard("ask the time of", ".", reading=False):

@@ -203,6 +203,9 @@ class MemoryStore:
         for path in stale_temporaries(found, now_s):
             self._disk.remove(self._prefix + path)
 
+    def tidy(self) -> None:
+        """Nothing: there are no directories."""
+
     def now_s(self) -> float:
         """The disk's clock."""
         self._ask("now_s", "")
