@@ -83,6 +83,13 @@ def test_an_error_says_whose_turn_it_is(name: str, kind: type[Exception]) -> Non
     assert error.facts == {"bootstrap_servers": "host:9092", "kafka_error": name, "topic": "t", "partition": 3}
 
 
+def test_more_replicas_than_brokers() -> None:
+    """The broker names no setting of ours: the hint does, with what one broker takes."""
+    error = client_error("INVALID_REPLICATION_FACTOR", "cannot be reached", "creating the topic t", "host:9092")
+    assert error.hint.startswith('Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"]')
+    assert client_error("INVALID_CONFIG", "x.y", "creating the topic t", "host:9092").hint != error.hint
+
+
 def test_ranges_are_checked_at_both_ends() -> None:
     """What starts below the log is gone, what ends above it is beyond, and all else is there."""
     held = OffsetRange(5, 9)

@@ -49,6 +49,11 @@ _WRONG_SETTING = frozenset({
     "_INVALID_ARG", "INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION",
     "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION", "UNSUPPORTED_VERSION", "UNSUPPORTED_FEATURE",
 })  # fmt: skip
+_SETTING_HINTS = {
+    "INVALID_REPLICATION_FACTOR": 'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] '
+    "on a single broker",
+}
+"""What to do about a setting that the broker's text does not name."""
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT"})
 _UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 _CORRUPT = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
@@ -110,7 +115,8 @@ def client_error(
         hint = "Check the sasl.* and ssl.* settings, and the port (docs/security.md)"
         return ConfigError(f"Kafka refuses this client while {doing}: {text}", hint=hint, **where)
     if error_name in _WRONG_SETTING:
-        return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint="Correct the named setting", **where)
+        hint = _SETTING_HINTS.get(error_name, "Correct the named setting")
+        return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
     if error_name in _ABSENT:
         return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
     if error_name in _CORRUPT:
