@@ -132,6 +132,7 @@ def test_a_log_that_does_not_fit(rule: str, partitions: int, key_groups: int) ->
     with pytest.raises(ConfigError) as raised:
         check_fits(_log(rule, partitions, key_groups), INPUT)
     assert raised.value.facts["input_partitions"] == 3
+    assert "a log with a new name, and create=True" in raised.value.hint
 
 
 def _log(rule: str, partitions: int, key_groups: int) -> Descriptor:

@@ -118,5 +118,6 @@ def check_fits(log: Descriptor, found: Input) -> None:
         key_groups=log.key_groups,
         topic=found.topic,
         input_partitions=found.partitions,
-        hint="Let the worker make a log of its own, with create=True; both counts are fixed for the life of a log",
+        hint="Give the workers a log with a new name, and create=True: its counts of partitions and key groups never "
+        "change",
     )
