@@ -232,7 +232,7 @@ def test_a_fenced_table_serves_nothing(twins: TableRig, how: str) -> None:
 
 def test_refusals(twins: TableRig) -> None:
     """No log, no pace, a directory that is in use, a closed standby and a fork are typed errors."""
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=r"The owner's statelog\.table\(\.\.\., create=True\) makes it"):
         twins.standby()
     twins.open().close()
     with pytest.raises(ConfigError):

@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -76,6 +77,21 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
         with group.worker("", Host()) as worker:
             threading.Timer(2.0, worker.stop).start()
             assert list(worker) == []
+
+
+def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Without a log it is told how a worker makes one, which `statelog init` does not; `standbys` is no other word than
+    "all".
+    """
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path, partitions=2, consumer=QUICK)
+    with group.input():
+        pass
+    with pytest.raises(NotFound, match="there is no log") as missing:
+        statelog.worker(log_name, topic=group.topic, **group.where)
+    assert missing.value.hint == "Pass create=True"
+    options: dict[str, Any] = {"standbys": "some", "create": True, "replication_factor": 1}
+    with pytest.raises(ConfigError, match=r"standbys is 'some'\. Give \"all\", or numbers of partitions"):
+        statelog.worker(log_name, topic=group.topic, **options, **group.where)
 
 
 @pytest.mark.soak

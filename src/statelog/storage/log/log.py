@@ -147,7 +147,7 @@ class Log(Closing):
         with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
             descriptor = descriptor_or_none(store)
             if descriptor is None:
-                hint = "Open it with statelog.open(..., create=True), or make it with `statelog init`"
+                hint = "Pass create=True, or make it with `statelog init`"
                 raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
             log = cls(descriptor, client, store, waived=waived)
             try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from statelog.errors import ConfigError
+from statelog.errors import ConfigError, NotFound
 from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import HashRule
@@ -76,19 +76,23 @@ def standby(
         hint = "A number of seconds; None: only `refresh` moves the state"
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
     with ExitStack() as opened:
-        log = open_log(
-            name,
-            kafka=kafka,
-            root=root,
-            partitions=partitions,
-            key_groups=key_groups,
-            key_type=key_type,
-            hash_rule=hash_rule,
-            value_schema=value_schema,
-            replication_factor=replication_factor,
-            allow_unsafe=allow_unsafe,
-            storage_options=storage_options,
-        )
+        try:
+            log = open_log(
+                name,
+                kafka=kafka,
+                root=root,
+                partitions=partitions,
+                key_groups=key_groups,
+                key_type=key_type,
+                hash_rule=hash_rule,
+                value_schema=value_schema,
+                replication_factor=replication_factor,
+                allow_unsafe=allow_unsafe,
+                storage_options=storage_options,
+            )
+        except NotFound as error:  # A standby makes no log.
+            hint = "The owner's statelog.table(..., create=True) makes it"
+            raise NotFound(error.message, hint=hint, **error.facts) from None
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
         parts = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, host or Host())

@@ -137,6 +137,8 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: Input) -> Collect
     """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
     if standbys == "all":
         return range(found.partitions)
+    if isinstance(standbys, str):
+        raise ConfigError(f"standbys is {standbys!r}", hint='Give "all", or numbers of partitions')
     for one in standbys:
         if one not in range(found.partitions):
             raise ConfigError("the input has no such partition", standby=one, partitions=found.partitions)
@@ -147,9 +149,9 @@ def _fitting(name: str, found: Input, where: Mapping[str, Any], made: Mapping[st
     """What the log is; made to fit the input if there is none and it may be. Raises as `statelog.open`."""
     try:
         log = open_log(name, **where, **made)
-    except NotFound:
-        if not create:
-            raise
+    except NotFound as error:
+        if not create:  # `statelog init` makes no log that fits an input.
+            raise NotFound(error.message, hint="Pass create=True", **error.facts) from None
         count = found.partitions
         fitted: dict[str, Any] = {"partitions": count, "key_groups": count, "hash_rule": HashRule.CALLER}
         log = open_log(name, create=True, **where, **made, **fitted)
