@@ -56,7 +56,7 @@ def test_without_create_nothing_is_made(world: _World) -> None:
     """An absent log is NotFound, the hint names the way to one, and neither topics nor files are left behind."""
     with pytest.raises(NotFound, match="no log visits") as raised:
         world.open(create=False)
-    assert "create=True" in raised.value.hint
+    assert raised.value.hint == "Pass create=True, or make it with `statelog init`"
     assert MemoryKafka(cluster=world.cluster).describe_topic("visits") is None
     assert list(world.disk.files("visits/")) == []
 
@@ -70,6 +70,16 @@ def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_pat
     assert (tmp_path / "visits" / "schemas").is_dir()
     statelog.Log.delete("visits", kafka=MemoryKafka(cluster=world.cluster), root=str(tmp_path))
     assert list(tmp_path.iterdir()) == [tmp_path / "orders"]
+
+
+@pytest.mark.parametrize(
+    "opened", [statelog.open, statelog.Log.open, statelog.table, statelog.standby, partial(statelog.worker, topic="t")]
+)
+def test_an_address_is_no_kafka(opened: Callable[..., object]) -> None:
+    """A text in place of a mapping of settings is refused by name, with the mapping to write."""
+    with pytest.raises(ConfigError, match="a mapping of settings, or a Kafka port, and not str") as raised:
+        opened("visits", kafka="127.0.0.1:9092", root="/nowhere")
+    assert raised.value.hint == 'kafka={"bootstrap.servers": "127.0.0.1:9092"}'
 
 
 def test_a_name_is_checked_first(world: _World) -> None:

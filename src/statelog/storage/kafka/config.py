@@ -203,6 +203,15 @@ def client_config(settings: Mapping[str, str]) -> ClientConfig:
     return ClientConfig(bootstrap_servers=mask_text(servers.strip()), settings=dict(settings))
 
 
+def check_kafka(kafka: object) -> None:
+    """Raise ConfigError for what is neither a mapping of settings nor a port: an address alone, say."""
+    if not isinstance(kafka, Mapping) and not hasattr(kafka, "describe_topic"):
+        raise ConfigError(
+            f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}",
+            hint='kafka={"bootstrap.servers": "127.0.0.1:9092"}',
+        )
+
+
 def check_password_in_clear(config: ClientConfig) -> None:
     """Raise ConfigError if these settings send a password as it is over a network."""
     settings = {name: value.strip().lower() for name, value in config.settings.items()}

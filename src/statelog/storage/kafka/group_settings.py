@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import ConfigError
-from statelog.storage.kafka.config import ClientConfig, client_config, member_properties
+from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties
 
 __all__ = ["GroupSettings", "group_settings"]
 
@@ -72,6 +72,7 @@ def group_settings(given: Mapping[str, str], connection: Mapping[str, str], *, d
 
     Raises ConfigError that names the setting and the reason.
     """
+    check_kafka(connection)
     for name, value in given.items():
         _check(name, value)
     group = {"group.id": default_group, **{name: given[name] for name in _GROUP if name in given}}

@@ -11,7 +11,7 @@ from statelog.schemas.names import check_log_name
 from statelog.schemas.topics.policy import Waiver, parse_waivers
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import check_password_in_clear, client_config
+from statelog.storage.kafka.config import check_kafka, check_password_in_clear, client_config
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 
@@ -47,6 +47,7 @@ def opened_ports(
     """
     waived = parse_waivers(allow_unsafe)
     check_log_name(name)
+    check_kafka(kafka)
     client = _client(kafka, waived) if isinstance(kafka, Mapping) else kafka
     is_kept = client is kafka
     try:
