@@ -49,6 +49,8 @@ def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
         "value": "b25lG/8=",
     }
     assert shell.run("get", shell.name, "b", "--at-least", earlier, "--no-lease").stdout == "2\n"
+    ahead = shell.json("get", shell.name, "b", "--at-least", 100_000, code=4)
+    assert ahead["hint"].startswith("Check the position: if it came from a commit, an old leader may have answered")
     for wrong in (("--key-group", 3), ("--barrier", "--at-position", 1)):
         assert shell.json("get", shell.name, "b", *wrong, code=2)["error"] == "ConfigError"
 
@@ -71,7 +73,8 @@ def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
     found = shell.run("get", log_name, "--key-group", 3, "--", "-7")
     assert json.loads(found.stdout) == {"flights": 1, "tag": "x"}
     assert shell.json("get", log_name, "--key-group", 0, "--", "-7") == {**rows[1], "tag": None}
-    assert shell.json("get", log_name, "--", "-7", code=2)["error"] == "ConfigError"
+    unnamed = shell.json("get", log_name, "--", "-7", code=2)
+    assert unnamed["hint"] == "Name it with --key-group; in a worker's log it is the number of the input's partition"
     assert shell.json("get", log_name, "--key-group", 3, "x", code=2)["error"] == "InvalidChange"
     shown = shell.run("follow", log_name, "--once", "--from", "oldest", "--key-groups", "3").stdout.splitlines()
     assert shown[1:] == ['  put 3 -7 {"flights": 1, "tag": "x"}']
@@ -118,6 +121,25 @@ def test_follow_shows_commits_of_the_past(shell: Shell) -> None:
     for wrong, error in (("yesterday", "ConfigError"), (9999, "NotFound")):
         code = 2 if error == "ConfigError" else 3
         assert shell.json("follow", shell.name, "--from", wrong, code=code)["error"] == error
+
+
+@pytest.mark.parametrize("args", [(), ("--json",)])
+def test_follow_says_why_it_prints_nothing(shell: Shell, args: tuple[str, ...]) -> None:
+    """A time to come, and a writer that nobody is, are told beside the output; nothing to print is no reason."""
+    with shell.open_log() as log, Writer(log, "w") as writer:
+        writer.commit()
+    writers = "no commit of writer nobody or none was found"
+    future = "nothing is selected yet: the time is in the future"
+    for options, said in (
+        (("--from", "2999-01-01"), future),
+        (("--from", "oldest", "--writer", "nobody", "--writer", "none"), writers),
+        (("--from", "oldest", "--writer", "w", "--key-groups", "0"), ""),
+        (("--writer", "nobody"), ""),
+    ):
+        found = shell.run("follow", shell.name, "--once", *args, *options)
+        assert (found.exit_code, found.stdout) == (0, "")
+        line = json.dumps({"warning": said}) if args else f"warning: {said}"
+        assert found.stderr == (f"{line}\n" if said else "")
 
 
 _ORDERS = [("put", "delete"), ("delete", "put")]

@@ -44,7 +44,9 @@ bytes_option = click.option(
     show_default=True,
     help="How text holds bytes.",
 )
-lease_option = click.option("--lease/--no-lease", default=True, help="Make truncation wait for this command.")
+lease_option = click.option(
+    "--lease/--no-lease", default=True, show_default=True, help="Make truncation wait for this command."
+)
 
 
 def at_options(command: F) -> F:

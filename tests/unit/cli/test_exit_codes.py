@@ -71,6 +71,13 @@ def test_every_command_loads_and_helps() -> None:
         assert f"Usage: statelog {name}" in result.output
 
 
+def test_the_help_of_get_and_follow_says_what_is_not_seen() -> None:
+    """How a negative number is given, and what is the case without an option."""
+    texts = {name: CliRunner().invoke(program, [name, "--help"]).output for name in ("get", "follow", "recover")}
+    assert "Negative numbers come behind `--`." in " ".join(texts["get"].split())
+    assert all("[default: lease]" in " ".join(text.split()) for text in texts.values())
+
+
 @pytest.mark.parametrize("args", [["nope"], ["recover"], ["init", "x", "--partitions", "many"]])
 def test_a_wrong_call_is_misuse(args: list[str]) -> None:
     """Wrong arguments exit with 2, as text or, if asked for, as JSON."""

@@ -15,7 +15,7 @@ from statelog.cli.screen.streams import check_stdout
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
 from statelog.materializer import Control, install_signal_handlers
-from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
+from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.streaming.commit_feed import CommitFeed, ToldCommit
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -74,7 +74,8 @@ def command(
             with_groups=descriptor.hash_rule is HashRule.CALLER,
         )
         end = recover(log, settings=settings).position if once else None
-        with recover(log, key_groups=groups, at=_at(log, origin), settings=settings) as recovery:
+        at = _at(log, origin, session.output, once=once)
+        with recover(log, key_groups=groups, at=at, settings=settings) as recovery:
             control = Control()
             restore = install_signal_handlers(control)
             try:
@@ -83,6 +84,7 @@ def command(
                     if origin is From.STATE:
                         follower.show_state(recovery)
                     follower.run(end)
+                    follower.warn_of_writers()
             finally:
                 restore()
 
@@ -109,6 +111,8 @@ class _Follower:
         self._choice = choice
         self._output = output
         self._control = control
+        self._chosen = 0
+        self._left_out = 0
 
     def run(self, end_position: int | None) -> None:
         """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
@@ -116,7 +120,10 @@ class _Follower:
             commits = self._feed.told()
             for commit in commits:
                 if not self._choice.writers or commit.facts.writer in self._choice.writers:
+                    self._chosen += 1
                     self._show(commit)
+                else:
+                    self._left_out += 1
                 self._feed.passed(commit.commit)
                 if self._control.is_stopped:
                     return
@@ -124,6 +131,11 @@ class _Follower:
                 check_stdout()
                 if end_position is None or self._feed.passed_position < end_position:
                     self._control.wait(_POLL_S)
+
+    def warn_of_writers(self) -> None:
+        """Say that commits were there, and none of the writers that were named: perhaps a slip of the pen."""
+        if self._left_out and not self._chosen:
+            self._output.warning(f"no commit of writer {' or '.join(sorted(self._choice.writers))} was found")
 
     def show_state(self, recovery: Recovery) -> None:
         """Print the keys of a state."""
@@ -167,15 +179,21 @@ class _Follower:
             raise KeyboardInterrupt
 
 
-def _at(log: Log, start: Start) -> AtPosition | None:
-    """The state behind which the commits are printed; None for the newest."""
+def _at(log: Log, start: Start, output: Output, *, once: bool) -> AtPosition | None:
+    """The state behind which the commits are printed; None for the newest. Warns of a time that is still to come."""
     match start:
         case From.NOW | From.STATE:
             return None
         case From.OLDEST:
             return AtPosition(Reach(log, None).oldest_position)
         case _:
-            return AtPosition(Reach(log, None).resolve(start))
+            reach = Reach(log, None)
+            position = reach.resolve(start)
+            # By the brokers' clocks it may have come.
+            if isinstance(start, AtTime) and position == reach.end_position and start.timestamp_ms > time.time() * 1000:
+                then = "" if once else "; what is committed from now on is printed"
+                output.warning(f"nothing is selected yet: the time is in the future{then}")
+            return AtPosition(position)
 
 
 def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: Descriptor) -> frozenset[int] | None:

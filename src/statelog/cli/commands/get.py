@@ -24,7 +24,7 @@ _HELP = """Read the committed values of the KEYs of the log NAME.
 
 One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as
 `recover --to-json` writes it. A key that is not there has no line, and the exit code is 7. Only the key groups of the
-keys are read."""
+keys are read. Negative numbers come behind `--`."""
 
 
 @click.command("get", help=_HELP)
@@ -79,7 +79,8 @@ def command(
 def _key_groups(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
     if descriptor.hash_rule is HashRule.CALLER:
         if named is None:
-            raise ConfigError("the callers of this log name the key group of a key", hint="Name it with --key-group")
+            hint = "Name it with --key-group; in a worker's log it is the number of the input's partition"
+            raise ConfigError("the callers of this log name the key group of a key", hint=hint)
         return [named]
     if named is not None:
         raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")

@@ -115,12 +115,15 @@ class Planner:
                 hint="The ledger lost records that were committed: restore the topic",
             )
         if end < at_least:
+            # What this process has seen was there; what its caller names may be a slip.
+            is_named = end >= self.log.position
+            asked = "Check the position: if it came from a commit, an" if is_named else "An"
             raise BrokerUnavailable(
                 "Kafka shows an older end of the ledger than this process knows of",
                 topic=self.log.ledger_topic,
                 log_end=end,
                 position=at_least,
-                hint="An old leader may have answered: try again. If it stays so, the ledger lost its tail",
+                hint=f"{asked} old leader may have answered; try again. If it stays so, the ledger lost its tail",
             )
         return end
 
