@@ -316,7 +316,9 @@ def test_key_groups_that_the_caller_names(tables: TableRig) -> None:
 
 
 def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
-    """The former one is told with its next commit, and gives no state from then on. Its directory is its own."""
+    """The former one is told with its next commit, and gives no state from then on, and says why. Its directory is its
+    own.
+    """
     tables = TableRig(rig, None)
     former = tables.open()
     former[b"k"] = b"former"
@@ -327,8 +329,9 @@ def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
         with pytest.raises(Fenced):
             former.commit()
         for use in (lambda: former.get(b"k"), former.commit, lambda: list(former), lambda: len(former)):
-            with pytest.raises(ClosedError):
+            with pytest.raises(ClosedError) as raised:
                 use()
+            assert isinstance(raised.value.__cause__, Fenced)
         former.close()
         table[b"k"] = b"newer"
         table.commit()

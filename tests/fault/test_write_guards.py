@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from statelog.errors import CheckpointMismatch, IncompleteChangeSet, OffsetGone, PersistFailed
+from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, OffsetGone, PersistFailed
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
@@ -114,6 +114,30 @@ def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
             outbox.send(2, 0, b"chunk", lambda _: None)
         assert producer.in_flight == 0
         producer.close()
+
+
+def test_a_failed_writer_says_why(log: Log) -> None:
+    """The error that failed it is the cause of all refusals that follow, without the frames that it came through; what
+    is none of our errors has told its own story.
+    """
+    writer = Writer(log, "w")
+    with Writer(log, "w") as newer:
+        newer.commit()
+    writer.put(b"k", b"v")
+    with pytest.raises(Fenced) as fenced:
+        writer.commit()
+    for _ in range(2):
+        with pytest.raises(ClosedError) as raised:
+            writer.put(b"k", b"v")
+        cause = raised.value.__cause__
+        assert isinstance(cause, Fenced)
+        assert (str(cause), cause.__traceback__) == (str(fenced.value), None)
+    writer.close()
+    with pytest.raises(ZeroDivisionError), Writer(log, "w") as writer:
+        raise ZeroDivisionError
+    with pytest.raises(ClosedError) as raised:
+        writer.commit()
+    assert raised.value.__cause__ is None
 
 
 def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log) -> None:

@@ -12,20 +12,23 @@ Invariants:
 - A life never goes back.
 - Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
 - In a forked child the copy is unusable: its clients belong to the parent.
+- Who uses a writer that has failed is told why it failed, if that was an error of ours.
 - A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
 """
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
+from copy import copy
 from enum import Enum
 from threading import get_ident
 from types import TracebackType
 from weakref import WeakSet
 
 from statelog.closing import Closing
-from statelog.errors import ClosedError, Fenced, Misuse
+from statelog.errors import ClosedError, Fenced, Misuse, StatelogError
 
 __all__ = ["Guard", "Guarded", "Life"]
 
@@ -61,6 +64,7 @@ class Guard:
         "_apart",
         "_is_overtaken",
         "_pid",
+        "_reason",
         "_thread",
         "_what",
         "_writer",
@@ -78,6 +82,7 @@ class Guard:
         self._again = again
         self._apart = apart
         self._is_overtaken = False
+        self._reason: StatelogError | None = None
         _living.add(self)
 
     @property
@@ -90,7 +95,8 @@ class Guard:
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
-            raise ClosedError(f"the {self._what} is {self.life.value}", writer=self._writer, hint=self._again)
+            what = f"the {self._what} is {self.life.value}"
+            raise ClosedError(what, writer=self._writer, hint=self._again) from self._reason
         self.check_owner()
 
     def check_owner(self) -> None:
@@ -126,8 +132,14 @@ class Guard:
             self.user = _NOBODY
 
     def fail(self) -> None:
-        """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed."""
+        """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed.
+
+        The error that is being handled is the reason.
+        """
         if self.life is Life.OPEN:
+            error = sys.exception()
+            # A copy: the traceback of the error itself would keep the writer, and all that its callers hold, alive.
+            self._reason = copy(error) if isinstance(error, StatelogError) else None
             self.become(Life.FAILED)
 
     def overtake(self) -> None:
