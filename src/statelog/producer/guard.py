@@ -137,10 +137,10 @@ class Guard:
         The error that is being handled is the reason.
         """
         if self.life is Life.OPEN:
+            self.become(Life.FAILED)
             error = sys.exception()
             # A copy: the traceback of the error itself would keep the writer, and all that its callers hold, alive.
             self._reason = copy(error) if isinstance(error, StatelogError) else None
-            self.become(Life.FAILED)
 
     def overtake(self) -> None:
         """Everything reported as committed counts; what comes next belongs to another writer."""
