@@ -152,15 +152,15 @@ def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> Non
 def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is committed meanwhile, and the loop goes on; once it answers, all is."""
 
-    def away(_: str) -> None:
-        raise BrokerUnavailable("away")
+    def away(_: MemoryKafka, topic: str) -> None:
+        raise BrokerUnavailable(f"{topic} is away")
 
     with _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
             step(table, int(message.value() or b""))
             if turn == 4:
                 with told("nothing is committed"), monkeypatch.context() as patched:
-                    patched.setattr(MemoryKafka, "describe_topic", lambda _, topic: away(topic))
+                    patched.setattr(MemoryKafka, "describe_topic", away)
                     assert worker.commit() == {0: 0, 1: 0, 2: 0}
         assert worker.commit() == {0: 4, 1: 4, 2: 4}
 

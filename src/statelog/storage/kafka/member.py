@@ -223,7 +223,7 @@ class ConfluentMember:
             if partition in self._places and offset is not None:
                 self._places[partition] = offset
                 self._listener.ended(partition, offset)
-        elif name in _REFUSED_OFFSET and partition is not None:
+        elif name in _REFUSED_OFFSET:
             self._listener.refused(partition, text)
         elif name in _ABSENT or name in ENDING or name in _FATAL or error.fatal():
             self._end(name, text)
