@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread
+from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
@@ -92,6 +92,7 @@ class Program(click.Group):
             )
         finally:
             interrupt.close()
+            settle_stderr()
         sys.exit(code if isinstance(code, int) else 0)
 
 

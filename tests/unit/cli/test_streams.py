@@ -70,6 +70,27 @@ def test_standard_error_that_nobody_reads_changes_no_exit_code() -> None:
         assert process.wait(timeout=60) == 3
 
 
+@pytest.mark.parametrize(("settle", "code"), [("settle_stderr()", 3), ("", 120)])
+@pytest.mark.parametrize("printed", ["sys.stderr.write('before')", ""])
+def test_what_a_library_prints_changes_no_exit_code(settle: str, code: int, printed: str) -> None:
+    """It is in Python's buffer at the end, where nobody reads it any more; Python by itself ends with 120 then."""
+    program = f"""
+import sys
+from statelog.cli.screen.streams import settle_stderr
+sys.stderr.reconfigure(line_buffering=False, write_through=False)
+{printed}
+{settle}
+sys.stderr.write("behind")
+sys.exit(3)
+"""
+    reader, unread = os.pipe()
+    os.close(reader)
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", program], stderr=unread, env=given, check=False, timeout=60)
+    os.close(unread)
+    assert ended.returncode == code
+
+
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """A home that is no directory is an error with its path."""
     (tmp_path / "file").touch()

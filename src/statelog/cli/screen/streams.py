@@ -13,12 +13,14 @@ import select
 import signal
 import sys
 import threading
-from contextlib import suppress
 from types import FrameType
+from typing import TextIO
 
 import click
 
-__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout", "is_stdout_unread", "tell"]
+__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout", "is_stdout_unread", "settle_stderr", "tell"]
+
+_STDOUT, _STDERR = 1, 2
 
 
 class Interrupt:
@@ -55,8 +57,12 @@ def check_stdout() -> None:
 
 def is_stdout_unread() -> bool:
     """Whether the reader of standard output is gone."""
+    return _is_unread(sys.stdout)
+
+
+def _is_unread(stream: TextIO) -> bool:
     try:
-        number = sys.stdout.fileno()
+        number = stream.fileno()
     except (OSError, ValueError):
         return False  # It is no file, as in a test.
     poll = select.poll()
@@ -66,13 +72,35 @@ def is_stdout_unread() -> bool:
 
 def tell(text: str) -> None:
     """Print a line beside the result, on standard error. Nobody has to read it: the work goes on in any case."""
-    with suppress(BrokenPipeError):
+    try:
         click.echo(text, err=True)
+    except BrokenPipeError:
+        _give_up(_STDERR)
+
+
+def settle_stderr() -> None:
+    """At the end: if nobody reads it, what was or will be printed there by others is lost, too: Python would end with
+    120 for it.
+    """
+    try:
+        sys.stderr.flush()
+        is_unread = _is_unread(sys.stderr)
+    except BrokenPipeError:
+        is_unread = True
+    if is_unread:
+        _give_up(_STDERR)
 
 
 def give_up_stdout() -> None:
     """Nothing more can be written there, and Python must not try again at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _give_up(_STDOUT)
+
+
+def _give_up(descriptor: int) -> None:
+    """What is still in Python's buffer goes nowhere: it would be tried again at the end, and end with 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _is_default() -> bool:
