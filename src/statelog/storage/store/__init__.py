@@ -97,7 +97,7 @@ class Store(Protocol):
     def tidy(self) -> None:
         """Remove what is empty of the log's directory, and that itself, once the log is deleted. Never raises.
 
-        Only a local root has directories that would stay.
+        Only a local root does: an object store has no directories, and empty ones of HDFS stay.
         """
         ...
 

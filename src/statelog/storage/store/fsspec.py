@@ -209,7 +209,7 @@ class FsspecStore:
             self._delete(path)
 
     def tidy(self) -> None:
-        """Nothing: an object store has no directories."""
+        """Nothing: an object store has no directories; those of HDFS stay."""
 
     def now_s(self) -> float:
         """The store's clock: the time that it stamps on a small object written now. Three small requests.
