@@ -60,7 +60,7 @@ what to do. Errors survive pickling, because they travel from Spark's workers to
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "AlreadyExists",
@@ -137,6 +137,10 @@ class StatelogError(Exception):
         facts = ", ".join(f"{name}={value}" for name, value in self.facts.items())
         text = f"{self.message} ({facts})" if facts else self.message
         return f"{text}. {self.hint}" if self.hint else text
+
+    def restated(self, *, hint: str = "", **facts: Fact) -> Self:
+        """The same error, said again by who knows more: what to do instead, or further facts."""
+        return type(self)(self.message, hint=hint or self.hint, **{**self.facts, **facts})
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return _rebuild, (type(self), self.message, self.hint, dict(self.facts))

@@ -56,3 +56,15 @@ def test_an_error_travels_between_processes(kind: type[StatelogError]) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert (again.message, again.hint, again.facts, str(again)) == (error.message, "mend it", error.facts, str(error))
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.__name__))
+def test_an_error_is_said_again_with_what_its_caller_knows(kind: type[StatelogError]) -> None:
+    """Its class and message stay, a hint takes the place of its own, facts are added or replaced; the first is as it
+    was.
+    """
+    error = kind("wrong", hint="Do this", topic="t", offset=1)
+    again = error.restated(hint="Do that", offset=2, partition=3)
+    assert (type(again), again.message, again.hint) == (kind, "wrong", "Do that")
+    assert again.facts == {"topic": "t", "offset": 2, "partition": 3}
+    assert (error.restated().hint, error.facts) == ("Do this", {"topic": "t", "offset": 1})

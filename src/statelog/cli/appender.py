@@ -149,5 +149,4 @@ class Appender:
                 start = middle
             except Misuse as closer:
                 end, error = middle, closer
-        facts = {**error.facts, **self._source.place(start)}
-        return type(error)(error.message, hint=error.hint, **facts)
+        return error.restated(hint=error.hint, **self._source.place(start))

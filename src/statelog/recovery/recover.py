@@ -72,7 +72,7 @@ def recover(
     except NotFound as error:
         if resume is None:
             raise
-        raise NotFound(error.message, hint=_GONE_HINT, **error.facts) from error
+        raise error.restated(hint=_GONE_HINT) from error
     return Recovery(held, progress, resume)
 
 

@@ -56,7 +56,7 @@ def replay(
             try:
                 chunk = _decode(record, check, change_schema)
             except (CorruptChunk, UnknownFormat) as error:
-                raise _located(error, topic, record) from error
+                raise error.restated(topic=topic, partition=record.partition, offset=record.offset) from error
             if chunk is not None:
                 yield chunk
     for check in checks.values():
@@ -72,12 +72,6 @@ def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int]
     check.add(record.offset, head)
     changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
     return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
-
-
-def _located(error: CorruptChunk | UnknownFormat, topic: str, record: Record) -> CorruptChunk | UnknownFormat:
-    """Say where it was, whatever is wrong with a record."""
-    facts = {**error.facts, "topic": topic, "partition": record.partition, "offset": record.offset}
-    return type(error)(error.message, hint=error.hint, **facts)
 
 
 def verify_handle(log: Log, handle: Handle) -> None:

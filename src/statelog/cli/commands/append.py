@@ -155,7 +155,7 @@ class _Run:
     def _standing(self, error: StatelogError) -> StatelogError:
         """The error with what counts of this input so far."""
         rows = self._appended.rows_before + self._appended.rows
-        return type(error)(error.message, hint=error.hint, **{**error.facts, "committed_rows": rows})
+        return error.restated(committed_rows=rows)
 
     def _rate(self, rows: int) -> float:
         return rows / max(1e-9, time.monotonic() - self._started_s)

@@ -211,7 +211,7 @@ class ChangeBuffer:
             try:
                 self._maker.of_rows([key], [lists.values[i]], lists.groups[i : i + 1])
             except InvalidChange as found:
-                return InvalidChange(found.message, hint=found.hint, **{**found.facts, "key": ascii(key)[:200]})
+                return found.restated(key=ascii(key)[:200])
         return error
 
     def _keep(self, batch: pa.RecordBatch) -> None:

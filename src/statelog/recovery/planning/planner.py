@@ -157,7 +157,7 @@ class Planner:
             return None  # Superseded and cleaned up since it was listed.
         except CorruptManifest as error:
             hint = error.hint or "Restore the file from a copy of the store"
-            self.pass_over(number, CorruptManifest(error.message, hint=hint, **error.facts))
+            self.pass_over(number, error.restated(hint=hint))
             return None
         if manifest.identity != self.log.descriptor.identity:
             if not is_newest and self.log.descriptor.made_with is not None:

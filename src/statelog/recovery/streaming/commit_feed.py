@@ -264,4 +264,4 @@ def _saying_what_to_do() -> Generator[None]:
         yield
     except OffsetGone as error:
         hint = "The reader was away or stuck for too long: recover the newest state into an empty target, and follow on"
-        raise OffsetGone(error.message, hint=hint, **error.facts) from error
+        raise error.restated(hint=hint) from error

@@ -59,7 +59,7 @@ def check_types(names: Names, schema: StructType, descriptor: Descriptor, value:
 def advised(error: InvalidChange, advice: Mapping[str, str]) -> InvalidChange:
     """The error of a task with the advice for its field; as it is, if there is none."""
     path = str(error.facts.get("field", ""))
-    return InvalidChange(error.message, hint=advice[path], **error.facts) if path in advice else error
+    return error.restated(hint=advice[path]) if path in advice else error
 
 
 def _check_one(kinds: Mapping[str, DataType], name: str, fitting: tuple[str, ...], wanted: str, cast_text: str) -> None:

@@ -194,11 +194,9 @@ class StreamPlanner(Closing):
 
 def _gone(what: str, error: StatelogError) -> StatelogError:
     if isinstance(error, SubscriptionEnded):
-        return SubscriptionEnded(
-            error.message,
+        return error.restated(
             hint="Start the query with another readerId: it goes on if the log still holds its place. Else start it"
             " with a new checkpoint and startingPosition=snapshot; onTruncation=snapshot does so by itself",
-            **error.facts,
         )
     return NotFound(
         f"the log does not hold {what}: it was truncated",

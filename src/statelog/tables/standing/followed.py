@@ -138,9 +138,7 @@ class FollowedState:
             raise ClosedError(f"the standby is {self._end}", hint="Ask the table, or open a standby again")
         hint = "Close the standby, and open it again: its directory is brought up to date"
         if isinstance(self._error, StatelogError):
-            raise type(self._error)(self._error.message, hint=self._error.hint or hint, **self._error.facts) from (
-                self._error
-            )
+            raise self._error.restated(hint=self._error.hint or hint) from self._error
         raise ClosedError(f"the standby has failed: {self._error!r}", hint=hint) from self._error
 
     # ---- moves, by one thread at a time

@@ -91,8 +91,7 @@ def standby(
                 storage_options=storage_options,
             )
         except NotFound as error:  # A standby makes no log.
-            hint = "The owner's statelog.table(..., create=True) makes it"
-            raise NotFound(error.message, hint=hint, **error.facts) from None
+            raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
         parts = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, host or Host())

@@ -151,7 +151,7 @@ def _fitting(name: str, found: Input, where: Mapping[str, Any], made: Mapping[st
         log = open_log(name, **where, **made)
     except NotFound as error:
         if not create:  # `statelog init` makes no log that fits an input.
-            raise NotFound(error.message, hint="Pass create=True", **error.facts) from None
+            raise error.restated(hint="Pass create=True") from None
         count = found.partitions
         fitted: dict[str, Any] = {"partitions": count, "key_groups": count, "hash_rule": HashRule.CALLER}
         log = open_log(name, create=True, **where, **made, **fitted)
