@@ -81,7 +81,7 @@ def test_a_slow_reader_holds_neither_memory_nor_the_log(rig: HistoryRig, setting
         assert first is not None
         assert stream.wait_fetched(_PATIENCE_S)
         assert list_leases(rig.log.store) == []
-        assert (stream.cursor.place.next_key_group, stream.cursor.place.rows) == (0, 0)
+        assert (stream.cursor.applied.next_key_group, stream.cursor.applied.rows) == (0, 0)
         held = stream.statistics()
         assert held.peak_memory_bytes <= _BUDGET_BYTES
         assert held.disk_bytes > size_bytes - 2 * _BUDGET_BYTES

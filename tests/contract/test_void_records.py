@@ -13,6 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.chunk import decode_head, encode_chunk
+from statelog.schemas.ledger.place import Place
 from statelog.seams import Seams
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log.log import Log
@@ -66,14 +67,17 @@ def _junk(chunk: bytes) -> list[bytes]:
     assert found is not None
     head = found[0]
     batch = rows_batch([(head.first_key_group, PUT, b"key-0", b"forged")])
-    seal: dict[str, Any] = {"witness": 1 << 40, "key": b"not the log's"}  # A ledger that reached so far, they say.
+    seal: dict[str, Any] = {
+        "witness": Place(1 << 40),
+        "key": b"not the log's",
+    }  # A ledger that reached so far, they say.
     forged = [
         encode_chunk(
             epoch=head.epoch, nonce=head.nonce, sqn=head.sqn, index=i, value_schema_id=0, batch=batch, **seal
         ).value
         for i in (head.index + 1, head.index + 2, 0)
     ]
-    newer = b"SLCK\x02" + bytes(40)
+    newer = b"SLCK\x03" + bytes(40)
     return [b"", b"hello", b"SLCK", b"SLCK\1" + bytes(11) + b"x" * 50, newer, chunk[:-1], chunk, *forged]
 
 

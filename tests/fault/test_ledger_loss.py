@@ -12,6 +12,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Open
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.memory import MemoryKafka
@@ -81,7 +82,7 @@ def test_an_open_that_had_seen_more_is_loud(
             prior=-1,
             last=NO_CHECKPOINT,
             identity=replace(identity, ledger_topic_id="another") if stranger else identity,
-            witness=9,
+            witness=Place(9),
         )
         append_record(log.kafka.producer(), log.ledger_topic, late)
         if stranger:

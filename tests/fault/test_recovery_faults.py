@@ -83,7 +83,7 @@ def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
         sqn=head.sqn,
         index=head.index,
         value_schema_id=0,
-        witness=head.witness,
+        witness=head.place,
         key=b"",
         batch=evil,
     )

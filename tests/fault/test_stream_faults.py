@@ -1,6 +1,7 @@
 """Streams against damage, full disks and readers that go away: the state, a typed error, and nothing left behind."""
 
 import gc
+import json
 import os
 import signal
 import threading
@@ -32,6 +33,7 @@ from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
+from statelog.schemas.ledger.place import Place
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -302,7 +304,10 @@ def test_a_place_is_of_one_log_and_one_format(twins: _Twins) -> None:
     with pytest.raises(IdentityChanged):
         recover(history_rig(name="other", kafka=MemoryKafka(cluster=twins.cluster)).log, resume=applied)
     with pytest.raises(UnknownFormat):
-        applied.from_json(applied.to_json().replace('"format": 1', '"format": 2'))
+        applied.from_json(applied.to_json().replace('"format": 2', '"format": 3'))
+    first = json.loads(applied.to_json())
+    first |= {"format": 1, "place": [applied.position, *first.pop("applied")]}
+    assert applied.from_json(json.dumps(first)).applied == applied.applied._replace(place=Place(applied.position))
     whole = applied.to_json()
     absurd = [
         whole.replace('"key_groups": null', f'"key_groups": {groups}')

@@ -12,6 +12,7 @@ from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState
 from tests.support.worlds.naive_fold import NaiveFold, same_verdict
@@ -79,6 +80,9 @@ def _loss_ranges(draw: st.DrawFn) -> LossRange:
 
 ENTRIES = st.lists(_entries(), max_size=3).map(tuple)
 HANDLES = _handles()
+WITNESSES = st.builds(
+    Place, INT64, st.none() | st.builds(LastRecord, st.integers(0, MOST), st.integers(0, (1 << 64) - 1))
+)
 OPENS = st.builds(
     Open,
     writer=NAMES,
@@ -87,7 +91,7 @@ OPENS = st.builds(
     prior=INT64,
     last=CHECKPOINTS,
     identity=IDENTITIES,
-    witness=INT64,
+    witness=WITNESSES,
 )
 COMMITS = st.builds(
     Commit.of,

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.spill.frame import Place
+from statelog.recovery.spill.frame import Applied
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.storage.held_lease import list_leases
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.stream_reader import Reader
@@ -119,5 +120,6 @@ def _take(rig: HistoryRig, portion: Any, reader: Reader) -> None:
 def test_what_was_applied_survives_as_text(position: int, group: int, rows: int, groups: frozenset[int] | None) -> None:
     """A place comes back from its text as it was."""
     identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
-    applied = Cursor(identity=identity, place=Place(position, group, rows), key_groups=groups)
+    last = LastRecord(position - 1, rows) if position and rows % 2 else None
+    applied = Cursor(identity=identity, applied=Applied(Place(position, last), group, rows), key_groups=groups)
     assert Cursor.from_json(applied.to_json()) == applied

@@ -22,6 +22,7 @@ from statelog.producer.commits.rules import check_handle, next_checkpoint_id, re
 from statelog.producer.guard import Guard
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
@@ -80,8 +81,13 @@ class Coordinator(Closing):
 
     @property
     def position(self) -> int:
-        """A ledger position that includes all that this coordinator knows: for `recover(at_least=)` elsewhere."""
+        """A ledger position that includes all that this coordinator knows."""
         return self._committer.position
+
+    @property
+    def place(self) -> Place:
+        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
+        return self._committer.place
 
     @property
     def base(self) -> Checkpoint:
@@ -95,7 +101,7 @@ class Coordinator(Closing):
         """
         self._guard.check()
         checkpoint_id = next_checkpoint_id(checkpoint_id, self.base.id)
-        grant = replace(self.grant, witness=self._committer.position)
+        grant = replace(self.grant, witness=self._committer.place)
         return TaskGrant(grant=grant, base=self.base, checkpoint_id=checkpoint_id)
 
     def commit(

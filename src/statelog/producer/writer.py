@@ -39,10 +39,10 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
-from statelog.storage.ledger_client import LastRecord
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
@@ -117,13 +117,18 @@ class Writer(ChangeWriter):
 
     @property
     def position(self) -> int:
-        """A ledger position that includes all that this writer knows: for `recover(at_least=)` elsewhere."""
+        """A ledger position that includes all that this writer knows."""
         return self._committer.position
+
+    @property
+    def place(self) -> Place:
+        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
+        return self._committer.place
 
     @property
     def last_record(self) -> LastRecord | None:
         """The ledger record that this writer folded last: what a local copy of the state is compared with later."""
-        return self._committer.opened.ledger.last
+        return self.place.last
 
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:
@@ -299,7 +304,7 @@ class Writer(ChangeWriter):
             self._settings,
             clock=self._seams.clock,
             meter=self._meter,
-            witness=lambda: committer.position,
+            witness=lambda: committer.place,
         )
 
     def _send(self) -> None:

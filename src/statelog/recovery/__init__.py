@@ -19,7 +19,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.spill.file import OpenSpillFile, SpillFile
-from statelog.recovery.spill.frame import Place
+from statelog.recovery.spill.frame import Applied
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
@@ -30,6 +30,7 @@ from statelog.recovery.targets.rocksdb_state import ResumePoint, RocksdbState
 from statelog.recovery.targets.statistics import RecoveryStatistics
 
 __all__ = [
+    "Applied",
     "At",
     "AtCheckpoint",
     "AtPosition",
@@ -50,7 +51,6 @@ __all__ = [
     "OpenSpillFile",
     "OpenerSettings",
     "Phase",
-    "Place",
     "Portion",
     "Progress",
     "Recovery",

@@ -12,7 +12,7 @@ Invariant: the newest state that is planned is never older than what this proces
 
 from collections.abc import Iterable
 
-from statelog.errors import BeyondEnd, Misuse, NotFound
+from statelog.errors import Misuse, NotFound
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.planning.at import At, AtPosition
@@ -21,7 +21,7 @@ from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.targets.monitor import OnProgress
-from statelog.storage.log.anchors import newest_witness
+from statelog.schemas.ledger.place import Place
 from statelog.storage.log.log import Log
 
 __all__ = ["recover"]
@@ -34,7 +34,7 @@ def recover(
     *,
     key_groups: Iterable[int] | None = None,
     at: At | None = None,
-    at_least: int = 0,
+    at_least: int | Place = 0,
     barrier: bool = False,
     resume: Cursor | None = None,
     progress: OnProgress | None = None,
@@ -51,8 +51,9 @@ def recover(
     in this thread; `host` is for simulations. A lease lies on the store while a target is filled, and at no other time.
 
     The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
-    than the position `at_least`: the `position` of a writer in another process, say. `barrier` includes everything that
-    anybody was told before the call; it appends a void record, so it needs the right to write the ledger.
+    than `at_least`: the `place` of a writer in another process, say, whose record has to be there, too; or a position
+    alone. `barrier` includes everything that anybody was told before the call; it appends a void record, so it needs
+    the right to write the ledger.
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """
@@ -64,7 +65,8 @@ def recover(
             raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
         resume.check(log.descriptor.identity)
         at, wanted = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
-    planner = Planner(log, at, wanted, at_least=_barrier(log) if barrier else at_least)
+    named = Place.named(log.barrier() if barrier else at_least)
+    planner = Planner(log, at, wanted, seen=[named, *([resume.place] if resume else [])])
     lease_groups = planner.key_groups if resume is None else resume.key_groups
     held = HeldPlan(log, planner, settings or RecoverySettings(), host or Host(), lease_groups)
     try:
@@ -74,17 +76,3 @@ def recover(
             raise
         raise error.restated(hint=_GONE_HINT) from error
     return Recovery(held, progress, resume)
-
-
-def _barrier(log: Log) -> int:
-    """A barrier's position. Its record stands where the ledger ended: what was seen there before proves a lost tail."""
-    witness, position = newest_witness(log), log.barrier()
-    if witness >= position:
-        raise BeyondEnd(
-            "the ledger ended below what the writer of a chunk had seen of it",
-            topic=log.ledger_topic,
-            log_end=position - 1,
-            position=witness,
-            hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
-        )
-    return position

@@ -8,6 +8,7 @@ from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import (
     AcceptLoss,
     Commit,
@@ -45,6 +46,7 @@ __all__ = [
     "HashRule",
     "KeyType",
     "LastCommit",
+    "LastRecord",
     "LedgerFold",
     "LedgerRecord",
     "LedgerState",
@@ -57,6 +59,7 @@ __all__ = [
     "Metadata",
     "Open",
     "PartitionState",
+    "Place",
     "ReplayPlan",
     "Restart",
     "RetentionPolicy",

@@ -13,7 +13,7 @@ Invariants:
 import io
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from typing import cast
 
@@ -54,14 +54,23 @@ def _load(avsc: str) -> dict[str, object]:
 
 
 class RecordCodec:
-    """Encodes and decodes one kind of record, whose schema is `avsc/<name>.avsc`."""
+    """Encodes and decodes one kind of record, whose schema is `avsc/<name>.avsc`.
 
-    def __init__(self, avsc: str) -> None:
+    `earlier` names schemas of before that are still read: their records lack fields.
+    """
+
+    def __init__(self, avsc: str, *, earlier: Collection[str] = ()) -> None:
         raw = _load(avsc)
         self.text = json.dumps(raw, separators=(",", ":"))
         self._schema = parse_schema(raw)
         checksum = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
         self._prefix = _SINGLE_OBJECT + bytes.fromhex(checksum)
+        self._earlier = {codec.prefix: codec for codec in map(RecordCodec, earlier)}
+
+    @property
+    def prefix(self) -> bytes:
+        """What its single-object encoding begins with: the schema's fingerprint."""
+        return self._prefix
 
     def encode_datum(self, record: Datum) -> bytes:
         """The bare datum, without any header."""
@@ -88,6 +97,9 @@ class RecordCodec:
         Raises Corrupt if the bytes are not this kind of record; the caller checks that nothing follows.
         """
         if data[:_SINGLE_OBJECT_BYTES] != self._prefix:
+            older = self._earlier.get(data[:_SINGLE_OBJECT_BYTES])
+            if older is not None:
+                return older.decode(data)
             raise Corrupt(
                 "an Avro record carries another schema's fingerprint", found=data[:_SINGLE_OBJECT_BYTES].hex()
             )

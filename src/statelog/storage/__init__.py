@@ -11,7 +11,7 @@ from statelog.storage.kafka import (
     TopicDescription,
     TopicSpec,
 )
-from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
+from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log, LogDescription
@@ -28,7 +28,6 @@ __all__ = [
     "FileInfo",
     "Kafka",
     "KafkaSource",
-    "LastRecord",
     "Ledger",
     "LedgerClient",
     "Log",

@@ -22,6 +22,7 @@ from statelog.errors import (
     UnknownFormat,
 )
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot
 from statelog.schemas.snapshot.subscription import (
@@ -32,7 +33,6 @@ from statelog.schemas.snapshot.subscription import (
     newest_files,
 )
 from statelog.seams import REAL, Seams
-from statelog.storage.ledger_client import LastRecord
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo, Store
 
@@ -175,7 +175,7 @@ class HeldSubscription:
             position=state.position,
             next_offsets={p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)},
             state=state,
-            anchor=(anchor.offset, anchor.hash) if anchor else None,
+            anchor=anchor,
             created_s=now_s,
             moved_s=now_s,
         )

@@ -15,17 +15,15 @@ Invariants:
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
-
-import xxhash
 
 from statelog.errors import AnchorMismatch, BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import (
     Delivery,
     DeliveryStatus,
@@ -40,7 +38,6 @@ from statelog.storage.kafka import (
 __all__ = [
     "LOOK_AGAIN_S",
     "STALL_TIMEOUT_S",
-    "LastRecord",
     "LedgerClient",
     "PendingAppend",
     "ValidCommit",
@@ -54,28 +51,14 @@ _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is 
 
 
 class ValidCommit(NamedTuple):
-    """A commit that the fold found valid, its ledger offset, and Kafka's timestamp of it (see `kafka.Record`)."""
+    """A commit that the fold found valid, its ledger offset, Kafka's timestamp of it (see `kafka.Record`), and the
+    place right behind it.
+    """
 
     offset: int
     commit: Commit
-    timestamp_ms: int = -1
-
-
-class LastRecord(NamedTuple):
-    """A ledger record that was folded last: its offset, and the xxh3-64 of its value."""
-
-    offset: int
-    hash: int
-
-    @classmethod
-    def of(cls, offset: int, value: bytes) -> "LastRecord":
-        """That of a record's value."""
-        return cls(offset, xxhash.xxh3_64_intdigest(value))
-
-    @classmethod
-    def below(cls, manifest: Manifest) -> "LastRecord | None":
-        """The last ledger record that a snapshot was built on."""
-        return next((cls(one.offset, one.hash) for one in manifest.anchors if one.topic == "ledger"), None)
+    timestamp_ms: int
+    place: Place
 
 
 def _nothing_to_verify() -> None:
@@ -85,10 +68,9 @@ def _nothing_to_verify() -> None:
 class _Folded(NamedTuple):
     """A record that was just folded, and the fold's verdict."""
 
-    offset: int
     record: LedgerRecord | None
     void: Void | None
-    timestamp_ms: int
+    found: Record
 
 
 def _never() -> bool:
@@ -195,6 +177,11 @@ class LedgerClient:
         """The record that was folded last, if it is known: a later reader compares what is there with it."""
         return LastRecord.of(*self._last[1:3]) if isinstance(self._last, Record) else self._last
 
+    @property
+    def place(self) -> Place:
+        """How far was folded."""
+        return Place(self.fold.position, self.last)
+
     def end_position(self) -> int:
         """The ledger's end now: a target to take once. Raises BrokerUnavailable."""
         return self._kafka.offsets(self._topic, [0])[0].end
@@ -209,9 +196,10 @@ class LedgerClient:
         CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
         taken = [0]
-        for offset, record, void, timestamp_ms in self._follow(end_position, lambda: taken[0] >= most_bytes):
+        for record, void, found in self._follow(end_position, lambda: taken[0] >= most_bytes):
             if void is None and isinstance(record, Commit):
-                self._valid.append(ValidCommit(offset, record, timestamp_ms))
+                place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
+                self._valid.append(ValidCommit(found.offset, record, found.timestamp_ms, place))
                 taken[0] += len(record.body)
         valid, self._valid = self._valid, []
         return valid
@@ -265,7 +253,7 @@ class LedgerClient:
         )
 
     def _void_of(self, landed: _Folded, offset: int, record: LedgerRecord) -> Void | None:
-        if landed.offset != offset or landed.record != record:
+        if landed.found.offset != offset or landed.record != record:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return landed.void
 
@@ -296,7 +284,7 @@ class LedgerClient:
             self._is_torn = True
             void = self.fold.apply(found.offset, record)
             self._last = found
-            yield _Folded(found.offset, record, void, found.timestamp_ms)
+            yield _Folded(record, void, found)
             self._is_torn = False
             if self._proof is None and is_enough():
                 return
@@ -311,10 +299,52 @@ class LedgerClient:
             return  # Nearly all are: they prove nothing here.
         if isinstance(record, Restart):
             self._proof = None
-        elif isinstance(record, Open) and record.witness > offset and record.identity == self._identity:
-            self._proof = self._lost(f"an Open had seen the ledger up to {record.witness}", offset)
+        elif isinstance(record, Open) and self._contradicts(record, offset):
+            self._proof = self._lost(f"an Open had seen another ledger up to {record.witness.position}", offset)
         elif self.fold.position == 0 and not isinstance(record, Mark):
             self._proof = self._lost("the ledger does not begin with its mark", offset)
+
+    def _contradicts(self, record: Open, offset: int) -> bool:
+        """Whether the opener that wrote a record at `offset` had folded what is not below it."""
+        last, witness, seen = self.last, record.witness, record.witness.last
+        if record.identity != self._identity:
+            return False
+        if seen is None or last is None or seen.offset <= self.fold.restarted:
+            return witness.position > offset
+        return witness.position > offset or (seen.offset == last.offset and seen.hash != last.hash)
+
+    def check(self, places: Iterable[Place]) -> None:
+        """Compare what was remembered of this ledger with the records that are there. Those that are gone by truncation
+        prove nothing, nor does a place without a record: for that, its position has to be compared with the end.
+
+        Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
+        """
+        for position, last in sorted({place for place in places if place.last not in (None, self.last)}, reverse=True):
+            assert last is not None
+            records = self._records(last.offset, position)
+            try:
+                found = next(records, None)
+            except OffsetGone:
+                return  # All others lie below.
+            finally:
+                records.close()
+            if not self._is_sound(last, found):
+                raise self._mismatch(last)
+
+    def _is_sound(self, last: LastRecord, found: Record | None) -> bool:
+        """Whether the record is the one that was read there before, or a person accepted that it is not."""
+        if found is not None and last == LastRecord.of(found.offset, found.value):
+            return True
+        return is_restarted(self._reader, self.end_position(), last.offset)
+
+    def _mismatch(self, last: LastRecord) -> AnchorMismatch:
+        return AnchorMismatch(
+            "a ledger record is not the one that was read there before",
+            topic=self._topic,
+            offset=last.offset,
+            position=self.fold.position,
+            hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+        )
 
     def _new_records(self, end_position: int) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was folded, if it is still there."""
@@ -329,19 +359,13 @@ class LedgerClient:
             self._last = None
             yield from self._records(self.fold.position, end_position)
             return
-        if found is None or last != LastRecord.of(found.offset, found.value):
-            records.close()
-            if is_restarted(self._reader, self.end_position(), last.offset):
-                yield from self._records(self.fold.position, end_position)
-                return
-            raise AnchorMismatch(
-                "a ledger record is not the one that was read there before",
-                topic=self._topic,
-                offset=last.offset,
-                position=self.fold.position,
-                hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
-            )
-        yield from records
+        if found is not None and last == LastRecord.of(found.offset, found.value):
+            yield from records
+            return
+        records.close()
+        if not self._is_sound(last, None):
+            raise self._mismatch(last)
+        yield from self._records(self.fold.position, end_position)
 
     def _records(self, start: int, end_position: int) -> Generator[Record]:
         yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)

@@ -86,7 +86,7 @@ class _Follower:
 
     def resumed(self) -> None:
         """A commit that was applied in part is applied again from its first change."""
-        if self.cursor is not None and self.cursor.place.has_state:
+        if self.cursor is not None and self.cursor.applied.has_state:
             self._fresh.clear()
 
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 from statelog.schemas.changes.changes import OPAQUE, change_schema
 from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.place import LastRecord, Place
 
 __all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]
 
@@ -25,8 +26,18 @@ def rows_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+WITNESS = Place(11, LastRecord(10, 0x1122334455667788))
+
+
 def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
     """A chunk of epoch 7 that holds this batch."""
     return encode_chunk(
-        epoch=7, nonce=NONCE, sqn=sqn, index=index, value_schema_id=value_schema_id, witness=11, key=KEY, batch=batch
+        epoch=7,
+        nonce=NONCE,
+        sqn=sqn,
+        index=index,
+        value_schema_id=value_schema_id,
+        witness=WITNESS,
+        key=KEY,
+        batch=batch,
     )

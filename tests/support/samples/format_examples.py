@@ -11,6 +11,7 @@ from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
@@ -56,7 +57,10 @@ def _commit() -> Commit:
 
 
 def _open() -> Open:
-    return Open(writer="w", partitions=(1,), nonce=_NONCE, prior=-1, last=NO_CHECKPOINT, identity=_IDENTITY, witness=1)
+    seen = Place(1, LastRecord.of(0, ledger.encode(_mark())))
+    return Open(
+        writer="w", partitions=(1,), nonce=_NONCE, prior=-1, last=NO_CHECKPOINT, identity=_IDENTITY, witness=seen
+    )
 
 
 def _loss() -> AcceptLoss:
@@ -125,7 +129,7 @@ def _subscription() -> Subscription:
         position=3,
         next_offsets={0: 0, 1: 9},
         state=LedgerState(position=3, partitions=(PartitionState(1, 1, 9),)),
-        anchor=(2, 9),
+        anchor=LastRecord(2, 9),
         created_s=1000.0,
         moved_s=1060.0,
     )

@@ -21,12 +21,13 @@ import pyarrow as pa
 import xxhash
 
 from statelog.errors import Damaged
-from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
+from statelog.recovery.spill.frame import Applied, decode_frame, encode_frame
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.changes.changes import apply_to_dict, change_schema
 from statelog.schemas.changes.chunk import decode_batch, decode_head
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.runs.read import RunReader
@@ -212,12 +213,14 @@ def _whole_file(example: str) -> Callable[[], Target]:
 
 
 def _applied() -> Target:
-    applied = Cursor(identity=IDENTITY, place=Place(5, 3, 2), key_groups=frozenset({1, 2, 3, 9}))
-    return Target(applied.to_json().encode(), lambda data: Cursor.from_json(data.decode("utf-8", "replace")), bytes)
+    cursor = Cursor(
+        identity=IDENTITY, applied=Applied(Place(5, LastRecord(4, 7)), 3, 2), key_groups=frozenset({1, 2, 3, 9})
+    )
+    return Target(cursor.to_json().encode(), lambda data: Cursor.from_json(data.decode("utf-8", "replace")), bytes)
 
 
 def _frame() -> Target:
-    frame = bytes(encode_frame(rows_batch(_ROWS), Place(1, 2, 3)))
+    frame = bytes(encode_frame(rows_batch(_ROWS), Applied(Place(1), 2, 3)))
     return Target(frame, lambda data: decode_frame(memoryview(data))[0].to_pylist(), bytes)
 
 

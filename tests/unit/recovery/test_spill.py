@@ -13,9 +13,10 @@ import pytest
 from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
 from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.recovery.spill.file import open_spill_file
-from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
+from statelog.recovery.spill.frame import Applied, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.recovery.spill.segment import SpillSegment
+from statelog.schemas.ledger.place import Place
 from tests.support.faults.spill import Disks
 from tests.support.processes.forks import in_fork, leave_files_to_open
 
@@ -178,7 +179,6 @@ def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
 _SPILL_AND_WAIT = """
 import sys
 from pathlib import Path
-from statelog.recovery.spill.frame import Place, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
 for _ in range(4):
@@ -243,4 +243,4 @@ def test_a_frame_of_more_rows_than_bytes_is_corrupt() -> None:
     """A column of nulls takes no room, and would take all of the memory once somebody looks at it."""
     hollow = pa.RecordBatch.from_arrays([pa.nulls(1 << 24)], ["key_group"])
     with pytest.raises(Corrupt):
-        decode_frame(encode_frame(hollow, Place(1)))
+        decode_frame(encode_frame(hollow, Applied(Place(1))))

@@ -12,13 +12,14 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.changes.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
 from statelog.schemas.keys.key_groups import KeyType
-from tests.support.samples.chunks import NONCE, chunk_of, rows_batch
+from statelog.schemas.ledger.place import Place
+from tests.support.samples.chunks import KEY, NONCE, chunk_of, rows_batch
 
 SCHEMA = change_schema(KeyType.BYTES)
 BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
 
 
-def sealed(rest: bytes, version: int = 1, reserved: bytes = bytes(3)) -> bytes:
+def sealed(rest: bytes, version: int = 2, reserved: bytes = bytes(3)) -> bytes:
     """A record with a right checksum over `rest`, whatever that is."""
     checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(rest))
     return b"SLCK" + bytes([version]) + reserved + checksum + rest
@@ -38,7 +39,7 @@ def test_round_trip() -> None:
     found = decode_head(chunk.value)
     assert found is not None
     head, at = found
-    assert head == replace(head, witness=11, checksum=chunk.checksum)
+    assert head == replace(head, witness=11, witness_offset=10, checksum=chunk.checksum)
     assert (head.epoch, head.nonce, head.sqn, head.index, head.changes) == (7, NONCE, 3, 2, 3)
     assert (head.first_key_group, head.last_key_group, head.value_schema_id) == (4, 9, 5)
     assert at % 8 == 0
@@ -49,7 +50,7 @@ def test_largest_head() -> None:
     """Numbers at the ends of their ranges fit in the head."""
     codec = RecordCodec("chunk_head")
     names = ("index", "first_key_group", "last_key_group", "changes", "value_schema_id")
-    rest = {"witness": -(1 << 63), "seal": bytes(8)}
+    rest = {"witness": -(1 << 63), "witness_offset": -(1 << 63), "witness_hash": bytes(8), "seal": bytes(8)}
     record = {"epoch": -(1 << 63), "nonce": NONCE, "sqn": (1 << 63) - 1, **dict.fromkeys(names, -(1 << 31)), **rest}
     found = decode_head(sealed(codec.encode(record)))
     assert found is not None
@@ -101,12 +102,12 @@ def test_cut_short(size: int) -> None:
 def test_newer_version() -> None:
     """A newer version stops the reader, which cannot know what it means."""
     with pytest.raises(UnknownFormat):
-        decode_head(sealed(b"whatever", version=2))
+        decode_head(sealed(b"whatever", version=3))
 
 
-@pytest.mark.parametrize(("version", "reserved"), [(0, bytes(3)), (1, b"\0\0\1")])
+@pytest.mark.parametrize(("version", "reserved"), [(0, bytes(3)), (1, bytes(3)), (2, b"\0\0\1")])
 def test_prefix_is_checked(version: int, reserved: bytes) -> None:
-    """A version that never was and reserved bytes in use are corrupt, even under a right checksum."""
+    """A version that is not the head's, and reserved bytes in use, are corrupt, even under a right checksum."""
     rest = chunk_of(BATCH).value[16:]
     with pytest.raises(CorruptChunk):
         decode_head(sealed(rest, version, reserved))
@@ -121,8 +122,20 @@ def test_right_checksum_over_garbage() -> None:
 
 def test_empty_chunk() -> None:
     """A chunk without changes, which nobody writes, is corrupt."""
-    names = ("epoch", "sqn", "index", "first_key_group", "last_key_group", "changes", "value_schema_id", "witness")
-    datum = RecordCodec("chunk_head").encode({"nonce": NONCE, "seal": bytes(8), **dict.fromkeys(names, 0)})
+    names = (
+        "epoch",
+        "sqn",
+        "index",
+        "first_key_group",
+        "last_key_group",
+        "changes",
+        "value_schema_id",
+        "witness",
+        "witness_offset",
+    )
+    datum = RecordCodec("chunk_head").encode(
+        {"nonce": NONCE, "seal": bytes(8), "witness_hash": bytes(8), **dict.fromkeys(names, 0)}
+    )
     datum += bytes(-(16 + len(datum)) % 8)
     with pytest.raises(CorruptChunk, match="number of changes"):
         decoded(sealed(datum + bytes(memoryview(rows_batch([]).serialize()))))
@@ -134,6 +147,7 @@ def test_head_that_contradicts_its_changes(changed: dict[str, int]) -> None:
     head: dict[str, object] = {
         "epoch": 7, "nonce": NONCE, "sqn": 3, "index": 0,
         "first_key_group": 4, "last_key_group": 9, "changes": 3, "value_schema_id": 0, "witness": 0, "seal": bytes(8),
+        "witness_offset": 0, "witness_hash": bytes(8),
     }  # fmt: skip
     datum = RecordCodec("chunk_head").encode(head | changed)
     datum += bytes(-(16 + len(datum)) % 8)
@@ -219,15 +233,41 @@ def test_checksum_of_a_change_set() -> None:
     assert step.value != combine_checksums(checksums[:2])
 
 
+def test_a_chunk_of_version_1_is_read() -> None:
+    """It names a position and no record below it, and its seal still says whether its author knew the log."""
+    whole = chunk_of(rows_batch([(5, PUT, b"k", b"v")])).value
+    found = decode_head(whole)
+    assert found is not None
+    head = bytes.fromhex(
+        "c301aa17d251f9a810470e000102030405060708090a0b0c0d0e0f06000a0a020016eb6ac4491d64cabc000000000000"
+    )
+    older = decode_head(sealed(head + whole[found[1] :], version=1))
+    assert older is not None
+    assert older[0].place == Place(11)
+    assert older[0].is_sealed(KEY)
+    assert decode_batch(sealed(head + whole[found[1] :], version=1), older[1], older[0], SCHEMA).num_rows == 1
+
+
+def test_a_witness_is_under_the_seal() -> None:
+    """Neither the position nor the record below it can be changed by who does not know the log."""
+    found = decode_head(chunk_of(BATCH).value)
+    assert found is not None
+    head = found[0]
+    assert head.is_sealed(KEY)
+    others = [replace(head, witness=3), replace(head, witness_offset=3), replace(head, witness_hash=bytes(8))]
+    assert not any(other.is_sealed(KEY) for other in others)
+
+
 def test_bytes_are_pinned() -> None:
     """The worked example of docs/format-chunk.md: prefix and head, byte by byte."""
     chunk = chunk_of(rows_batch([(5, PUT, b"k", b"v")], value_type=OPAQUE))
     found = decode_head(chunk.value)
     assert found is not None
-    seal = "eb6ac4491d64cabc"
-    fingerprint = "aa17d251f9a81047"
-    assert chunk.value[:8].hex() == "534c434b01000000"
+    seal = "eb03b5568ae5f1ff"
+    fingerprint = "d58b37b54624852c"
+    witness = "16" + "14" + "8877665544332211"
+    assert chunk.value[:8].hex() == "534c434b02000000"
     assert chunk.value[8:16] == struct.pack("<Q", chunk.checksum)
     assert chunk.value[16 : found[1]].hex() == (
-        "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + "16" + seal + "0" * 12
+        "c301" + fingerprint + "0e" + NONCE.hex() + "06" + "00" + "0a" + "0a" + "02" + "00" + witness + seal + "0" * 10
     )

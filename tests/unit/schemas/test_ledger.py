@@ -9,6 +9,7 @@ import xxhash
 from statelog.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
 from tests.support.samples.mutation import mutations
@@ -60,11 +61,23 @@ def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
     assert ledger.decode(value) is None
 
 
-@pytest.mark.parametrize(("version", "kind"), [(2, 1), (1, 6), (1, 0), (9, 9)])
+@pytest.mark.parametrize(("version", "kind"), [(3, 1), (2, 2), (1, 6), (1, 0), (9, 9)])
 def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
     """It might be a commit, so nobody may step over it."""
     with pytest.raises(UnknownFormat):
         ledger.decode(_sealed(version, kind, b"whatever"))
+
+
+def test_an_open_of_version_1_is_read() -> None:
+    """It names the position that its writer had folded, and no record below it."""
+    found = ledger.decode(
+        bytes.fromhex(
+            "534c4c47010100003b8e0c585b957f72c3018c541f96900489a00277020200000102030405060708090a0b0c0d0e0f01"
+            "000000000000000000000000000000000002430244024c02"
+        )
+    )
+    assert isinstance(found, Open)
+    assert (found.writer, found.partitions, found.witness) == ("w", (1,), Place(1))
 
 
 def test_a_whole_record_that_says_nonsense_is_corrupt() -> None:

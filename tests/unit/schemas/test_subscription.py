@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from statelog.errors import ConfigError, Corrupt, InvalidName, ReaderInUse, SubscriptionEnded, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import subscription_path, subscription_slot
 from statelog.schemas.snapshot.subscription import (
@@ -36,7 +37,7 @@ SUBSCRIPTION = Subscription(
     position=40,
     next_offsets={0: 12, 3: 0},
     state=LedgerState(position=40, partitions=(PartitionState(0, 7, 12),)),
-    anchor=(39, 5),
+    anchor=LastRecord(39, 5),
     created_s=900.0,
     moved_s=1000.0,
 )

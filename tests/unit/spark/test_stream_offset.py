@@ -13,13 +13,14 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError, Corrupt, Damaged, IdentityChanged, InvalidName, UnknownFormat
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.spark.options.stream import Beginning, names_stream, stream_options
 from statelog.spark.stream.offset import StreamOffset, batch_start
 from statelog.spark.stream.reader import StreamReader
 
 IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
-BEGIN = StreamOffset.initial(IDENTITY, "one", 5, awaits_state=True)
-LATER = replace(BEGIN, position=9, awaits_state=False)
+BEGIN = StreamOffset.initial(IDENTITY, "one", Place(5), awaits_state=True)
+LATER = replace(BEGIN, place=Place(9, LastRecord(8, 0x0123456789ABCDEF)), awaits_state=False)
 PLACE = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b"}
 _DOCUMENT = Path(__file__).parents[3] / "docs/format-stream-offset.md"
 
@@ -38,10 +39,13 @@ def test_what_is_no_offset_of_this_log_is_refused() -> None:
     with pytest.raises(IdentityChanged, match="another log"):
         StreamOffset.from_json(LATER.to_json(), replace(IDENTITY, ledger_topic_id="made anew"))
     with pytest.raises(UnknownFormat):
-        StreamOffset.from_json({**LATER.to_json(), "version": 2}, IDENTITY)
+        StreamOffset.from_json({**LATER.to_json(), "version": 3}, IDENTITY)
     wrong: list[dict[str, object]] = [
-        {"position": -1},
-        {"position": "9"},
+        {"place": [-1]},
+        {"place": ["9"]},
+        {"place": [9, 9, "0" * 16]},
+        {"place": [9, 8, "0"]},
+        {"place": 9},
         {"awaitsState": 1},
         {"more": 1},
         {"reading": None},
@@ -52,6 +56,13 @@ def test_what_is_no_offset_of_this_log_is_refused() -> None:
             StreamOffset.from_json({**LATER.to_json(), **one}, IDENTITY)
     with pytest.raises(Corrupt, match=r"none of statelog's"):
         StreamOffset.from_json({"0": 17}, IDENTITY)
+
+
+def test_an_offset_of_version_1_is_read() -> None:
+    """It has positions, and no record below them."""
+    older = {"position": 9, "beginPosition": 5, "version": 1}
+    found = {name: value for name, value in LATER.to_json().items() if name not in ("place", "beginPlace")}
+    assert StreamOffset.from_json({**found, **older}, IDENTITY) == replace(LATER, place=Place(9))
 
 
 _VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
@@ -72,12 +83,12 @@ def test_a_micro_batch_begins_where_its_own_reading_did() -> None:
     """Spark asks anew for the start of a first micro-batch that died, and gets another reading's; a reset begins where
     it ends.
     """
-    anew = StreamOffset.initial(IDENTITY, "two", 30, awaits_state=False)
+    anew = StreamOffset.initial(IDENTITY, "two", Place(30), awaits_state=False)
     assert batch_start(BEGIN, LATER) == BEGIN
     assert batch_start(anew, LATER) == BEGIN
     reset = replace(anew, is_reset=True)
     assert batch_start(LATER, reset) == reset
-    after = replace(anew, position=40)
+    after = replace(anew, place=Place(40))
     assert batch_start(reset, after) == reset
 
 

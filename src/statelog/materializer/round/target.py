@@ -16,6 +16,7 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Target", "choose_target"]
 
@@ -44,11 +45,14 @@ class Target:
 def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings) -> Target:
     """Fold the ledger from the newest manifest on, up to its end now or to where the budget ends.
 
-    Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
+    Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
     client = log.ledger.client(newest)
     try:
-        return _fold(log, client, client.end_position(), _Budget(settings))
+        target = _fold(log, client, client.end_position(), _Budget(settings))
+        client.fold_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
+        check_ledger(log, client)
+        return target
     finally:
         client.close()
 
@@ -63,7 +67,7 @@ class _Budget:
 
     def take(self, commits: list[ValidCommit]) -> int | None:
         """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
-        for offset, commit, _ in commits:
+        for offset, commit, _, _ in commits:
             body = commit.read_body()
             # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
             size_bytes = len(commit.body) + sum(handle.size_bytes for handle in body.handles)

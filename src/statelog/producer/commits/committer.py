@@ -20,6 +20,7 @@ from statelog.producer.commits.opening import OpenedEpoch, open_epoch
 from statelog.producer.commits.rules import make_commit, refused
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
@@ -78,6 +79,11 @@ class Committer:
     def position(self) -> int:
         """The folded ledger position: everything acknowledged lies below it."""
         return self.opened.ledger.fold.position
+
+    @property
+    def place(self) -> Place:
+        """That position, and the ledger record below it."""
+        return self.opened.ledger.place
 
     @property
     def is_over(self) -> bool:
@@ -144,7 +150,7 @@ class Committer:
             if not settle:
                 raise
             offset, is_overtaken = self._settle(sent.commit, sent.handles, sent.metadata, error)
-        self._log.saw(offset + 1)
+        self._log.saw(self.place)
         self._seams.crash("committed")
         self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
         self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None

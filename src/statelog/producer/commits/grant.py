@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.values.schema import ValueSchema
 
 __all__ = ["Grant", "TaskGrant"]
@@ -19,7 +20,7 @@ class Grant:
     """The right to persist and commit under an epoch.
 
     `base` is the writer's last valid checkpoint when it opened, `metadata` what that commit carried; both are final.
-    `value_schema` is the one for new changes, `witness` the ledger position that was folded when the grant was made.
+    `value_schema` is the one for new changes, `witness` how far the ledger was folded when the grant was made.
     """
 
     descriptor: Descriptor
@@ -30,7 +31,7 @@ class Grant:
     partitions: tuple[int, ...]
     base: Checkpoint = NO_CHECKPOINT
     metadata: Metadata = field(default_factory=dict[str, str])
-    witness: int = 0
+    witness: Place = ORIGIN
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
         """The handle of checkpoints written under this grant; the first continues `base`."""

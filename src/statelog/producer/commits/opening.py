@@ -27,9 +27,10 @@ from statelog.schemas.topics.rights import WRITING
 from statelog.seams import REAL, Clock, Seams
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
-from statelog.storage.log.anchors import check_data_records
+from statelog.storage.log.anchors import check_anchors
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]
 
@@ -113,9 +114,8 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
 
     Raises Fenced if the grant is over, Damaged, Unavailable.
     """
-    ledger = log.ledger.newest_client()
+    ledger = log.checked_ledger()
     try:
-        ledger.fold_end()
         live = ledger.fold.live_epoch(grant.epoch)
         if live is None or live.nonce != grant.nonce:
             raise Fenced("the grant has expired: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
@@ -145,7 +145,9 @@ def _attempt(
         ledger.fold_end()
         there = _check_data(log, ledger.fold, partitions)
         anchors = newest.anchors if newest else ()
-        check_data_records(log, partitions, anchors, ledger.fold.accepted, ledger.fold.position, there)
+        data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
+        check_anchors(log, data, ledger.fold.accepted, there)
+        check_ledger(log, ledger, there=there)
         for _ in range(_OPENS):
             grant = _open(log, ledger, producer, writer, partitions, next_nonce(), clock)
             if grant is not None:
@@ -175,7 +177,7 @@ def _open(
         prior=fold.prior(writer, partitions),
         last=fold.last_checkpoint(writer),
         identity=log.descriptor.identity,
-        witness=fold.position,
+        witness=ledger.place,
     )
     epoch = append_record(producer, ledger.topic, record, clock=clock)
     void = ledger.verdict(epoch, record, verify=log.verify)
@@ -194,9 +196,9 @@ def _open(
         partitions=partitions,
         base=fold.last_checkpoint(writer),
         metadata=last.metadata if last else {},
-        witness=fold.position,
+        witness=ledger.place,
     )
-    log.saw(fold.position)
+    log.saw(ledger.place)
     return grant
 
 
@@ -214,22 +216,22 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:
-    """Log start and log end of the partitions. Raises BeyondEnd if one ends below its committed position, unless
-    the missing range was given up.
+    """Log start and log end of all partitions. Raises BeyondEnd if one of `partitions` ends below its committed
+    position, unless the missing range was given up.
 
     What is written then would lie below the committed position, so no commit could be valid.
     """
     committed = {p: fold.committed_position(p) for p in partitions}
-    there = log.kafka.offsets(log.data_topic, partitions, at_least=not_given_up(fold.accepted, committed))
-    for partition, (_, end) in there.items():
-        lost = LossRange(partition, end, committed[partition])
+    there = log.data_offsets(at_least=not_given_up(fold.accepted, committed))
+    for partition in partitions:
+        lost = LossRange(partition, there[partition].end, committed[partition])
         if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
             raise BeyondEnd(
                 "the log ends below an offset that was committed",
                 topic=log.data_topic,
                 partition=partition,
-                log_end=end,
-                committed_position=committed[partition],
+                log_end=lost.start_offset,
+                committed_position=lost.end_offset,
                 hint="The brokers lost acknowledged changes: restore them, or accept the loss by name",
             )
     return there

@@ -16,6 +16,7 @@ from statelog.errors import PersistFailed
 from statelog.producer.commits.grant import Grant
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter
+from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
 __all__ = ["Failure", "Outbox"]
@@ -45,11 +46,11 @@ class Outbox:
         *,
         clock: Callable[[], float] = time.monotonic,
         meter: Meter | None = None,
-        witness: Callable[[], int] | None = None,
+        witness: Callable[[], Place] | None = None,
     ) -> None:
         self.grant = grant
         self.witness = witness or (lambda: grant.witness)
-        """The ledger position that every chunk names."""
+        """How far the ledger was folded, as every chunk names it."""
         self.owned = frozenset(grant.partitions)
         self.chunk_bytes = settings.chunk_bytes
         self.meter = meter or Meter()

@@ -19,6 +19,7 @@ from statelog.recovery.planning.recovery_plan import partitions_of
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.storage.ledger_client import ValidCommit
 
@@ -32,6 +33,11 @@ class NamedCommit(NamedTuple):
     valid: ValidCommit
 
     @property
+    def place(self) -> Place:
+        """The place in the ledger right behind it."""
+        return self.valid.place
+
+    @property
     def position(self) -> int:
         """The ledger position right behind it."""
         return self.valid.offset + 1
@@ -40,7 +46,8 @@ class NamedCommit(NamedTuple):
 class CommitFacts(NamedTuple):
     """One commit: who made it, when, and how much of it a plan covers.
 
-    `position` is the ledger position right behind it: the first state that has its changes. `timestamp_ms` is the
+    `position` is the ledger position right behind it: the first state that has its changes; `place` names its record,
+    too. `timestamp_ms` is the
     broker's time in milliseconds since 1970, -1 if the ledger has none. `changes` and `size_bytes` (of record values)
     count the partitions that hold a wanted key group, unwanted neighbours in them included.
     """
@@ -51,6 +58,7 @@ class CommitFacts(NamedTuple):
     timestamp_ms: int
     changes: int
     size_bytes: int
+    place: Place
 
 
 class CommitSpan(NamedTuple):
@@ -122,6 +130,7 @@ def commit_facts(commit: NamedCommit, body: CommitBody, partitions: Iterable[int
         timestamp_ms=commit.valid.timestamp_ms,
         changes=sum(entry.changes for entry in entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
+        place=commit.place,
     )
 
 

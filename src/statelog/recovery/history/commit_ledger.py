@@ -5,18 +5,20 @@ kept. Reads no chunk, and holds the commits only until they are taken.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Self
 
 from statelog.closing import Closing
 from statelog.recovery.history.change_plan import NamedCommit
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, LossRange
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.ledger_client import LastRecord, LedgerClient, ValidCommit
+from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["CommitLedger", "LedgerBase", "NamingFold"]
 
@@ -30,7 +32,7 @@ class LedgerBase(NamedTuple):
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """That of a snapshot."""
-        return cls(manifest.state, LastRecord.below(manifest))
+        return cls(manifest.state, manifest.place.last)
 
     @classmethod
     def first(cls) -> Self:
@@ -43,8 +45,13 @@ class CommitLedger(Closing):
     as the ledger client does.
     """
 
-    def __init__(self, log: Log, base: LedgerBase | None, start_position: int = 0) -> None:
-        """Fold from `base` (None: from the ledger's first record) up to `start_position`, which lies not below it."""
+    def __init__(
+        self, log: Log, base: LedgerBase | None, start_position: int = 0, *, seen: Collection[Place] = ()
+    ) -> None:
+        """Fold from `base` (None: from the ledger's first record) up to `start_position`, which lies not below it, and
+        compare what was `seen` there.
+        """
+        self._log = log
         self._fold = NamingFold(log.descriptor.identity, base.state if base else None)
         if base is None:
             self._ledger = log.ledger.client(None, fold=self._fold)
@@ -60,6 +67,7 @@ class CommitLedger(Closing):
             )
         try:
             self._ledger.fold_to(max(start_position, self._fold.position))
+            self._ledger.check(seen)
         except BaseException:
             self.close()
             raise
@@ -89,6 +97,10 @@ class CommitLedger(Closing):
         """The ranges that a person gave up below a position further on. No commit is taken from then on."""
         self._ledger.fold_to(max(end_position, self._fold.position))
         return self._fold.accepted
+
+    def check(self, seen: Collection[Place]) -> None:
+        """Whether the ledger, which was folded to its end, is the one that was seen: see `check_ledger`."""
+        check_ledger(self._log, self._ledger, places=seen)
 
     def close(self) -> None:
         """Release the ledger's reader. Idempotent."""

@@ -3,7 +3,7 @@
 Never reads a run or a chunk. What was truncated is a typed error that says what the log holds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,12 +14,11 @@ from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.planning.planner import log_offsets
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, check_reach, partitions_of, wanted_key_groups
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.topics.rights import READING
 from statelog.seams import REAL, Seams
 from statelog.storage.held_lease import LeaseHolder
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.anchors import check_data_records
 from statelog.storage.log.log import Log
 
 __all__ = ["hold_changes", "plan_changes"]
@@ -35,7 +34,7 @@ def plan_changes(
     key_groups: Iterable[int] | None = None,
     value_schema_id: int | None = None,
     base: LedgerBase | None = None,
-    at_least: int = 0,
+    seen: Collection[Place] = (),
 ) -> ChangePlan:
     """The changes of all commits behind the state `start` and up to the state `end`.
 
@@ -44,9 +43,10 @@ def plan_changes(
             print(changes.num_rows)
 
     `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
-    what this `log` object has seen, nor than `at_least`. `key_groups` None means all. Values come in the value schema
-    `value_schema_id`, None for the newest. `base` is a fold of the ledger that the caller kept (`CommitLedger.base`),
-    for a start below every snapshot that is left. Nothing holds what is planned: `hold_changes` does.
+    what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
+    Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
+    caller kept (`CommitLedger.base`), for a start below every snapshot that is left. Nothing holds what is planned:
+    `hold_changes` does.
 
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
     KeyGroupMismatch, Damaged, Unavailable.
@@ -54,9 +54,9 @@ def plan_changes(
     log.verify(READING)
     wanted = wanted_key_groups(key_groups, log.descriptor)
     for attempt in range(_ATTEMPTS):
-        reach = Reach(log, wanted, base, at_least=at_least)
+        reach = Reach(log, wanted, base, seen=seen)
         try:
-            return _plan(log, reach, start, end, wanted, value_schema_id)
+            return _plan(log, reach, start, end, wanted, value_schema_id, seen)
         except (NotFound, OffsetGone):
             if start is not None or attempt == _ATTEMPTS - 1:
                 raise
@@ -97,6 +97,7 @@ def _plan(
     end: Bound | None,
     key_groups: frozenset[int] | None,
     value_schema_id: int | None,
+    seen: Collection[Place],
 ) -> ChangePlan:
     end_position = reach.end_position if end is None else reach.resolve(end)
     start_position = reach.oldest_position if start is None else reach.resolve(start)
@@ -114,6 +115,7 @@ def _plan(
             commits = ledger.read_to(end_position)
             state = ledger.base.state
             accepted = ledger.accepted_by(reach.end_position)
+            ledger.check(seen)
     except OffsetGone as error:
         raise reach.not_held(f"changes from position {start_position} on") from error
     # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
@@ -131,7 +133,6 @@ def _plan(
         _check(log, plan, replace(state, accepted=accepted))
     except OffsetGone as error:
         raise reach.not_held(f"changes from position {start_position} on") from error
-    log.saw(end_position)
     return plan
 
 
@@ -143,8 +144,6 @@ def _check(log: Log, plan: ChangePlan, state: LedgerState) -> None:
     )
     offsets = log_offsets(log, as_recovery)
     check_reach(as_recovery, offsets, log.name)
-    there = {partition: OffsetRange(*held) for partition, held in offsets.data.items()}
-    check_data_records(log, partitions, (), state.accepted, state.position, there)
 
 
 def _check_start(log: Log, plan: ChangePlan) -> None:

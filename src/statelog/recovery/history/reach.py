@@ -4,7 +4,7 @@ Changes can be read from a position on if the fold of the ledger can begin at or
 ledger's first record) and the data topic still has what was committed behind it. Never reads a run or a chunk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 
 from statelog.errors import Misuse, NotFound
@@ -13,6 +13,7 @@ from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.planning.recovery_plan import partitions_of
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
@@ -30,10 +31,15 @@ class Reach:
     """
 
     def __init__(
-        self, log: Log, key_groups: frozenset[int] | None, base: LedgerBase | None = None, *, at_least: int = 0
+        self,
+        log: Log,
+        key_groups: frozenset[int] | None,
+        base: LedgerBase | None = None,
+        *,
+        seen: Collection[Place] = (),
     ) -> None:
         self._log = log
-        self._planner = Planner(log, None, key_groups, at_least=at_least)
+        self._planner = Planner(log, None, key_groups, seen=seen)
         self._partitions = partitions_of(self._planner.key_groups, log.descriptor)
         self._base = base
         self.manifests: Iterable[Manifest] = self._planner.manifests()

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from statelog.errors import (
     BeyondEnd,
@@ -25,12 +25,14 @@ from statelog.errors import (
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
 from statelog.recovery.planning.checkpoint_search import CheckpointSearch
 from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import READING
-from statelog.storage.ledger_client import LastRecord, ValidCommit
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Planner", "log_offsets"]
 
@@ -52,10 +54,13 @@ def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:
 class Planner:
     """Makes plans for one request until one of them can be carried out."""
 
-    def __init__(self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, at_least: int = 0) -> None:
+    def __init__(
+        self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, seen: Collection[Place] = ()
+    ) -> None:
+        """`seen` is what the caller remembers of the ledger: no newest state lies below it."""
         self.log = log
         self.at = at
-        self._at_least = at_least
+        self._seen = seen
         self.key_groups = wanted_key_groups(key_groups, log.descriptor)
         self._target: int | None = None
         self._is_pinned = False
@@ -76,11 +81,10 @@ class Planner:
         target = self._take_target(manifests, end)
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
-            plan = self._plan_from(base, target)
+            plan = self._plan_from(base, target, end)
             check_reach(plan, log_offsets(log, plan), log.name)
         except OffsetGone as error:
             raise self._out_of_reach(error, base, manifests, end) from error
-        log.saw(plan.position)
         return plan
 
     def manifests(self) -> "_Manifests":
@@ -100,11 +104,12 @@ class Planner:
     def ledger_end(self, manifests: Iterable[Manifest]) -> int:
         """The ledger's end, asked now. An answer below what is known to be there is asked again, and never believed.
 
-        Raises BeyondEnd if it ends below a snapshot, BrokerUnavailable.
+        Raises BeyondEnd if it ends below a snapshot or what was seen of it, BrokerUnavailable.
         """
         newest = next(iter(manifests), None)
-        snapshot, at_least = newest.position if newest else 0, max(self._at_least, self.log.position)
-        end = self.log.ledger.end(at_least=max(at_least, snapshot))
+        snapshot = newest.position if newest else 0
+        known = max((self.log.place, *self._seen), key=lambda place: place.position)
+        end = self.log.ledger.end(at_least=max(known.position, snapshot))
         if newest is not None and end < snapshot:
             raise BeyondEnd(
                 "the ledger ends below the newest snapshot",
@@ -114,18 +119,24 @@ class Planner:
                 position=newest.position,
                 hint="The ledger lost records that were committed: restore the topic",
             )
-        if end < at_least:
-            # What this process has seen was there; what its caller names may be a slip.
-            is_named = end >= self.log.position
-            asked = "Check the position: if it came from a commit, an" if is_named else "An"
-            raise BrokerUnavailable(
-                "Kafka shows an older end of the ledger than this process knows of",
+        if end >= known.position:
+            return end
+        if known.last is not None:
+            raise BeyondEnd(
+                "the ledger ends below what was seen of it",
                 topic=self.log.ledger_topic,
                 log_end=end,
-                position=at_least,
-                hint=f"{asked} old leader may have answered; try again. If it stays so, the ledger lost its tail",
+                position=known.position,
+                hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
             )
-        return end
+        raise BrokerUnavailable(  # A position without its record may be a slip.
+            "Kafka shows an older end of the ledger than the caller knows of",
+            topic=self.log.ledger_topic,
+            log_end=end,
+            position=known.position,
+            hint="Check the position: if it came from a commit, an old leader may have answered; try again. If it"
+            " stays so, the ledger lost its tail",
+        )
 
     def find(self, at: AtCheckpoint, manifests: Iterable[Manifest], end: int) -> int | None:
         """The position right after a checkpoint's commit, searched backwards from `end`; None if it is nowhere."""
@@ -217,16 +228,22 @@ class Planner:
 
     # ---- plan
 
-    def _plan_from(self, base: Manifest | None, target: int) -> RecoveryPlan:
-        state, commits, last = self._read_ledger(base, target)
+    def _plan_from(self, base: Manifest | None, target: int, end: int) -> RecoveryPlan:
+        state, commits, last = self._read_ledger(base, target, end)
         bodies = (valid.commit.read_body() for valid in commits)
         return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
 
-    def _read_ledger(self, base: Manifest | None, end: int) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
+    def _read_ledger(
+        self, base: Manifest | None, target: int, end: int
+    ) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
+        """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
         ledger = self.log.ledger.client(base)
         try:
-            commits = ledger.read_to(end)
-            return ledger.fold.freeze(), commits, ledger.last
+            commits = ledger.read_to(target)
+            found = ledger.fold.freeze(), commits, ledger.last
+            ledger.fold_to(end)
+            check_ledger(self.log, ledger, places=self._seen)
+            return found
         finally:
             ledger.close()
 

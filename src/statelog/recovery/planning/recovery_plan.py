@@ -16,11 +16,11 @@ from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.keys.key_groups import partition_of
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import CommitBody, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest, RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
-from statelog.storage.ledger_client import LastRecord
 
 __all__ = [
     "LogOffsets",
@@ -80,6 +80,11 @@ class RecoveryPlan:
     def position(self) -> int:
         """The ledger position of the state that comes out."""
         return self.state.position
+
+    @property
+    def place(self) -> Place:
+        """The position, and the ledger record below it."""
+        return Place(self.position, self.last)
 
     @property
     def manifest_number(self) -> int:

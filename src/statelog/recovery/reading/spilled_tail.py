@@ -20,14 +20,15 @@ import pyarrow as pa
 from statelog.errors import ClosedError
 from statelog.recovery.reading.newest import newest
 from statelog.recovery.reading.partition_changes import PartitionChanges
-from statelog.recovery.spill.frame import Place, cut_to_frames, decode_frame, encode_frame
+from statelog.recovery.spill.frame import Applied, cut_to_frames, decode_frame, encode_frame
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.schemas.changes.changes import newest_sorted
+from statelog.schemas.ledger.place import ORIGIN
 from statelog.storage.runs.merge import merge_streams
 
 __all__ = ["SpilledTail"]
 
-_NOWHERE = Place(0)
+_NOWHERE = Applied(ORIGIN)
 _FAN_IN = 32
 _MOST_BYTES = 1 << 30
 """What is sorted at once: half of what one Arrow array can hold."""

@@ -30,10 +30,11 @@ from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.held_lease import LeaseHolder
-from statelog.storage.ledger_client import LastRecord, LedgerClient
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 
 __all__ = ["CommitFeed", "FeedCommit", "ToldCommit"]
@@ -43,10 +44,15 @@ _LEASE_AGE_S = 3600.0
 
 
 class FeedCommit(NamedTuple):
-    """A valid commit, or several as one: a position behind it, and what to read."""
+    """A valid commit, or several as one: the place behind it, and what to read."""
 
-    end_position: int
+    end_place: Place
     replay: ReplayPlan
+
+    @property
+    def end_position(self) -> int:
+        """The ledger position behind it."""
+        return self.end_place.position
 
 
 class ToldCommit(NamedTuple):
@@ -143,7 +149,7 @@ class CommitFeed:
 
     def _told(self, named: NamedCommit) -> ToldCommit:
         body = named.valid.commit.read_body()
-        commit = FeedCommit(named.position, plan_replay([body], self._partitions, self._fold.accepted))
+        commit = FeedCommit(named.valid.place, plan_replay([body], self._partitions, self._fold.accepted))
         return ToldCommit(commit, commit_facts(named, body, self._partitions), body.metadata)
 
     def together(self, end_position: int | None = None) -> FeedCommit | None:
@@ -155,7 +161,7 @@ class CommitFeed:
         if not found:
             return None
         bodies = [one.valid.commit.read_body() for one in found]
-        return FeedCommit(self._fold.position, plan_replay(bodies, self._partitions, self._fold.accepted))
+        return FeedCommit(self._ledger.place, plan_replay(bodies, self._partitions, self._fold.accepted))
 
     def _ask(self, end_position: int | None) -> list[NamedCommit]:
         self.renew()
@@ -169,6 +175,7 @@ class CommitFeed:
                 raise
             return []
         self._retries.heard()
+        self._log.saw(self._ledger.place)
         self.is_answered = True
         if not found:
             self._move_on(self._fold.position)

@@ -28,7 +28,7 @@ from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.retry import RetryWindow
 from statelog.recovery.settings import memory_queue
-from statelog.recovery.spill.frame import Place, cut_to_frames, encode_frame
+from statelog.recovery.spill.frame import Applied, cut_to_frames, encode_frame
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.streaming.cursor import Cursor, rest_of
 from statelog.storage.local.own_process import OwnProcess
@@ -50,14 +50,14 @@ class ReadAhead:
         self._held = held
         self._settings = held.settings
         self._poll_s = poll_s
-        self._place = None if resume is None else resume.place
+        self._applied = None if resume is None else resume.applied
         self._stop = Event()
         self._fetched = Event()
         self._running: Future[None] | None = None
         self._frame_bytes = held.settings.frame_bytes
         self._owner = OwnProcess("the stream")
         self.origin = resume or Cursor(
-            identity=held.log.descriptor.identity, place=Place(held.plan.position), key_groups=held.plan.key_groups
+            identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
         )
         self.queue = memory_queue(held.settings, held.host.open_spill_file)
         self.reader: PlanReader | None = None
@@ -140,23 +140,23 @@ class ReadAhead:
                 self._held.replan(error)
 
     def _read_plan(self, plan: RecoveryPlan) -> None:
-        if self._place is None or self._place.position != plan.position:
-            self._place = Place(plan.position)
+        if self._applied is None or self._applied.place.position != plan.position:
+            self._applied = Applied(plan.place)
         held = self._held
         self.reader = PlanReader(held.log, plan, held.settings, self._beat, opener=held.opener, host=held.host)
         with closing(self.reader.open_tail()) as tail:
-            rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._place)
+            rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
             for batch in cut_to_frames(rows, self._frame_bytes):
                 self._put(batch)
-        if not self._place.has_state or self._place.is_complete:
-            self._place = Place.complete(plan.position)
-            self.queue.put(encode_frame(_empty(self.reader.schema), self._place))
+        if not self._applied.has_state or self._applied.is_complete:
+            self._applied = Applied.complete(plan.place)
+            self.queue.put(encode_frame(_empty(self.reader.schema), self._applied))
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        assert self._place is not None, "reading the state begins with a place"
-        place = self._place.after(batch)
-        self._queue(encode_frame(batch, place))
-        self._place = place
+        assert self._applied is not None, "reading the state begins with a place"
+        applied = self._applied.after(batch)
+        self._queue(encode_frame(batch, applied))
+        self._applied = applied
         self._held.pin()
 
     def _queue(self, data: memoryview) -> None:
@@ -197,21 +197,21 @@ class ReadAhead:
         return CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.host)
 
     def _read_feed(self, feed: CommitFeed, poll_s: float) -> None:
-        place = Place.complete(self._held.plan.position)
+        applied = Applied.complete(self._held.plan.place)
         while not self._stop.is_set():
             commits = feed.commits()
             for commit in commits:
-                after = Place.complete(commit.end_position)
+                after = Applied.complete(commit.end_place)
                 with closing(feed.changes(commit, self._check_open)) as tables:
-                    self._offer_all(feed, tables, place, after)
-                place = after
+                    self._offer_all(feed, tables, applied, after)
+                applied = after
                 feed.passed(commit)
                 if self._stop.is_set():
                     return
             if not commits:
                 self._stop.wait(poll_s)
 
-    def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Place, after: Place) -> None:
+    def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Applied, after: Applied) -> None:
         """Only the last frame moves the position on: until then the commit is not applied whole."""
         held = _empty(feed.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):

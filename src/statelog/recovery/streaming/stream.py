@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 from statelog.closing import Closing
 from statelog.recovery.reading.progress import Phase
-from statelog.recovery.spill.frame import Place, decode_frame
+from statelog.recovery.spill.frame import Applied, decode_frame
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.portion import Portion
@@ -65,9 +65,9 @@ class Stream(Closing):
             if self._read_ahead.queue.is_drained:
                 self._end()
             return None
-        changes, place = decode_frame(data)
-        self._count(changes.num_rows, place)
-        self._handed_out = self._at(place)
+        changes, applied = decode_frame(data)
+        self._count(changes.num_rows, applied)
+        self._handed_out = self._at(applied)
         return Portion(changes, self._handed_out)
 
     def __iter__(self) -> Iterator[Portion]:
@@ -125,7 +125,7 @@ class Stream(Closing):
         self._read_ahead.check_owner()
         view = self._read_ahead.queue.view()
         try:
-            yield (Portion(changes, self._at(place)) for changes, place in map(decode_frame, view))
+            yield (Portion(changes, self._at(applied)) for changes, applied in map(decode_frame, view))
         finally:
             view.close()
 
@@ -145,25 +145,25 @@ class Stream(Closing):
         if self._handed_out is not None:
             self._cursor, self._handed_out = self._handed_out, None
 
-    def _count(self, rows: int, place: Place) -> None:
-        if self._cursor.place.has_state:
+    def _count(self, rows: int, applied: Applied) -> None:
+        if self._cursor.applied.has_state:
             return
         self._rows += rows
         reader = self._read_ahead.reader
         assert reader is not None, "a portion of a state was read from somewhere"
-        if place.is_complete:
+        if applied.is_complete:
             self._monitor.done(reader, self._rows)
         else:
             phase = Phase.LOAD if self._read_ahead.is_fetched else Phase.READ
-            self._monitor.report(reader, phase, reader.share_through(place.next_key_group))
+            self._monitor.report(reader, phase, reader.share_through(applied.next_key_group))
 
     def _end(self) -> None:
         self._has_ended = True
         self.close()
 
-    def _at(self, place: Place) -> Cursor:
+    def _at(self, applied: Applied) -> Cursor:
         start = self._cursor
-        return Cursor(identity=start.identity, place=place, key_groups=start.key_groups)
+        return Cursor(identity=start.identity, applied=applied, key_groups=start.key_groups)
 
 
 def _drop_forgotten(read_ahead: ReadAhead) -> None:

@@ -1,7 +1,7 @@
 """Chunks: the Kafka records of the data topic, each a slice of one change set for one partition.
 
     0   4  magic "SLCK"
-    4   1  version, 1
+    4   1  version, 2; 1 names no record below its witness
     5   3  zero
     8   8  xxh3-64 of all that follows, little-endian
     16     head: Avro in single-object encoding, schema `avsc/chunk_head.avsc`
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS, is_compressed
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.numbers import numbers_of
 
 __all__ = [
@@ -44,21 +45,25 @@ __all__ = [
     "encode_chunk",
 ]
 
-_HEADS = RecordCodec("chunk_head")
+_HEADS = RecordCodec("chunk_head", earlier=["chunk_head-1"])
 _MAGIC = b"SLCK"
-_VERSION = 1
+_VERSION = 2
+_FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")
 _ALIGNMENT = 8
-_HEAD_LIMIT = 10 + 16 + 8 + 3 * 10 + 5 * 5  # Avro's header, nonce, seal, three longs and five ints at their longest.
+_HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
+"""Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
 _CHECKSUM = struct.Struct("<Q")
-_SEALED = struct.Struct("<q16sqiq")
+_SEALED_1 = struct.Struct("<q16sqiq")
+_SEALED = struct.Struct("<q16sqiqq8s")
 
 
 @dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
 class ChunkHead:
     """What a chunk says about itself. `checksum` is that of its record; `last_key_group` is inclusive.
 
-    `witness` is the ledger position that its writer had folded. It is believed if the `seal` is that of the log.
+    `witness` is the ledger position that its writer had folded, the next two say which record lay below it: -1 if it is
+    not known. They are believed if the `seal` is that of the log.
     """
 
     epoch: int
@@ -70,12 +75,19 @@ class ChunkHead:
     changes: int
     value_schema_id: int
     witness: int
+    witness_offset: int
+    witness_hash: bytes
     seal: bytes
     checksum: int
 
+    @property
+    def place(self) -> Place:
+        """The witness: the place in the ledger up to which the chunk's writer had folded."""
+        return Place.of_fields(self.witness, self.witness_offset, self.witness_hash)
+
     def is_sealed(self, key: bytes) -> bool:
         """Whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
-        return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.witness)
+        return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
 
 
 class EncodedChunk(NamedTuple):
@@ -92,7 +104,7 @@ def encode_chunk(
     sqn: int,
     index: int,
     value_schema_id: int,
-    witness: int,
+    witness: Place,
     key: bytes,
     batch: pa.RecordBatch,
 ) -> EncodedChunk:
@@ -109,7 +121,9 @@ def encode_chunk(
             "last_key_group": int(groups.max()),
             "changes": batch.num_rows,
             "value_schema_id": value_schema_id,
-            "witness": witness,
+            "witness": witness.position,
+            "witness_offset": witness.last_offset,
+            "witness_hash": witness.last_hash,
             "seal": _seal(key, epoch, nonce, sqn, index, witness),
         }
     )
@@ -134,20 +148,23 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     if version > _VERSION:
         raise UnknownFormat("a chunk has a newer format version", found=version, known=_VERSION)
     rest = memoryview(value)[_PREFIX.size :]
-    if version != _VERSION or any(value[5:8]) or checksum != xxhash.xxh3_64_intdigest(rest):
+    if version < 1 or any(value[5:8]) or checksum != xxhash.xxh3_64_intdigest(rest):
         raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
-    return _decode_head(value, checksum)
+    return _decode_head(value, version, checksum)
 
 
-def _decode_head(value: bytes, checksum: int) -> tuple[ChunkHead, int]:
+def _decode_head(value: bytes, version: int, checksum: int) -> tuple[ChunkHead, int]:
     try:
         record, size = _HEADS.decode(value[_PREFIX.size : _PREFIX.size + _HEAD_LIMIT])
     except Corrupt as error:
         raise CorruptChunk(f"a chunk's head does not decode: {error.message}", size_bytes=len(value)) from error
     end = _PREFIX.size + size
-    head = ChunkHead(
-        *cast("tuple[int, bytes, int, int, int, int, int, int, int, bytes]", tuple(record.values())), checksum
-    )
+    fields = tuple(record.values())
+    if (len(fields) == _FIELDS_OF_1) is not (version == 1):
+        raise CorruptChunk("a chunk's head is of another version than its record", size_bytes=len(value))
+    if version == 1:
+        fields = (*fields[:-1], -1, bytes(8), fields[-1])
+    head = ChunkHead(*cast("tuple[int, bytes, int, int, int, int, int, int, int, int, bytes, bytes]", fields), checksum)
     return head, end + -end % _ALIGNMENT
 
 
@@ -194,9 +211,14 @@ def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
     return CorruptChunk(message, epoch=head.epoch, sqn=head.sqn, index=head.index, changes=head.changes)
 
 
-def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: int) -> bytes:
+def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: Place) -> bytes:
     """Who may only write records must not be able to say that the ledger lost its tail."""
-    return hashlib.blake2b(_SEALED.pack(epoch, nonce, sqn, index, witness), digest_size=8, key=key).digest()
+    where = (epoch, nonce, sqn, index, witness.position)
+    if witness.last is None:
+        sealed = _SEALED_1.pack(*where)
+    else:
+        sealed = _SEALED.pack(*where, witness.last_offset, witness.last_hash)
+    return hashlib.blake2b(sealed, digest_size=8, key=key).digest()
 
 
 # ---- the checksum of a change set

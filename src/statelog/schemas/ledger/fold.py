@@ -139,6 +139,11 @@ class LedgerFold:
         return self._accepted
 
     @property
+    def restarted(self) -> int:
+        """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
+        return self._restarted
+
+    @property
     def meta(self) -> dict[tuple[str, str], bytes]:
         """The committed meta records by (writer, key). Raises CorruptLedger."""
         self._settle_meta()

@@ -24,6 +24,7 @@ from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.names import check_name
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
 
 _MAGIC = b"SLLG"
 _VERSION = 1
+_OPEN_VERSION = 2
+"""An Open names the record below its witness since version 2; one of version 1 is still read."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _EXTENT = struct.Struct("<Iqq")
@@ -53,7 +56,7 @@ _FINAL = 1
 _HAS_META = 2
 _MOST_EXTENTS = MAX_KEY_GROUPS  # One for each partition, of which there are no more than key groups.
 _MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
-_OPENS = RecordCodec("open")
+_OPENS = RecordCodec("open", earlier=["open-1"])
 _BODIES = RecordCodec("commit")
 _LOSSES = RecordCodec("accept_loss")
 _MARKS = RecordCodec("mark")
@@ -84,7 +87,8 @@ class Open:
 
     `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
     writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences no one.
-    `witness` is the ledger position that the opener had folded: above the record's own offset it proves a lost tail.
+    `witness` is the place in the ledger up to which the opener had folded: above the record's own offset, or with
+    another record below it, it proves a lost tail.
     Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
     """
 
@@ -94,7 +98,7 @@ class Open:
     prior: int
     last: Checkpoint
     identity: LogIdentity
-    witness: int = 0
+    witness: Place = ORIGIN
 
     def __post_init__(self) -> None:
         check_name("writer", self.writer)
@@ -253,7 +257,7 @@ def encode(record: LedgerRecord) -> bytes:
     """The value of the Kafka record."""
     match record:
         case Open():
-            return _seal(_Kind.OPEN, _OPENS.encode(_open_to_datum(record)))
+            return _seal(_Kind.OPEN, _OPENS.encode(_open_to_datum(record)), _OPEN_VERSION)
         case Commit():
             return _seal(_Kind.COMMIT, _head_of(record) + record.body)
         case AcceptLoss():
@@ -275,7 +279,7 @@ def decode(value: bytes) -> LedgerRecord | None:
     _, version, kind, checksum = _PREFIX.unpack_from(value)
     if checksum != _checksum(version, kind, value[6:8] + value[_PREFIX.size :]):
         raise CorruptLedger("a ledger record's checksum differs", size_bytes=len(value))
-    if version != _VERSION or kind not in _DECODERS:
+    if not 1 <= version <= (_OPEN_VERSION if kind == _Kind.OPEN else _VERSION) or kind not in _DECODERS:
         raise UnknownFormat("a ledger record has an unknown version or kind", version=version, kind=kind)
     try:
         return _DECODERS[kind](value[_PREFIX.size :])
@@ -283,8 +287,8 @@ def decode(value: bytes) -> LedgerRecord | None:
         raise CorruptLedger(f"a ledger record does not decode: {error}", size_bytes=len(value)) from error
 
 
-def _seal(kind: _Kind, payload: bytes) -> bytes:
-    return _PREFIX.pack(_MAGIC, _VERSION, kind, _checksum(_VERSION, kind, b"\0\0" + payload)) + payload
+def _seal(kind: _Kind, payload: bytes, version: int = _VERSION) -> bytes:
+    return _PREFIX.pack(_MAGIC, version, kind, _checksum(version, kind, b"\0\0" + payload)) + payload
 
 
 def _checksum(version: int, kind: int, rest: bytes) -> int:
@@ -300,7 +304,9 @@ def _open_to_datum(record: Open) -> dict[str, object]:
         "last_id": record.last.id,
         "last_nonce": record.last.nonce,
         "identity": record.identity.to_datum(),
-        "witness": record.witness,
+        "witness": record.witness.position,
+        "witness_offset": record.witness.last_offset,
+        "witness_hash": record.witness.last_hash,
     }
 
 
@@ -315,7 +321,11 @@ def _decode_open(payload: bytes) -> Open:
         prior=cast("int", datum["prior"]),
         last=Checkpoint(cast("int", datum["last_id"]), cast("bytes", datum["last_nonce"])),
         identity=LogIdentity.from_datum(datum["identity"]),
-        witness=cast("int", datum["witness"]),
+        witness=Place.of_fields(
+            cast("int", datum["witness"]),
+            cast("int", datum.get("witness_offset", -1)),
+            cast("bytes", datum.get("witness_hash", b"")),
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from statelog.errors import CorruptManifest, Fact, Misuse
 from statelog.schemas.avro import Datum, FileCodec
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, manifest_number
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
@@ -89,6 +90,12 @@ class Manifest:
     def position(self) -> int:
         """The snapshot's identity: the next ledger offset to fold."""
         return self.state.position
+
+    @property
+    def place(self) -> Place:
+        """The position, and the last ledger record that the snapshot was built on."""
+        anchors = (one for one in self.anchors if one.topic == "ledger")
+        return Place(self.position, next((LastRecord(one.offset, one.hash) for one in anchors), None))
 
     @property
     def next_offsets(self) -> dict[int, int]:

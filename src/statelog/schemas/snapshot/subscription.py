@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 from statelog.errors import ConfigError, Corrupt, Misuse, ReaderInUse, SubscriptionEnded
 from statelog.schemas.avro import Datum, FileCodec, RecordCodec
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
 
@@ -38,7 +39,6 @@ __all__ = [
 FORMAT_VERSION = 1
 _FILE = FileCodec("subscription", version=FORMAT_VERSION, error=Corrupt)
 _STATE = RecordCodec("ledger_state")
-_NO_ANCHOR = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Subscription:
     position: int
     next_offsets: Mapping[int, int]
     state: LedgerState
-    anchor: tuple[int, int] | None
+    anchor: LastRecord | None
     created_s: float
     moved_s: float
     ended: str = ""
@@ -75,6 +75,11 @@ class Subscription:
             raise ConfigError("a subscription holds impossible values", reader=self.reader, number=self.number)
 
     @property
+    def place(self) -> Place:
+        """The position, and the ledger record below it."""
+        return Place(self.position, self.anchor)
+
+    @property
     def name(self) -> str:
         """What to call it where it holds something back."""
         return f"subscription {self.reader} of {self.holder}"
@@ -86,7 +91,6 @@ class Subscription:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        offset, digest = self.anchor or (_NO_ANCHOR, 0)
         return _FILE.encode(
             {
                 "reader": self.reader,
@@ -102,8 +106,8 @@ class Subscription:
                     for partition, offset in sorted(self.next_offsets.items())
                 ],
                 "state": _STATE.encode(self.state.to_datum()),
-                "anchor_offset": offset,
-                "anchor_hash": digest.to_bytes(8, "little"),
+                "anchor_offset": self.place.last_offset,
+                "anchor_hash": self.place.last_hash,
                 "created_s": self.created_s,
                 "moved_s": self.moved_s,
                 "ended": self.ended,
@@ -129,8 +133,8 @@ def _from_datum(datum: Datum) -> Subscription:
     if size != len(encoded):
         raise Corrupt(f"{len(encoded) - size} bytes follow its ledger state")
     offsets = cast("list[dict[str, int]]", datum["next_offsets"])
-    anchor_offset = cast("int", datum["anchor_offset"])
-    digest = int.from_bytes(cast("bytes", datum["anchor_hash"]), "little")
+    position, anchor_offset = cast("int", datum["position"]), cast("int", datum["anchor_offset"])
+    place = Place.of_fields(position, anchor_offset, cast("bytes", datum["anchor_hash"]))
     return Subscription(
         reader=cast("str", datum["reader"]),
         number=cast("int", datum["number"]),
@@ -139,10 +143,10 @@ def _from_datum(datum: Datum) -> Subscription:
         holder_id=cast("str", datum["holder_id"]),
         holder=cast("str", datum["holder"]),
         is_taken_up=cast("bool", datum["is_taken_up"]),
-        position=cast("int", datum["position"]),
+        position=position,
         next_offsets={row["partition"]: row["offset"] for row in offsets},
         state=LedgerState.from_datum(state),
-        anchor=None if anchor_offset < 0 else (anchor_offset, digest),
+        anchor=place.last,
         created_s=cast("float", datum["created_s"]),
         moved_s=cast("float", datum["moved_s"]),
         ended=cast("str", datum["ended"]),

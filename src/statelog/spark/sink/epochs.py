@@ -89,7 +89,7 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None, seams: Seam
         _epochs.drop(key)
         raise
     fold = epoch.ledger.fold
-    base, grant = fold.last_checkpoint(options.writer), replace(epoch.grant, witness=fold.position)
+    base, grant = fold.last_checkpoint(options.writer), replace(epoch.grant, witness=epoch.ledger.place)
     return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
 
 

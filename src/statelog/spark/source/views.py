@@ -14,6 +14,7 @@ from statelog.errors import NotFound
 from statelog.recovery.history.change_plan import CommitFacts, NamedCommit, commit_facts
 from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.history.reach import Reach
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.subscription import newest_files
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.log.log import Log
@@ -111,7 +112,7 @@ def _snapshots(log: Log, _: int) -> Iterator[pa.Table]:
 
 def _commits(log: Log, position: int) -> Iterator[pa.Table]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
-    reach = Reach(log, None, at_least=position)
+    reach = Reach(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
     with closing(CommitLedger(log, reach.base_for(start), start)) as ledger:
         while ledger.position < position:
@@ -135,7 +136,7 @@ def _commit(log: Log, one: NamedCommit) -> dict[str, object]:
 
 def _writers(log: Log, position: int) -> Iterator[pa.Table]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
-    reach = Reach(log, None, at_least=position)
+    reach = Reach(log, None, seen=[Place(position)])
     with closing(CommitLedger(log, reach.base_for(position), position)) as ledger:
         state = ledger.base.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}

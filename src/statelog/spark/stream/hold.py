@@ -15,7 +15,6 @@ from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription
-from statelog.storage.ledger_client import LastRecord
 from statelog.storage.log.log import Log
 
 __all__ = ["StreamHold"]
@@ -49,7 +48,7 @@ class StreamHold:
         check_holder(found, self.reading)
         if found is None or found.identity != self._log.descriptor.identity:
             return None
-        return LedgerBase(found.state, LastRecord(*found.anchor) if found.anchor else None)
+        return LedgerBase(found.state, found.place.last)
 
     def move(self, position: int, base: Callable[[], LedgerBase]) -> None:
         """Hold a committed position, if it is time to; `base` is the fold there. Raises SubscriptionEnded, ReaderInUse,

@@ -4,6 +4,7 @@ Invariants:
 - It carries the log's identity, so the offsets of a topic that was made anew, or of another log, are refused.
 - It carries where its reading began: Spark asks for the start again if it dies in the first micro-batch, and would get
   another one.
+- It carries the ledger record below its position: a ledger that lost it, and grew again, is another history.
 """
 
 from collections.abc import Mapping
@@ -12,47 +13,53 @@ from typing import cast
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 
 __all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
     """A place in the changes of a log.
 
-    `reading` is the id of the reading, made where it began. All commits below `position` were read. `awaits_state`: the
-    state at the position comes next, before any change. `is_reset`: what was read before does not count, because the
-    micro-batch that ends here begins with a reset marker and the state at `position`. `begin_position` and
-    `begin_awaits_state` are the place where the reading began.
+    `reading` is the id of the reading, made where it began. All commits below `place` were read. `awaits_state`: the
+    state there comes next, before any change. `is_reset`: what was read before does not count, because the micro-batch
+    that ends here begins with a reset marker and the state at `place`. `begin_place` and `begin_awaits_state` say where
+    the reading began.
     """
 
     identity: LogIdentity
     reading: str
-    position: int
+    place: Place
     awaits_state: bool
     is_reset: bool
-    begin_position: int
+    begin_place: Place
     begin_awaits_state: bool
 
     @classmethod
-    def initial(cls, identity: LogIdentity, reading: str, position: int, *, awaits_state: bool) -> "StreamOffset":
-        """The place where a reading begins."""
+    def initial(cls, identity: LogIdentity, reading: str, place: Place, *, awaits_state: bool) -> "StreamOffset":
+        """Where a reading begins."""
         return cls(
             identity=identity,
             reading=reading,
-            position=position,
+            place=place,
             awaits_state=awaits_state,
             is_reset=False,
-            begin_position=position,
+            begin_place=place,
             begin_awaits_state=awaits_state,
         )
 
     @property
+    def position(self) -> int:
+        """The ledger position of the place."""
+        return self.place.position
+
+    @property
     def begin(self) -> "StreamOffset":
-        """The place where the reading began."""
-        return self.initial(self.identity, self.reading, self.begin_position, awaits_state=self.begin_awaits_state)
+        """Where the reading began."""
+        return self.initial(self.identity, self.reading, self.begin_place, awaits_state=self.begin_awaits_state)
 
     def to_json(self) -> dict[str, object]:
         """As Spark keeps it."""
@@ -62,10 +69,10 @@ class StreamOffset:
             "dataTopicId": self.identity.data_topic_id,
             "ledgerTopicId": self.identity.ledger_topic_id,
             "reading": self.reading,
-            "position": self.position,
+            "place": self.place.to_json(),
             "awaitsState": self.awaits_state,
             "isReset": self.is_reset,
-            "beginPosition": self.begin_position,
+            "beginPlace": self.begin_place.to_json(),
             "beginAwaitsState": self.begin_awaits_state,
         }
 
@@ -77,7 +84,7 @@ class StreamOffset:
             raise Corrupt("the offset in the query's checkpoint is none of statelog's", keys=", ".join(sorted(found)))
         if version > FORMAT_VERSION:
             raise UnknownFormat("the query's checkpoint is of a newer statelog", found=version, known=FORMAT_VERSION)
-        offset = _checked(found)
+        offset = _checked(_of_2(found) if version == 1 else found)
         if offset.identity != identity:
             raise IdentityChanged(
                 "the query's checkpoint was made with another log, or with topics that this one had before",
@@ -93,22 +100,25 @@ _FIELDS: Mapping[str, type] = {
     "dataTopicId": str,
     "ledgerTopicId": str,
     "reading": str,
-    "position": int,
+    "place": list,
     "awaitsState": bool,
     "isReset": bool,
-    "beginPosition": int,
+    "beginPlace": list,
     "beginAwaitsState": bool,
 }
+
+
+def _of_2(found: Mapping[str, object]) -> Mapping[str, object]:
+    """An offset of version 1, which has positions without the record below them, in the words of version 2."""
+    renamed = {"position": "place", "beginPosition": "beginPlace"}
+    return {renamed.get(name, name): [value] if name in renamed else value for name, value in found.items()}
 
 
 def _checked(found: Mapping[str, object]) -> StreamOffset:
     wrong = [name for name, kind in _FIELDS.items() if type(found.get(name)) is not kind]
     unknown = sorted(found.keys() - _FIELDS.keys() - {"version"})
-    negative = [name for name in ("position", "beginPosition") if not wrong and cast("int", found[name]) < 0]
-    if wrong or unknown or negative:
-        raise Corrupt(
-            "the offset in the query's checkpoint is damaged", fields=", ".join([*wrong, *unknown, *negative])
-        )
+    if wrong or unknown:
+        raise Corrupt("the offset in the query's checkpoint is damaged", fields=", ".join([*wrong, *unknown]))
     identity = LogIdentity(
         cluster_id=cast("str", found["clusterId"]),
         data_topic_id=cast("str", found["dataTopicId"]),
@@ -117,10 +127,10 @@ def _checked(found: Mapping[str, object]) -> StreamOffset:
     return StreamOffset(
         identity=identity,
         reading=cast("str", found["reading"]),
-        position=cast("int", found["position"]),
+        place=Place.from_json(found["place"]),
         awaits_state=cast("bool", found["awaitsState"]),
         is_reset=cast("bool", found["isReset"]),
-        begin_position=cast("int", found["beginPosition"]),
+        begin_place=Place.from_json(found["beginPlace"]),
         begin_awaits_state=cast("bool", found["beginAwaitsState"]),
     )
 

@@ -23,6 +23,7 @@ from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.reading.sources import newer_values
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.ledger.place import ORIGIN
 from statelog.seams import REAL, Seams
 from statelog.spark.options.stream import Beginning, OnTruncation, StreamOptions
 from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
@@ -67,15 +68,16 @@ class StreamPlanner(Closing):
         match self._options.start:
             case Beginning.SNAPSHOT:
                 newest = self._log.manifests.newest()
-                position = newest.manifest.position if newest else 0
-                return StreamOffset.initial(identity, reading, position, awaits_state=newest is not None)
+                place = newest.manifest.place if newest else ORIGIN
+                return StreamOffset.initial(identity, reading, place, awaits_state=newest is not None)
             case Beginning.LATEST:
                 position = self._log.ledger.end(at_least=self._log.position)
             case Beginning.EARLIEST:
                 position = Reach(self._log, self._groups).oldest_position
             case bound:
                 position = Reach(self._log, self._groups).resolve(bound)
-        return StreamOffset.initial(identity, reading, position, awaits_state=False)
+        place = self._log.ledger.place_at(position)
+        return StreamOffset.initial(identity, reading, place, awaits_state=False)
 
     def end_of(self, start: StreamOffset, limit: Limit = NO_LIMIT, *, until: int | None = None) -> StreamOffset:
         """Where the micro-batch behind `start` ends; `start` itself if there is nothing. `start` is committed: what is
@@ -97,7 +99,7 @@ class StreamPlanner(Closing):
             target, lambda: limit is not NO_LIMIT and admitted(window.commits, limit) < len(window.commits)
         )
         taken = admitted(window.commits, limit)
-        found = replace(start, position=window.commits[taken - 1].position, is_reset=False) if taken else start
+        found = replace(start, place=window.commits[taken - 1].place, is_reset=False) if taken else start
         self._known = (end_position, found.position)
         return found
 
@@ -122,7 +124,7 @@ class StreamPlanner(Closing):
                 key_groups=self._groups,
                 value_schema_id=value_schema_id,
                 base=window.base,
-                at_least=end.position,
+                seen=[first.place, end.place],
             )
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             raise _gone(f"the micro-batch up to position {end.position}, which the query has begun", error) from error
@@ -159,9 +161,9 @@ class StreamPlanner(Closing):
         if self._window is not None:
             self._window.close()
             self._window = None
-        reach = Reach(self._log, self._groups, self._held(offset).kept_base(), at_least=offset.position)
+        reach = Reach(self._log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
         base = reach.base_for(offset.position)
-        self._window = CommitWindow(self._log, base, offset.position, self._groups)
+        self._window = CommitWindow(self._log, base, offset.place, self._groups)
         return self._window
 
     def _begin_anew(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
@@ -169,9 +171,9 @@ class StreamPlanner(Closing):
         newest = self._log.manifests.newest()
         if self._options.on_truncation is OnTruncation.FAIL or newest is None:
             raise _gone(f"position {start.position}, where the query goes on", error) from error
-        position = newest.manifest.position
-        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, position, error)
-        anew = StreamOffset.initial(start.identity, self._seams.new_id(), position, awaits_state=False)
+        place = newest.manifest.place
+        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
+        anew = StreamOffset.initial(start.identity, self._seams.new_id(), place, awaits_state=False)
         return replace(anew, is_reset=True)
 
     def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:

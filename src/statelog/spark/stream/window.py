@@ -14,6 +14,7 @@ from statelog.closing import Closing
 from statelog.recovery.history.change_plan import CommitFacts, commit_facts
 from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.planning.recovery_plan import partitions_of
+from statelog.schemas.ledger.place import Place
 from statelog.storage.log.log import Log
 
 __all__ = ["CommitWindow"]
@@ -22,19 +23,20 @@ _STEP_BYTES = 4 << 20
 
 
 class CommitWindow(Closing):
-    """The commits from `start_position` on, of which `key_groups` count (None: all). Belongs to one thread.
+    """The commits from `start` on, of which `key_groups` count (None: all). Belongs to one thread.
 
-    `base` lies at or below the start; None is the ledger's first record. Raises OffsetGone if it is truncated.
+    `base` lies at or below the start; None is the ledger's first record. Raises OffsetGone if it is truncated,
+    AnchorMismatch if the record below the start is another one now.
     """
 
     def __init__(
-        self, log: Log, base: LedgerBase | None, start_position: int, key_groups: Iterable[int] | None = None
+        self, log: Log, base: LedgerBase | None, start: Place, key_groups: Iterable[int] | None = None
     ) -> None:
         self._log = log
         groups = None if key_groups is None else frozenset(key_groups)
         self._partitions = partitions_of(groups, log.descriptor)
-        self._ledger = CommitLedger(log, base, start_position)
-        self._start = start_position
+        self._ledger = CommitLedger(log, base, start.position, seen=[start])
+        self._start = start.position
         self.base = self._ledger.base
         self.commits: deque[CommitFacts] = deque()
 

@@ -7,16 +7,18 @@ Invariants:
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import Kafka
-from statelog.storage.ledger_client import LastRecord, LedgerClient
+from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient
 from statelog.storage.log.topics import identify
 from statelog.storage.store import Store
 
@@ -53,6 +55,18 @@ class Ledger:
                 return end
             time.sleep(_ASK_AGAIN_S)
 
+    def place_at(self, position: int) -> Place:
+        """A position that the ledger reaches, with the record below it, if that is still there. Raises as `end`."""
+        if position == 0:
+            return ORIGIN
+        with closing(self.kafka.reader(self.topic)) as reader:
+            wanted = {0: OffsetRange(position - 1, position)}
+            try:
+                found = next(reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S), None)
+            except OffsetGone:
+                return Place(position)
+        return Place(position, found and LastRecord.of(found.offset, found.value))
+
     def client(
         self,
         base: Manifest | None = None,
@@ -73,7 +87,7 @@ class Ledger:
             self.topic,
             self.descriptor.identity,
             base.state if base else None,
-            last=LastRecord.below(base) if base else None,
+            last=base.place.last if base else None,
             fold=fold,
             rebase=rebase,
             verify=self.verify_identity,
@@ -90,7 +104,7 @@ class Ledger:
         None before the first manifest.
         """
         newest = self.newest_manifest()
-        return (newest.state, LastRecord.below(newest)) if newest else None
+        return (newest.state, newest.place.last) if newest else None
 
     def verify_identity(self) -> None:
         """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.

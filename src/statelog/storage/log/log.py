@@ -20,6 +20,7 @@ from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
@@ -28,6 +29,7 @@ from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, WRITING, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.ledger import Ledger
@@ -37,6 +39,7 @@ from statelog.storage.log.settings import check_log_counts
 from statelog.storage.log.spare import Spare
 from statelog.storage.log.topics import check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
+from statelog.storage.log.witnesses import Witnesses, check_ledger
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
 from statelog.storage.value_schemas import ValueSchemas
@@ -83,7 +86,9 @@ class Log(Closing):
         """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
         self.spare = Spare(self._writing_producer)
         """A producer made ahead of an Open, for who keeps one."""
-        self._position = 0
+        self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
+        """What the writers of chunks have seen of the ledger."""
+        self._place = ORIGIN
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -251,19 +256,41 @@ class Log(Closing):
     @property
     def position(self) -> int:
         """The highest ledger position that was opened at, acknowledged or read through this object."""
-        return self._position
+        return self._place.position
 
-    def saw(self, position: int) -> None:
-        """Note a position: nothing that is read through this object from now on may end below it."""
-        self._position = max(self._position, position)
+    @property
+    def place(self) -> Place:
+        """That position with the record below it, as far as it is known: for `recover(at_least=)` elsewhere."""
+        return self._place
+
+    def saw(self, place: Place) -> None:
+        """Note a place: nothing that is read through this object from now on may end below it, or hold another record
+        there.
+        """
+        self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
+
+    def checked_ledger(self) -> LedgerClient:
+        """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller
+        closes it. Raises Damaged, Unavailable.
+        """
+        client = self.ledger.newest_client()
+        try:
+            client.fold_end()
+            check_ledger(self, client)
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     def barrier(self) -> int:
         """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
         was told before the call: a linearizable read. Needs the right to write the ledger.
 
-        Raises ConfigError without that right, OutcomeUnknown, Unavailable.
+        Nothing is appended to a ledger that lost records: it would stand where they did. Raises ConfigError without
+        that right, OutcomeUnknown, Damaged, Unavailable.
         """
         self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
+        self.checked_ledger().close()
         producer = self.kafka.producer()
         try:
             return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
@@ -281,9 +308,7 @@ class Log(Closing):
         After a writer opened, those of the writers that it replaced are final: this is where a job that was rescaled
         finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
-        with closing(self.ledger.newest_client()) as client:
-            client.fold_end()
-            self.saw(client.fold.position)
+        with closing(self.checked_ledger()) as client:
             return client.fold.freeze().commits
 
     def describe(self) -> LogDescription:
@@ -291,6 +316,7 @@ class Log(Closing):
         manifest = self._newest_manifest()
         with closing(self.ledger.client(manifest)) as client:
             client.fold_end()
+            check_ledger(self, client)
             return LogDescription(
                 descriptor=self.descriptor,
                 url=self.store.url,

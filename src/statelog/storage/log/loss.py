@@ -11,16 +11,17 @@ Invariants:
 """
 
 from collections.abc import Collection
+from contextlib import closing, suppress
 
 from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
-from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, Restart, check_committed, encode
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import LEDGER_WRITING
 from statelog.storage.ledger_client import append_record
-from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import furthest_witness
 from statelog.storage.store import Store
 
 __all__ = ["accept_data_loss", "accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
@@ -37,7 +38,8 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     if not ranges:
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
-    check_committed(ranges, _fold(log).committed_positions)
+    with closing(log.checked_ledger()) as ledger:
+        check_committed(ranges, ledger.fold.committed_positions)
     producer = log.kafka.producer()
     try:
         record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
@@ -60,17 +62,19 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
     reach = newest.position if newest else 0
-    witness = newest_witness(log)
+    witness = _witness(log)
     end = log.ledger.end(at_least=max(reach, witness, 1))
     is_replaced = end < reach or _is_other(log)
-    if not is_replaced and end >= max(witness, 1) and not _is_torn(log):
+    if not is_replaced and end >= 1 and not _is_torn(log):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
     if newest is not None and is_replaced:
         check_runs(log.store, newest)
     record = Restart(
         digest=log.descriptor.digest, position=reach if is_replaced else 0, reason=reason, operator=operator
     )
-    return append_restarts(log, record, max(record.position, witness - 1, end))
+    last = append_restarts(log, record, max(record.position, witness - 1, end))
+    log.saw(Place(last + 1, LastRecord.of(last, encode(record))))
+    return last
 
 
 def check_acceptance(reason: str, operator: str) -> None:
@@ -79,10 +83,19 @@ def check_acceptance(reason: str, operator: str) -> None:
         raise ConfigError("accepting a loss needs a reason and an operator")
 
 
+def _witness(log: Log) -> int:
+    """The furthest that this process, or the writer of a chunk, has seen of the ledger."""
+    with closing(log.ledger.newest_client()) as ledger:
+        with suppress(DataLoss):  # That is why we are here: what it has folded by then tells what is committed.
+            ledger.fold_end()
+        return max(log.position, furthest_witness(log, ledger.fold))
+
+
 def _is_other(log: Log) -> bool:
     """Whether the newest snapshot stands on other records than the ledger has now."""
     try:
-        _fold(log)
+        with closing(log.ledger.newest_client()) as ledger:
+            ledger.fold_end()
     except AnchorMismatch:
         return True
     except DataLoss:
@@ -91,21 +104,12 @@ def _is_other(log: Log) -> bool:
 
 
 def _is_torn(log: Log) -> bool:
-    """Whether the ledger itself tells that it lost records."""
+    """Whether the ledger, or who has seen it, tells that it lost records."""
     try:
-        _fold(log)
-    except BeyondEnd:
+        log.checked_ledger().close()
+    except (AnchorMismatch, BeyondEnd):
         return True
     return False
-
-
-def _fold(log: Log) -> LedgerFold:
-    ledger = log.ledger.newest_client()
-    try:
-        ledger.fold_end()
-        return ledger.fold
-    finally:
-        ledger.close()
 
 
 def check_runs(store: Store, manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ import xxhash
 
 from statelog.errors import ConfigError, Damaged, IdentityChanged, NotFound, UnsafeTopic
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.records import VOID_VALUE, Restart, encode
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, restart_manifest
@@ -29,13 +30,13 @@ from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import WRITING
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S
-from statelog.storage.log.anchors import newest_witness
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts, check_acceptance, check_runs
 from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
+from statelog.storage.log.witnesses import furthest_witness
 from statelog.storage.manifest_chain import ManifestChain, StoredManifest
 from statelog.storage.store import Store
 
@@ -171,7 +172,8 @@ class _Acceptance:
         log.verify(WRITING)
         is_kept = data.topic_id == base.identity.data_topic_id
         anchors = [one for one in base.anchors if one.topic == "data"] if is_kept else self._fill(base.next_offsets)
-        witness = newest_witness(Log(before, self.client, self.store)) if is_kept else 0
+        fold = LedgerFold(base.identity, base.state)
+        witness = furthest_witness(Log(before, self.client, self.store), fold) if is_kept else 0
         # No reader of the old ledger passes this: what it began with, or read last, lies above 0 or is another record.
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
         last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))

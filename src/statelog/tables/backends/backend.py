@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from statelog.storage.ledger_client import LastRecord
+from statelog.schemas.ledger import place as ledger
+from statelog.schemas.ledger.place import LastRecord
 
 __all__ = ["Backend", "BackendKind", "Place"]
 
@@ -43,6 +44,11 @@ class Place:
     position: int
     last: LastRecord | None = None
     losses: int = 0
+
+    @property
+    def in_ledger(self) -> ledger.Place:
+        """The place in the ledger alone."""
+        return ledger.Place(self.position, self.last)
 
 
 class Backend(Protocol):

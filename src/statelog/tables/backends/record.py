@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from statelog.errors import Corrupt
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.ledger_client import LastRecord
 from statelog.tables.backends.backend import Place
 
 __all__ = [

@@ -20,7 +20,8 @@ from pathlib import Path
 from statelog.errors import Corrupt, NotFound, OffsetGone
 from statelog.recovery import AtPosition, Host, newest_changes, plan_changes, recover
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
-from statelog.storage import LastRecord, Log
+from statelog.schemas.ledger.place import LastRecord
+from statelog.storage import Log
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.tables.backends.backend import Place
@@ -148,7 +149,6 @@ class LocalOpening:
     def _up_to_date(self, backend: RocksdbBackend) -> Opening | None:
         """Read what was committed behind its place; None, and the backend closed, if the log holds it no more."""
         start, rows = backend.place.position, 0
-        at_least = self._place.position
         try:
             plan = plan_changes(
                 self._log,
@@ -156,7 +156,7 @@ class LocalOpening:
                 self._until,
                 key_groups=self._keys.owned,
                 value_schema_id=self._values.schema.id,
-                at_least=at_least,
+                seen=[self._place.in_ledger],
             )
             if not plan.is_empty:
                 with closing(newest_changes(self._log, plan, settings=self._recovery, host=self._host)) as tables:
@@ -172,7 +172,7 @@ class LocalOpening:
         except BaseException:
             backend.close()
             raise
-        return Opening(position=at_least, from_position=start, rows_read=rows)
+        return Opening(position=self._place.position, from_position=start, rows_read=rows)
 
     # ---- anew
 
@@ -182,7 +182,7 @@ class LocalOpening:
             self._log,
             key_groups=self._keys.owned,
             at=self._until,
-            at_least=self._place.position,
+            at_least=self._place.in_ledger,
             progress=lambda _: self._beat(),
             settings=self._recovery,
             host=self._host,

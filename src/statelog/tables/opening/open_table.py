@@ -155,6 +155,6 @@ def _recovered(
         if remote is not None:
             return remote, Opening(position=writer.position)
     chosen = replace(settings.recovery, value_schema_id=values.schema.id)
-    with recover(log, key_groups=keys.owned, at_least=writer.position, settings=chosen, host=host) as recovery:
+    with recover(log, key_groups=keys.owned, at_least=writer.place, settings=chosen, host=host) as recovery:
         backend = MemoryBackend.recovered(recovery, keys, values)
     return backend, Opening(position=writer.position)

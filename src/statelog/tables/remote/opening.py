@@ -66,7 +66,7 @@ class RemoteOpening:
 
         `make` makes an empty part over a snapshot, `discard` lets go of one that will not be used. Raises as `recover`.
         """
-        planner = Planner(self.log, None, self.keys.owned, at_least=self.writer.position)
+        planner = Planner(self.log, None, self.keys.owned, seen=[self.writer.place])
         held = HeldPlan(self.log, planner, self.recovery, self.host, self.keys.owned)
         with ExitStack() as planned:
             planned.callback(held.release)
