@@ -56,7 +56,7 @@ def plan_changes(
     for attempt in range(_ATTEMPTS):
         reach = Reach(log, wanted, base, seen=seen)
         try:
-            return _plan(log, reach, start, end, wanted, value_schema_id, seen)
+            return _plan(log, reach, start, end, wanted, value_schema_id)
         except (NotFound, OffsetGone):
             if start is not None or attempt == _ATTEMPTS - 1:
                 raise
@@ -97,7 +97,6 @@ def _plan(
     end: Bound | None,
     key_groups: frozenset[int] | None,
     value_schema_id: int | None,
-    seen: Collection[Place],
 ) -> ChangePlan:
     end_position = reach.end_position if end is None else reach.resolve(end)
     start_position = reach.oldest_position if start is None else reach.resolve(start)
@@ -115,7 +114,7 @@ def _plan(
             commits = ledger.read_to(end_position)
             state = ledger.base.state
             accepted = ledger.accepted_by(reach.end_position)
-            ledger.check(seen)
+            ledger.check(reach.seen)
     except OffsetGone as error:
         raise reach.not_held(f"changes from position {start_position} on") from error
     # Asked for behind the last commit: a schema is stored before the first chunk that needs it.

@@ -47,6 +47,11 @@ class Reach:
         self._ledger_start = log.kafka.offsets(log.ledger_topic, [0])[0].start
 
     @property
+    def seen(self) -> list[Place]:
+        """What the ledger is compared with."""
+        return self._planner.seen(self.manifests)
+
+    @property
     def oldest_position(self) -> int:
         """The lowest position from which changes can be read."""
         if self._reaches_back(LedgerBase.first()):

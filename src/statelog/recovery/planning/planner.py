@@ -12,6 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from statelog.errors import (
     BeyondEnd,
@@ -81,7 +82,7 @@ class Planner:
         target = self._take_target(manifests, end)
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
-            plan = self._plan_from(base, target, end)
+            plan = self._plan_from(base, target, end, self.seen(manifests))
             check_reach(plan, log_offsets(log, plan), log.name)
         except OffsetGone as error:
             raise self._out_of_reach(error, base, manifests, end) from error
@@ -137,6 +138,10 @@ class Planner:
             hint="Check the position: if it came from a commit, an old leader may have answered; try again. If it"
             " stays so, the ledger lost its tail",
         )
+
+    def seen(self, manifests: Iterable[Manifest]) -> list[Place]:
+        """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
+        return [*self._seen, *(manifest.place for manifest in islice(manifests, 1))]
 
     def find(self, at: AtCheckpoint, manifests: Iterable[Manifest], end: int) -> int | None:
         """The position right after a checkpoint's commit, searched backwards from `end`; None if it is nowhere."""
@@ -228,13 +233,13 @@ class Planner:
 
     # ---- plan
 
-    def _plan_from(self, base: Manifest | None, target: int, end: int) -> RecoveryPlan:
-        state, commits, last = self._read_ledger(base, target, end)
+    def _plan_from(self, base: Manifest | None, target: int, end: int, seen: Collection[Place]) -> RecoveryPlan:
+        state, commits, last = self._read_ledger(base, target, end, seen)
         bodies = (valid.commit.read_body() for valid in commits)
         return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
 
     def _read_ledger(
-        self, base: Manifest | None, target: int, end: int
+        self, base: Manifest | None, target: int, end: int, seen: Collection[Place]
     ) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
         """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
         ledger = self.log.ledger.client(base)
@@ -242,7 +247,7 @@ class Planner:
             commits = ledger.read_to(target)
             found = ledger.fold.freeze(), commits, ledger.last
             ledger.fold_to(end)
-            check_ledger(self.log, ledger, places=self._seen)
+            check_ledger(self.log, ledger, places=seen)
             return found
         finally:
             ledger.close()

@@ -74,6 +74,9 @@ class Log(Closing):
         print(log.position, log.describe().manifests)
     """
 
+    patience_s: float = 10.0
+    """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
     ) -> None:
@@ -82,8 +85,6 @@ class Log(Closing):
         self.store = store
         self.manifests = ManifestChain(store, descriptor)
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
-        self.patience_s = 10.0
-        """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
         self.spare = Spare(self._writing_producer)
         """A producer made ahead of an Open, for who keeps one."""
         self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)

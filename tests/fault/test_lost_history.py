@@ -1,0 +1,57 @@
+"""The matrix: whatever brokers lost, however they grew again, and whatever snapshot there is, every way in is loud or
+right; or it is on the list of docs/protocol-losses.md of what Kafka cannot show.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.storage import Log
+from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.worlds.lost_history import CASES, DOORS, Case, Loss, Verdict, World, verdict
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's first answer is believed."""
+    monkeypatch.setattr(Log, "patience_s", 0.0)
+
+
+class Twins:
+    """A world on twins."""
+
+    def __init__(self, case: Case, scratch: Path) -> None:
+        self.log: TwinRig = twin_rig("log")
+        self.table: TwinRig = twin_rig("table", cluster=self.log.cluster, disk=self.log.disk)
+        self.world = World(case, self.log, self.table, scratch)
+        self.world.write_first()
+        ends = {topic: self._end(*topic) for topic in self._topics()}
+        self.world.write_on()
+        for topic, end in ends.items():
+            self._lose(case.loss, *topic, end)
+        self.world.regrow()
+
+    def _topics(self) -> list[tuple[str, int]]:
+        return [(f"{name}{suffix}", p) for name in ("log", "table") for suffix, p in (("", 0), ("", 1), (".ledger", 0))]
+
+    def _end(self, topic: str, partition: int) -> int:
+        return self.log.cluster.available(topic, partition).end
+
+    def _lose(self, loss: Loss, topic: str, partition: int, end: int) -> None:
+        is_data = not topic.endswith(".ledger")
+        if loss is Loss.TAIL and is_data:
+            return
+        if loss is Loss.POWER and is_data:
+            end = max(end, self._end(topic, partition) - 1)
+        self.log.cluster.lose_tail(topic, partition, end)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_every_way_in_is_loud_or_right(case: Case, tmp_path: Path) -> None:
+    """On twins. Where Kafka shows nothing, those who remember are loud all the same."""
+    world = Twins(case, tmp_path).world
+    found = {name: verdict(world, door) for name, door in DOORS.items()}
+    silent = {name for name, one in found.items() if one is Verdict.SILENT}
+    listed = {name for name, door in DOORS.items() if not door.remembers} if case.hides_from_strangers else set()
+    assert silent <= listed, found
+    assert silent == listed - {"recover an early state"}, found

@@ -1,0 +1,388 @@
+"""Worlds whose brokers lost what they had acknowledged, in each way and grown again in each way, and every way in.
+
+A world has two logs: `log`, which writers write, and `table`, whose owner keeps a directory. Both get three commits,
+the moment to which the brokers go back, and three commits more. What somebody kept by then is `Memory`. A way in is a
+`Door`: it ends in an error of Damaged, or says what it found, which is right or silent.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import statelog
+from statelog.errors import Damaged
+from statelog.materializer import run_round
+from statelog.producer import Coordinator, Writer
+from statelog.recovery import AtPosition, Cursor, newest_changes, plan_changes, recover
+from statelog.schemas import KeyType, Place, key_group_of
+from statelog.schemas.changes.changes import apply_to_dict
+from statelog.schemas.keys.key_groups import partition_of
+from statelog.schemas.ledger.place import ORIGIN
+from statelog.spark.options.stream import StreamOptions, stream_options
+from statelog.spark.stream.offset import StreamOffset
+from statelog.spark.stream.planner import StreamPlanner
+from statelog.storage import Log
+from statelog.storage.log.bulk import append_all
+from statelog.tables import Table
+from tests.support.rigs.log import UNSAFE, LogRig, settings_for
+
+__all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "verdict"]
+
+_EACH = 3
+_LAST = 2 * _EACH
+_MORE = 12
+"""So many records let a ledger grow beyond where it had been."""
+_PARTITIONS, _KEY_GROUPS = 2, 8
+
+
+class Loss(StrEnum):
+    """What the brokers lost."""
+
+    BACKUP = "ledger and data put back"
+    TAIL = "ledger tail cut"
+    POWER = "power loss of one copy"
+
+
+class Regrowth(StrEnum):
+    """What came before anybody looked."""
+
+    QUIET = "quiet"
+    SAME = "the same writer"
+    OTHER = "another partition's writer"
+    JUNK = "junk"
+    BARRIER = "a barrier"
+
+
+class Snapshot(StrEnum):
+    """The newest snapshot, beside the moment that the brokers went back to."""
+
+    OLDER = "older"
+    NEWER = "newer"
+    NONE = "none"
+
+
+class Verdict(StrEnum):
+    """What a way in did."""
+
+    LOUD = "loud"
+    RIGHT = "right"
+    SILENT = "silent"
+
+
+class Case(NamedTuple):
+    """One world."""
+
+    loss: Loss
+    regrowth: Regrowth
+    snapshot: Snapshot
+
+    @property
+    def name(self) -> str:
+        """For topics and tests."""
+        return "-".join(word.name.lower() for word in self)
+
+    @property
+    def hides_from_strangers(self) -> bool:
+        """Whether Kafka and the store look as if the lost commits had never been: docs/protocol-losses.md."""
+        return self.loss is Loss.BACKUP and self.snapshot is not Snapshot.NEWER
+
+
+CASES = [Case(*one) for one in product(Loss, Regrowth, Snapshot)]
+
+
+@dataclass(slots=True)
+class Memory:
+    """What somebody kept when all six commits were there."""
+
+    cursor: str = ""
+    offsets: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    place: Place = ORIGIN
+    early: int = 0
+
+
+@dataclass(slots=True)
+class World:
+    """Two logs of one case: one of writers, one of a table. `scratch` is a directory of the world's own."""
+
+    case: Case
+    log: LogRig
+    table: LogRig
+    scratch: Path
+    memory: Memory = field(default_factory=Memory)
+
+    # ---- before
+
+    def write_first(self) -> None:
+        """Up to the moment that the brokers go back to."""
+        for rig in (self.log, self.table):
+            rig.create(partitions=_PARTITIONS, key_groups=_KEY_GROUPS).close()
+        self._write(1)
+        if self.case.snapshot is Snapshot.OLDER:
+            self._roll_up()
+
+    def write_on(self) -> None:
+        """What will be lost, and what others keep of it."""
+        with self.open() as log:
+            self.memory.early = log.commits()["a"].offset + 1
+        self._write(1 + _EACH)
+        if self.case.snapshot is Snapshot.NEWER:
+            self._roll_up()
+        with self.open() as log:
+            self.memory.cursor = recover(log).stream().apply(lambda _: None).to_json()
+            self.memory.place = log.place
+            for reader in ("", "reader"):
+                self.memory.offsets[reader] = _read_on(log, _stream(reader))
+
+    def _write(self, first: int) -> None:
+        numbers = range(first, first + _EACH)
+        with self.open() as log, Writer(log, "a", partitions=[0]) as writer:
+            for number in numbers:
+                writer.put(_key(0, number), b"%d" % number)
+                writer.commit(number)
+        with self.own(self.directory) as table:
+            for number in numbers:
+                table[_key(0, number)] = b"%d" % number
+                table.commit({"offset": number})
+
+    def _roll_up(self) -> None:
+        for rig in (self.log, self.table):
+            with rig.open() as log:
+                run_round(log, settings_for(self.scratch))
+
+    # ---- after
+
+    def regrow(self) -> None:
+        """What comes first once the brokers are back. Who is refused writes nothing."""
+        match self.case.regrowth:
+            case Regrowth.QUIET:
+                pass
+            case Regrowth.SAME:
+                self._go_on("a", 0)
+                with suppress(Damaged), self.own(None) as table:
+                    for number in range(_MORE):
+                        table[_key(0, number)] = b"other"
+                        table.commit({"offset": number})
+            case Regrowth.OTHER:
+                self._go_on("b", 1)
+            case Regrowth.JUNK:
+                self._scatter()
+            case Regrowth.BARRIER:
+                for rig in (self.log, self.table):
+                    with _impatient(rig) as log, suppress(Damaged):
+                        for _ in range(_MORE):
+                            log.barrier()
+
+    def _go_on(self, name: str, partition: int) -> None:
+        for rig in (self.log, self.table):
+            with _impatient(rig) as log, suppress(Damaged), Writer(log, name, partitions=[partition]) as writer:
+                for number in range(_MORE):
+                    writer.put(_key(partition, number), b"other")
+                    writer.commit()
+
+    def _scatter(self) -> None:
+        """A stranger's records at the end of every partition."""
+        for rig in (self.log, self.table):
+            with rig.open() as log, closing(log.kafka.producer()) as producer:
+                append_all(producer, log.ledger_topic, 0, b"junk", _MORE)
+                for partition in range(_PARTITIONS):
+                    append_all(producer, log.data_topic, partition, b"junk", 3)
+
+    # ---- for the doors
+
+    @property
+    def directory(self) -> Path:
+        """Where the table keeps its state."""
+        return self.scratch / "directory"
+
+    def open(self) -> Log:
+        """The log of the writers, as a new process opens it."""
+        return _impatient(self.log)
+
+    def own(self, directory: Path | None) -> Table[Any, Any]:
+        """The table, by its owner: on the directory that it keeps, or anew in memory."""
+        kind = {"backend": "rocksdb", "directory": directory} if directory else {}
+        where = {"kafka": self.table.kafka(), "root": self.table.store(), "allow_unsafe": UNSAFE}
+        return statelog.table(self.table.name, own_partitions=[0], **where, **kind)
+
+
+def _impatient(rig: LogRig) -> Log:
+    log = rig.open()
+    log.patience_s = 0.0
+    return log
+
+
+def _key(partition: int, number: int) -> bytes:
+    """The key of this number in a partition."""
+    keys = (b"key-%d" % i for i in range(1_000))
+    groups = ((key, key_group_of(key, KeyType.BYTES, _KEY_GROUPS)) for key in keys)
+    own = [key for key, group in groups if partition_of(group, _PARTITIONS, _KEY_GROUPS) == partition]
+    return own[number]
+
+
+def state_at(commits: int) -> dict[bytes, bytes]:
+    """What so many commits leave, in either log."""
+    return {_key(0, number): b"%d" % number for number in range(1, commits + 1)}
+
+
+def _stream(reader: str) -> StreamOptions:
+    where = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPosition": "earliest"}
+    return stream_options(where | ({"readerId": reader} if reader else {}))
+
+
+def _read_on(log: Log, options: StreamOptions) -> dict[str, Any]:
+    """What a query keeps in its checkpoint once it has read all."""
+    with closing(StreamPlanner(log, options)) as planner:
+        begin = planner.begin()
+        end = planner.end_of(begin)
+        planner.plan(begin, end, 0)
+        planner.end_of(end)
+        return end.to_json()
+
+
+# ---- the ways in: each says what it found of the six commits
+
+
+def _recover(world: World) -> object:
+    with world.open() as log:
+        return recover(log).to_dict()
+
+
+def _recover_early(world: World) -> object:
+    """A state from before what was lost: right if it is that."""
+    with world.open() as log:
+        found = recover(log, at=AtPosition(world.memory.early)).to_dict()
+    return state_at(_LAST) if found == state_at(_EACH) else found
+
+
+def _recover_behind_a_barrier(world: World) -> object:
+    with world.open() as log:
+        return recover(log, barrier=True).to_dict()
+
+
+def _recover_at_least(world: World) -> object:
+    with world.open() as log:
+        return recover(log, at_least=world.memory.place).to_dict()
+
+
+def _resume(world: World) -> object:
+    with world.open() as log:
+        recover(log, resume=Cursor.from_json(world.memory.cursor)).stream().apply(lambda _: None)
+
+
+def _follow(world: World) -> object:
+    with world.open() as log, recover(log, resume=Cursor.from_json(world.memory.cursor)).follow() as stream:
+        while stream.take(0.5) is not None:
+            pass
+
+
+def _standby(world: World) -> object:
+    rig = world.table
+    where: Mapping[str, Any] = {"kafka": rig.kafka(), "root": rig.store(), "allow_unsafe": UNSAFE}
+    with statelog.standby(rig.name, own_partitions=[0], **where) as standby:
+        return dict(standby.items())
+
+
+def _table(world: World) -> object:
+    with world.own(None) as table:
+        return dict(table.items())
+
+
+def _table_on_its_directory(world: World) -> object:
+    with world.own(shutil.copytree(world.directory, world.scratch / "copy")) as table:
+        return dict(table.items())
+
+
+def _writer(world: World) -> object:
+    with world.open() as log, Writer(log, "a", partitions=[0]) as writer:
+        return writer.last_commit.checkpoint.id if writer.last_commit else 0
+
+
+def _coordinator(world: World) -> object:
+    with world.open() as log, Coordinator(log, "a", partitions=[0]) as coordinator:
+        return coordinator.last_commit.checkpoint.id if coordinator.last_commit else 0
+
+
+def _round(world: World) -> object:
+    with world.open() as log:
+        run_round(log, settings_for(world.scratch))
+        newest = log.manifests.newest()
+        return newest.manifest.state.commits["a"].checkpoint.id if newest else 0
+
+
+def _changes(world: World) -> object:
+    with world.open() as log:
+        state = dict[bytes, bytes]()
+        for table in newest_changes(log, plan_changes(log)):
+            apply_to_dict(table, state)
+        return state
+
+
+def _new_query(world: World) -> object:
+    with world.open() as log, closing(StreamPlanner(log, _stream(""))) as planner:
+        begin = planner.begin()
+        plan = planner.plan(begin, planner.end_of(begin), 0)
+        return max((commit.checkpoint_id for commit in plan.changes.commits), default=0) if plan.changes else 0
+
+
+def _query_of_before(reader: str) -> Callable[[World], object]:
+    def go_on(world: World) -> object:
+        with world.open() as log, closing(StreamPlanner(log, _stream(reader))) as planner:
+            start = StreamOffset.from_json(world.memory.offsets[reader], log.descriptor.identity)
+            planner.plan(start, planner.end_of(start), 0)
+
+    return go_on
+
+
+def _commits(world: World) -> object:
+    with world.open() as log:
+        return log.commits()["a"].checkpoint.id
+
+
+def _describe(world: World) -> object:
+    with world.open() as log:
+        return log.describe().state.commits["a"].checkpoint.id
+
+
+class Door(NamedTuple):
+    """A way in. One that `remembers` what was lost is never right: it has to be loud."""
+
+    enter: Callable[[World], object]
+    remembers: bool = False
+
+
+DOORS: dict[str, Door] = {
+    "recover": Door(_recover),
+    "recover an early state": Door(_recover_early),
+    "changes in batch": Door(_changes),
+    "a new query": Door(_new_query),
+    "commits": Door(_commits),
+    "describe": Door(_describe),
+    "standby": Door(_standby),
+    "recover at least": Door(_recover_at_least, remembers=True),
+    "resume": Door(_resume, remembers=True),
+    "follow": Door(_follow, remembers=True),
+    "a query of before": Door(_query_of_before(""), remembers=True),
+    "a query of before with a readerId": Door(_query_of_before("reader"), remembers=True),
+    "table on its directory": Door(_table_on_its_directory, remembers=True),
+    "barrier": Door(_recover_behind_a_barrier),
+    "round": Door(_round),
+    "table": Door(_table),
+    "coordinator": Door(_coordinator),
+    "writer": Door(_writer),
+}
+"""In an order in which none hides from a later one what it could have seen: who writes comes last."""
+
+
+def verdict(world: World, door: Door) -> Verdict:
+    """What a way in does in this world."""
+    try:
+        found = door.enter(world)
+    except Damaged:
+        return Verdict.LOUD
+    right = found == (_LAST if isinstance(found, int) else state_at(_LAST))
+    return Verdict.RIGHT if right and not door.remembers else Verdict.SILENT
