@@ -31,7 +31,7 @@ from statelog.storage.log.bulk import append_all
 from statelog.tables import Table
 from tests.support.rigs.log import UNSAFE, LogRig, settings_for
 
-__all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "verdict"]
+__all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
 
 _EACH = 3
 _LAST = 2 * _EACH
