@@ -23,6 +23,7 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
+from statelog.schemas import Place
 from tests.support.rigs.history import HistoryRig, history_rig
 
 AVSC = """{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"},
@@ -48,6 +49,9 @@ def test_a_database_says_what_it_is(tmp_path: Path) -> None:
     assert recover(rig.log, key_groups=[1, 2, 5]).to_rocksdb(tmp_path / "db") == len(rig.state_at(rig.end(), [1, 2, 5]))
     state = read_rocksdb_state(tmp_path / "db")
     assert (state.log, state.identity, state.position) == ("rig", rig.log.descriptor.identity, rig.end())
+    assert state.place == rig.log.place
+    moved = json.loads(state.to_json()) | {"position": rig.end() + 1}
+    assert RocksdbState.from_json(json.dumps(moved).encode()).place == Place(rig.end() + 1)
     assert (state.recovered_key_groups, state.key_groups) == ((1, 2, 5), 8)
     assert (state.value_schema_id, state.value_schema) == (0, "")
     assert (state.commits["w"].checkpoint_id, state.commits["w"].metadata) == (2, {"offset": 2})

@@ -99,7 +99,7 @@ def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
     return RocksdbState(
         log=descriptor.name,
         identity=descriptor.identity,
-        position=plan.position,
+        place=plan.place,
         key_type=descriptor.key_type,
         hash_rule=descriptor.hash_rule,
         key_groups=descriptor.key_groups,

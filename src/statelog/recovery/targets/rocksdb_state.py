@@ -20,6 +20,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Place
 
 __all__ = ["STATE_FAMILY", "STATE_KEY", "ResumePoint", "RocksdbState"]
 
@@ -46,7 +47,7 @@ class RocksdbState:
 
     log: str
     identity: LogIdentity
-    position: int
+    place: Place
     key_type: KeyType
     hash_rule: HashRule
     key_groups: int
@@ -55,6 +56,11 @@ class RocksdbState:
     value_schema: str
     rows: int
     commits: Mapping[str, ResumePoint]
+
+    @property
+    def position(self) -> int:
+        """The ledger position of the state."""
+        return self.place.position
 
     def key(self, key: bytes | str | int, *, key_group: int | None = None) -> bytes:
         """The database key of a log's key. `key_group` is needed where callers name it, and checked elsewhere.
@@ -78,6 +84,7 @@ class RocksdbState:
                 "log": self.log,
                 **self.identity.to_datum(),
                 "position": self.position,
+                "place": self.place.to_json(),
                 "key_type": self.key_type.value,
                 "hash_rule": self.hash_rule.value,
                 "key_groups": self.key_groups,
@@ -105,13 +112,20 @@ class RocksdbState:
             raise Corrupt("the database does not say what state it holds", problem=repr(error)) from error
 
 
+def _place_of(found: dict[str, object]) -> Place:
+    """Who goes on writing to the database may move the position alone, and then nobody knows the record below it."""
+    alone = Place.from_json([found["position"]])
+    place = Place.from_json(found.get("place", alone.to_json()))
+    return place if place.position == alone.position else alone
+
+
 def _state_of(found: dict[str, object]) -> RocksdbState:
     groups = cast("list[int] | None", found["recovered_key_groups"])
     commits = cast("dict[str, dict[str, object]]", found["commits"])
     return RocksdbState(
         log=str(found["log"]),
         identity=LogIdentity.from_datum(found),
-        position=cast("int", found["position"]),
+        place=_place_of(found),
         key_type=KeyType(str(found["key_type"])),
         hash_rule=HashRule(str(found["hash_rule"])),
         key_groups=cast("int", found["key_groups"]),
