@@ -2,13 +2,18 @@
 right; or it is on the list of docs/protocol-losses.md of what Kafka cannot show.
 """
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from statelog.errors import DataLoss
 from statelog.storage import Log
+from statelog.storage.log.bulk import append_all
+from tests.support.processes.group import step
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.worlds.lost_history import CASES, DOORS, Case, Loss, Verdict, World, verdict
+from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +59,31 @@ def test_every_way_in_is_loud_or_right(case: Case, tmp_path: Path) -> None:
     silent = {name for name, one in found.items() if one is Verdict.SILENT}
     strangers = {name for name, door in DOORS.items() if not door.remembers} - {"recover an early state"}
     assert silent == (strangers if case.hides_from_strangers else set())
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("junk", [0, 12])
+def test_a_worker_ends_on_a_log_that_lost_what_it_committed(junk: int) -> None:
+    """When it is given a partition: before any message is processed on an older state."""
+    world = WorkersWorld()
+    world.feed(6)
+    with _given_all(world) as worker:
+        for message, table in worker:
+            step(table, int(message.value() or b""))
+            worker.commit()
+    cluster = world.rig.cluster
+    cluster.lose_tail("log.ledger", 0, cluster.available("log.ledger", 0).end - 5)
+    with world.rig.open() as log, closing(log.kafka.producer()) as producer:
+        append_all(producer, log.ledger_topic, 0, b"junk", junk)
+    processed = 0
+    with pytest.raises(DataLoss), _given_all(world) as worker:
+        for _ in worker:
+            processed += 1
+    assert not processed
+
+
+def _given_all(world: WorkersWorld) -> SteppedWorker:
+    worker = world.start()
+    for partition in range(PARTITIONS):
+        world.group.give(partition, world.workers[worker], waits=True)
+    return worker

@@ -43,44 +43,41 @@ class Witnesses:
         self._kafka = kafka
         self._topic = topic
         self._key = key
-        self._tails: dict[int, _Tail] = {}
+        self._tails: Mapping[int, _Tail] = {}
 
     def behind(self, fold: LedgerFold, there: Mapping[int, OffsetRange]) -> set[Place]:
         """The places named behind the committed positions of a fold, up to the log ends in `there`.
 
         Raises Unavailable.
         """
-        for partition, held in there.items():
-            known = self._tails.get(partition)
-            if known is not None and not fold.committed_position(partition) < known.end <= held.end:
-                del self._tails[partition]
         while True:
-            wanted = {p: self._unread(p, fold, held) for p, held in there.items()}
-            wanted = {p: unread for p, unread in wanted.items() if unread.start < unread.end}
+            known = {
+                p: self._known(p, max(held.start, fold.committed_position(p)), held.end) for p, held in there.items()
+            }
             try:
-                self._read(wanted)
+                found = self._read(known, there)
             except OffsetGone:
                 there = self._kafka.offsets(self._topic, sorted(there))  # Truncated since it was asked.
                 continue
-            return {place for p in there if p in self._tails for place in self._tails[p].places}
+            self._tails = {**self._tails, **found}  # Replaced as a whole: others may ask at the same time.
+            return {place for tail in found.values() for place in tail.places}
 
-    def _unread(self, partition: int, fold: LedgerFold, there: OffsetRange) -> OffsetRange:
+    def _known(self, partition: int, start: int, end: int) -> _Tail:
+        """What was read of the records from `start` on, in a log that ends at `end`."""
         known = self._tails.get(partition)
-        start = max(there.start, fold.committed_position(partition), known.end if known else 0)
-        return OffsetRange(start, max(start, there.end))
+        return known if known is not None and start <= known.end <= end else _Tail(start, frozenset())
 
-    def _read(self, wanted: Mapping[int, OffsetRange]) -> None:
-        if not wanted:
-            return
-        found: dict[int, set[Place]] = {partition: set() for partition in wanted}
-        with closing(self._kafka.reader(self._topic)) as reader:
-            for record in reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S):
-                place = self._named(record.value)
-                if place is not None:
-                    found[record.partition].add(place)
-        for partition, (_, end) in wanted.items():
-            known = self._tails.get(partition)
-            self._tails[partition] = _Tail(end, frozenset(found[partition] | (known.places if known else set())))
+    def _read(self, known: Mapping[int, _Tail], there: Mapping[int, OffsetRange]) -> dict[int, _Tail]:
+        """All that is known once the rest was read."""
+        wanted = {p: OffsetRange(tail.end, there[p].end) for p, tail in known.items() if tail.end < there[p].end}
+        named: dict[int, set[Place]] = {p: set(tail.places) for p, tail in known.items()}
+        if wanted:
+            with closing(self._kafka.reader(self._topic)) as reader:
+                for record in reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S):
+                    place = self._named(record.value)
+                    if place is not None:
+                        named[record.partition].add(place)
+        return {p: _Tail(max(tail.end, there[p].end), frozenset(named[p])) for p, tail in known.items()}
 
     def _named(self, value: bytes) -> Place | None:
         """The place that a record names; None if it is no chunk of somebody who knows the log's descriptor."""
