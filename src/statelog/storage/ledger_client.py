@@ -9,16 +9,28 @@ Invariants:
 - A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
 - Whatever is read is read from the last folded record on, which must still be the same: so a ledger that lost its tail
   and grew again, or was made anew, is noticed. A record that is gone by truncation proves nothing.
-- No verdict rests on a look at last record and identity that is older than `LOOK_AGAIN_S`.
+- No verdict, and nothing that is read, rests on a look at last record and identity that is older than `LOOK_AGAIN_S`:
+  the state of a follower would seem fresh where another cluster answers.
+- What is missing is told as a loss only after who answers was asked: it may be another cluster, or a log made anew.
 """
 
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from statelog.errors import AnchorMismatch, BeyondEnd, ClosedError, OffsetGone, OutcomeUnknown, Unavailable
+from statelog.errors import (
+    AnchorMismatch,
+    BeyondEnd,
+    ClosedError,
+    DataLoss,
+    NotFound,
+    OffsetGone,
+    OutcomeUnknown,
+    Unavailable,
+)
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -134,7 +146,8 @@ def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
 class LedgerClient:
     """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
 
-    `verify` compares the log's identity with the cluster's; it is asked before a verdict, at most once in LOOK_AGAIN_S.
+    `verify` compares the log's identity with the cluster's, as whoever makes a client has just done. It is asked before
+    a verdict, and before what was read is believed, at most once in LOOK_AGAIN_S.
     `fold` is one that stands at the base state, None for a plain one. `rebase` gives the newest snapshot's state and
     last record.
     """
@@ -160,7 +173,7 @@ class LedgerClient:
         self._verify = verify
         self._clock = clock
         self._read_s: float | None = None
-        self._verified_s: float | None = None
+        self._verified_s = clock()
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._is_torn = False
@@ -193,14 +206,15 @@ class LedgerClient:
         If the ledger was truncated past the fold while its owner was idle, the fold starts anew from the newest
         manifest (where the client was given a way to it), and the commits below that are not returned. Raises
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
-        CorruptLedger, UnknownFormat, BrokerUnavailable.
+        IdentityChanged, CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
         taken = [0]
-        for record, void, found in self._follow(end_position, lambda: taken[0] >= most_bytes):
-            if void is None and isinstance(record, Commit):
-                place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
-                self._valid.append(ValidCommit(found.offset, record, found.timestamp_ms, place))
-                taken[0] += len(record.body)
+        with self._asking_who_answers():
+            for record, void, found in self._follow(end_position, lambda: taken[0] >= most_bytes):
+                if void is None and isinstance(record, Commit):
+                    place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
+                    self._valid.append(ValidCommit(found.offset, record, found.timestamp_ms, place))
+                    taken[0] += len(record.body)
         valid, self._valid = self._valid, []
         return valid
 
@@ -210,8 +224,9 @@ class LedgerClient:
 
     def fold_to(self, end_position: int) -> None:
         """As `read_to`, for who needs the fold only: a long ledger's commits are not kept in memory."""
-        for _ in self._follow(end_position):
-            pass
+        with self._asking_who_answers():
+            for _ in self._follow(end_position):
+                pass
 
     def fold_end(self) -> None:
         """As `read_end`, for who needs the fold only."""
@@ -225,18 +240,34 @@ class LedgerClient:
         ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours
         before it could be read.
         """
-        if offset < self.fold.position:
-            raise self._lost("a record was appended below what was folded already", offset)
-        if offset == self.fold.position and not self._is_over_due(self._read_s):
-            self._last = LastRecord.of(offset, encode(record))
-            void = self.fold.apply(offset, record)
-        else:
-            void = self._read_verdict(offset, record)
-        if (verify is not None and void is None) or self._is_over_due(self._verified_s):
-            asked_s = self._clock()
-            (verify or self._verify)()
-            self._verified_s = asked_s
+        with self._asking_who_answers():
+            if offset < self.fold.position:
+                raise self._lost("a record was appended below what was folded already", offset)
+            if offset == self.fold.position and not self._is_over_due(self._read_s):
+                self._last = LastRecord.of(offset, encode(record))
+                void = self.fold.apply(offset, record)
+            else:
+                void = self._read_verdict(offset, record)
+            if verify is not None and void is None:
+                self._ask_who_answers(verify)
         return void
+
+    @contextmanager
+    def _asking_who_answers(self) -> Generator[None]:
+        """Before what was read is believed, if it is time to; and before anything is told that is missing."""
+        try:
+            yield
+        except (NotFound, DataLoss):
+            with suppress(Unavailable):
+                self._verify()
+            raise
+        if self._is_over_due(self._verified_s):
+            self._ask_who_answers(self._verify)
+
+    def _ask_who_answers(self, verify: Callable[[], None]) -> None:
+        asked_s = self._clock()
+        verify()
+        self._verified_s = asked_s
 
     def _is_over_due(self, looked_s: float | None) -> bool:
         return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S
@@ -371,9 +402,10 @@ class LedgerClient:
         yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
 
     def _checked_end(self) -> int:
-        end_position = self.end_position()
-        if end_position < self.fold.position:
-            raise self._lost("the ledger ends below what was folded already", end_position)
+        with self._asking_who_answers():
+            end_position = self.end_position()
+            if end_position < self.fold.position:
+                raise self._lost("the ledger ends below what was folded already", end_position)
         return end_position
 
     def _lost(self, what: str, offset: int) -> BeyondEnd:

@@ -90,7 +90,16 @@ class CommitFeed:
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         identity = log.descriptor.identity
         self._fold = NamingFold(identity, plan.state)
-        self._ledger = LedgerClient(log.kafka, log.ledger_topic, identity, plan.state, last=plan.last, fold=self._fold)
+        self._ledger = LedgerClient(
+            log.kafka,
+            log.ledger_topic,
+            identity,
+            plan.state,
+            last=plan.last,
+            fold=self._fold,
+            verify=log.ledger.verify_identity,
+            clock=self._clock,
+        )
         self._claimed_s = self._clock()
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""

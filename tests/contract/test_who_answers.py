@@ -1,0 +1,132 @@
+"""Who answers is asked by all that read: a byte mirror of the log, with its offsets and other ids, is believed by nobody
+for longer than a moment. On the twins and on a real broker.
+"""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from statelog.errors import BeyondEnd, IdentityChanged, NotFound
+from statelog.producer.writer import Writer
+from statelog.recovery import Host, RecoverySettings, recover
+from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
+from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.log.bulk import append_all
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import LogRig, TwinRig, twin_rig
+from tests.support.rigs.table import TableRig
+from tests.support.told import told
+
+WAIT_S = 60.0
+
+
+def mirror(kafka: Kafka, topic: str) -> None:
+    """Make the topic anew with the same records at the same offsets, as a failover to a mirrored cluster shows it."""
+    spec = kafka.describe_topic(topic)
+    assert spec is not None
+    ranges = {p: OffsetRange(*there) for p, there in kafka.offsets(topic, range(spec.partitions)).items()}
+    reader = kafka.reader(topic)
+    records = [(found.partition, found.value) for found in reader.read(ranges, stall_timeout_s=WAIT_S)]
+    reader.close()
+    kafka.delete_topic(topic)
+    kafka.create_topic(TopicSpec(name=topic, partitions=spec.partitions, replication_factor=1, config=spec.config))
+    producer = kafka.producer()
+    for partition, value in records:
+        append_all(producer, topic, partition, value, 1)
+    producer.close()
+
+
+def fail_over(rig: LogRig, name: str) -> None:
+    """Both topics of the log are a mirror's from now on."""
+    kafka = rig.kafka()
+    for topic in (name, f"{name}.ledger"):
+        mirror(kafka, topic)
+    kafka.close()
+
+
+def awaited(what: Callable[[], object]) -> None:
+    """Do it again and again until it raises."""
+    until_s = time.monotonic() + WAIT_S
+    while time.monotonic() < until_s:
+        what()
+        time.sleep(LOOK_AGAIN_S / 5)
+
+
+def test_a_standby_notices_that_another_cluster_answers(rig: LogRig) -> None:
+    """Nothing is new there, and nothing is missing: only the ids tell, and every read does from then on."""
+    tables = TableRig(rig, None)
+    with tables.open() as table:
+        table[b"k"] = b"v"
+        table.commit()
+        standby = tables.standby()
+        assert standby.refresh()
+    fail_over(rig, rig.name)
+    with told("has failed"), pytest.raises(IdentityChanged):
+        awaited(standby.refresh)
+    with pytest.raises(IdentityChanged):
+        standby.get(b"k")
+    standby.close()
+
+
+@pytest.fixture
+def twin() -> TwinRig:
+    """A log in memory, with a commit."""
+    rig = twin_rig("l")
+    with rig.create() as log, Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        writer.commit(1)
+    return rig
+
+
+def test_a_follower_notices_that_another_cluster_answers(twin: TwinRig) -> None:
+    """A quiet one as well: it would be alive, and silent, for ever."""
+    settings = RecoverySettings(stall_timeout_s=WAIT_S)
+    with twin.open() as log, recover(log, settings=settings).follow(poll_s=0.01) as stream:
+        while stream.take(0.1) is not None:
+            pass
+        twin.cluster.cluster_id = "another"
+        with pytest.raises(IdentityChanged, match="another"):
+            awaited(lambda: stream.take(0.1))
+
+
+def test_a_follower_asks_once_a_second(twin: TwinRig) -> None:
+    """Who answers is no question of every poll."""
+    now_s = [100.0]
+    tables = TableRig(twin, None)
+    with tables.standby(writer="w", host=Host(clock=lambda: now_s[0])) as standby:
+        twin.cluster.cluster_id = "another"
+        now_s[0] += LOOK_AGAIN_S * 0.9
+        assert standby.refresh()
+        now_s[0] += LOOK_AGAIN_S * 0.2
+        with told("has failed"), pytest.raises(IdentityChanged):
+            standby.refresh()
+
+
+def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
+    """Its ledger is shorter than what was folded: a reader tells whose it is, not that brokers lost records."""
+    with rig.create() as log:
+        with Writer(log, "w") as writer:
+            for i in (1, 2, 3):
+                writer.commit(i)
+        client = log.ledger.newest_client()
+        client.fold_end()
+        Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+        with pytest.raises(NotFound, match="it was deleted"):
+            client.read_end()
+        rig.create().close()
+        with pytest.raises(IdentityChanged):
+            client.read_end()
+        client.close()
+
+
+def test_a_lost_tail_is_told_while_nobody_says_who_answers(twin: TwinRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that was seen is never hidden behind a question that was not answered."""
+    with twin.open() as log:
+        client = log.ledger.newest_client()
+        client.fold_end()
+        twin.cluster.lose_tail(log.ledger_topic, 0, 1)
+        monkeypatch.setattr(client, "_verify", lambda: twin.cluster.set_down(is_down=True) or log.kafka.cluster_id())
+        with pytest.raises(BeyondEnd):
+            client.read_end()
+        client.close()
