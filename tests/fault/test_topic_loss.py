@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from statelog.errors import (
-    AnchorMismatch,
     ConfigError,
     Damaged,
     DataLoss,
@@ -344,7 +343,7 @@ def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) 
         accept(twin).close()
         for i in range(9):
             twin.write({b"n%d" % i: b"v"})
-        with pytest.raises(AnchorMismatch), late.follow(poll_s=0.01) as stream:
+        with pytest.raises(IdentityChanged), late.follow(poll_s=0.01) as stream:
             stream.apply(lambda _: None)
 
 
