@@ -1,5 +1,5 @@
-"""Who answers is asked by all that read: a byte mirror of the log, with its offsets and other ids, is believed by nobody
-for longer than a moment. On the twins and on a real broker.
+"""Who answers is asked by all that read: a byte mirror of the log, with its offsets and other ids, is believed for no
+longer than a moment. On the twins and on a real broker.
 """
 
 import time
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from statelog.errors import BeyondEnd, IdentityChanged, NotFound
+from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import Host, RecoverySettings, recover
 from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
@@ -101,6 +102,16 @@ def test_a_follower_asks_once_a_second(twin: TwinRig) -> None:
         now_s[0] += LOOK_AGAIN_S * 0.2
         with told("has failed"), pytest.raises(IdentityChanged):
             standby.refresh()
+
+
+@pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])
+def test_a_log_that_was_opened_long_ago_asks_who_answers(twin: TwinRig, ask: Callable[[Log], object]) -> None:
+    """What it is asked for is another cluster's by now, which holds the same records."""
+    with twin.open() as log:
+        ask(log)
+        twin.cluster.cluster_id = "another"
+        with pytest.raises(IdentityChanged):
+            ask(log)
 
 
 def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:

@@ -117,6 +117,7 @@ def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
         >>> tail_now(log).commits
         0
     """
+    log.verify()
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     gauge = TailGauge(log, clock=clock)
     try:

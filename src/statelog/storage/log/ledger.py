@@ -95,7 +95,11 @@ class Ledger:
         )
 
     def newest_client(self) -> LedgerClient:
-        """A ledger client that starts from the newest manifest, and again so if it was idle for too long."""
+        """A ledger client that starts from the newest manifest, and again so if it was idle for too long.
+
+        Who answers is asked first: a log may have been opened long ago. Raises IdentityChanged, Unavailable.
+        """
+        self.verify_identity()
         return self.client(self.newest_manifest(), rebase=self.newest_state)
 
     def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:

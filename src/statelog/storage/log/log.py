@@ -314,6 +314,7 @@ class Log(Closing):
 
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable."""
+        self.verify()
         manifest = self._newest_manifest()
         with closing(self.ledger.client(manifest)) as client:
             client.fold_end()
