@@ -23,7 +23,7 @@ _TIMEOUT_S = 2.0
 _APIS = {
     "cluster_id": "describe_cluster", "describe_topic": "describe_configs", "create_topic": "create_topics",
     "delete_topic": "delete_topics", "offsets": "list_offsets", "delete_records": "delete_records",
-    "publish_offset": "offset_commit",
+    "publish_offset": "offset_commit", "published": "offset_fetch",
 }  # fmt: skip
 
 
@@ -116,7 +116,8 @@ def _calls(kafka: Kafka, topic: str) -> dict[str, Callable[[], object]]:
         "describe_topic": lambda: kafka.describe_topic(topic),
         "offsets": lambda: kafka.offsets(topic, [1]),
         "delete_records": lambda: kafka.delete_records(topic, {1: 2}),
-        "publish_offset": lambda: kafka.publish_offset("answers", topic, 1, 2),
+        "publish_offset": lambda: kafka.publish_offset("answers", topic, 1, 2, "said"),
+        "published": lambda: kafka.published("answers", topic, 1),
         "delete_topic": lambda: kafka.delete_topic(topic),
     }
 

@@ -99,6 +99,11 @@ class TestTopics:
         kafka_world.kafka.publish_offset(group, topic, 1, 0)
         kafka_world.kafka.publish_offset(group, topic, 1, 7)
         assert kafka_world.published(group, topic, 1) == 7
+        assert kafka_world.kafka.published(group, topic, 1) == ""
+        kafka_world.kafka.publish_offset(group, topic, 1, 8, '{"root":"file:///ä"}')
+        assert kafka_world.another().published(group, topic, 1) == '{"root":"file:///ä"}'
+        assert kafka_world.kafka.published(group, topic, 0) == ""
+        assert kafka_world.kafka.published(f"{group}-of-nobody", topic, 1) == ""
 
 
 class TestTruncation:

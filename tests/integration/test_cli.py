@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -62,6 +63,31 @@ def test_subscriptions_are_listed_and_removed(shell: Shell) -> None:
         assert shell.json("subscriptions", shell.name, "--remove", "other", "--yes", code=3)["error"] == "NotFound"
         with pytest.raises(SubscriptionEnded, match="removed by command"):
             held.hold(state, None)
+
+
+def test_a_copy_of_the_root_truncates_nothing_until_it_is_claimed(shell: Shell, tmp_path: Path) -> None:
+    """A materializer on a copy, with the original's Kafka, names both; a person says which root is the log's."""
+    copy = Shell(shell.bootstrap, tmp_path / "copy", shell.name)
+
+    def round_on(at: Shell, *options: str) -> tuple[bool, str]:
+        """Whether one truncated, and what it was held back by."""
+        with shell.open_log() as log, Writer(log, "w") as writer:
+            writer.put("a", b"1")
+            writer.commit()
+        found = at.json("materialize", shell.name, "--once", "--min-age", "0s", *options)
+        return found["records_truncated"] > 0, found["cleanup_held_back"] or ""
+
+    assert [round_on(shell) for _ in range(3)][-1] == (True, "")
+    shutil.copytree(shell.root, copy.root)
+    for _ in range(3):
+        truncated, why = round_on(copy)
+        assert not truncated
+        assert f"{shell.root}" in why
+    assert [round_on(shell) for _ in range(2)] == [(True, "")] * 2
+    shutil.rmtree(copy.root)
+    shell.root = shell.root.rename(copy.root)
+    assert not round_on(shell)[0]
+    assert [round_on(shell, "--claim-root"), round_on(shell)] == [(True, "")] * 2
 
 
 def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> None:

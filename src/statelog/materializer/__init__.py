@@ -35,6 +35,7 @@ from statelog.materializer.round.outcome import (
     RoundOutcome,
     SkippedRound,
 )
+from statelog.materializer.round.publication import claim_root
 from statelog.materializer.round.round import run_round
 from statelog.materializer.round.steps import CRASH_POINTS
 from statelog.materializer.settings import MaterializerSettings
@@ -81,6 +82,7 @@ __all__ = [
     "Task",
     "ThreadStarter",
     "Written",
+    "claim_root",
     "install_signal_handlers",
     "run_round",
     "tail_now",

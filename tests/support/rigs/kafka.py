@@ -47,7 +47,7 @@ def memory_world() -> World:
     return World(
         kafka=memory,
         another=memory.join,
-        published=lambda group, topic, partition: memory.cluster.published.get((group, topic, partition)),
+        published=lambda group, topic, partition: memory.cluster.published[group, topic, partition][0],
         make_gap=lambda topic, partition: memory.cluster.insert_gap(topic, partition, 1),
     )
 

@@ -20,7 +20,7 @@ __all__ = ["API_KEYS", "Deed", "TcpProxy"]
 API_KEYS = {
     "produce": 0, "fetch": 1, "list_offsets": 2, "metadata": 3, "find_coordinator": 10, "api_versions": 18,
     "create_topics": 19, "delete_topics": 20, "delete_records": 21, "init_producer_id": 22, "describe_configs": 32,
-    "offset_commit": 8, "describe_cluster": 60, "describe_topics": 3,
+    "offset_commit": 8, "offset_fetch": 9, "describe_cluster": 60, "describe_topics": 3,
 }  # fmt: skip
 _HEADER = 12
 _SLICE_BYTES = 7

@@ -100,9 +100,9 @@ def test_the_group_offset_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     seen: list[int] = []
     publish = log.kafka.publish_offset
 
-    def last(group: str, topic: str, partition: int, offset: int) -> None:
+    def last(group: str, topic: str, partition: int, offset: int, metadata: str) -> None:
         seen.append(log.kafka.offsets(log.ledger_topic, [0])[0].start)
-        publish(group, topic, partition, offset)
+        publish(group, topic, partition, offset, metadata)
 
     monkeypatch.setattr(log.kafka, "publish_offset", last)
     for turn in range(3):

@@ -14,6 +14,7 @@ from statelog.cli.screen.streams import give_up_stdout
 from statelog.cli.session import Session, connected
 from statelog.errors import NotFound
 from statelog.materializer import Control, Event, Materializer, install_signal_handlers
+from statelog.materializer import claim_root as claim
 
 __all__ = ["command"]
 
@@ -35,6 +36,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
+@click.option("--claim-root", is_flag=True, help="The log's root is this one from now on, and no copy of it.")
 @_setting("--interval", "interval_s", "TIME", "From the end of a round to the next. Default 10min.")
 @_setting("--jitter", "jitter", "0..1", "Spread of the first round, 0 to 1. Default 1.")
 @_setting("--budget", "budget_bytes", "SIZE", "Size of one round. Default 512MiB.")
@@ -55,7 +57,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--restore-within", "restore_budget_s", "TIME", "Keep a restore within this time.")
 @_setting("--round-timeout", "round_timeout_s", "TIME", "Give up a round after this time. Default 6h.")
 @connected
-def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> None:
+def command(session: Session, name: str, once: bool, now: bool, wait: bool, claim_root: bool) -> None:
     """Materialize a log."""
     settings = materializer_settings(session.config)
     control = Control()
@@ -65,6 +67,8 @@ def command(session: Session, name: str, once: bool, now: bool, wait: bool) -> N
             return
         with session.open_log(name) as log:
             engine = engine_for(session.config, name)
+            if claim_root:
+                claim(log)
             if once:
                 outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
                 session.output.report(outcome_report(name, outcome))

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statelog.errors import CorruptRun, NotFound, StatelogError
+from statelog.errors import CorruptRun, NotFound
 from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
 from statelog.materializer.engine.tasks import MergeTask, Output, fold_tasks, merge_tasks
 from statelog.materializer.engine.work import not_whole
 from statelog.materializer.round.cleanup import CleanupPlan, plan_cleanup, run_cleanup
 from statelog.materializer.round.log_check import check_data
-from statelog.materializer.round.outcome import CompletedRound, LostRound
+from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound
+from statelog.materializer.round.publication import other_root, publish
 from statelog.materializer.round.steps import Steps
 from statelog.materializer.round.target import Target
 from statelog.materializer.round.verified_runs import VerifiedRuns
@@ -95,8 +96,11 @@ class RollUp:
         if isinstance(won, LostRound):
             return won
         seams = replace(self._seams, crash=self._steps.passed)
-        removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, seams)
-        unpublished = self._publish(won.manifest.position)
+        other = other_root(self._log, won.manifest, self._verified.manifests)
+        removed = Cleanup(held_back=other)
+        if not other:
+            removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, seams)
+        unpublished = "" if other else self._publish(won.manifest)
         return CompletedRound(
             number=won.manifest.number,
             position=won.manifest.position,
@@ -199,15 +203,11 @@ class RollUp:
         self._steps.passed("after-win")
         return _Won(own, cleanup_plan)
 
-    def _publish(self, position: int) -> str:
-        """Publish the position for Kafka's lag tools; why that failed, or an empty string. Nothing reads it back."""
-        group = f"statelog.{self._log.name}.materializer"
-        try:
-            self._log.kafka.publish_offset(group, self._log.ledger_topic, 0, position)
-        except StatelogError as error:
-            return f"{type(error).__name__}: {error}"
-        self._steps.passed("after-publish")
-        return ""
+    def _publish(self, manifest: Manifest) -> str:
+        unpublished = publish(self._log, manifest)
+        if not unpublished:
+            self._steps.passed("after-publish")
+        return unpublished
 
     def _newest_number(self) -> int:
         return max(self._log.manifests.numbers(), default=0)

@@ -225,8 +225,12 @@ class Kafka(Protocol):
         """
         ...
 
-    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Commit a group offset, for Kafka's own lag tools. It is never read back. Raises BrokerUnavailable."""
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+        """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
+        ...
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
         ...
 
     def producer(self) -> Producer:

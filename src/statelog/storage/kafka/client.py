@@ -15,7 +15,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, Topic
 from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka.admin import AdminSession
-from statelog.storage.kafka.admin_client import Leaders
+from statelog.storage.kafka.admin_client import Leaders, Request
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
 from statelog.storage.kafka.native import Refused
@@ -204,21 +204,41 @@ class ConfluentKafka:
         )
         return {p: answers[key].low_watermark for p, key in asked.items()}
 
-    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Commit a group offset, for Kafka's own lag tools. Raises BrokerUnavailable."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset)])
-        facts: dict[str, Fact] = {"group": group, "topic": topic, "partition": partition}
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+        """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset, metadata)])
+        self._ask_group(
+            lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)],
+            "publishing a group offset",
+            request,
+        )
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        places = self._ask_group(
+            lambda client, limit_s: [client.list_consumer_group_offsets([request], request_timeout=limit_s)],
+            "asking for a group offset",
+            request,
+        )
+        return "".join(place.metadata or "" for place in places)
+
+    def _ask_group(self, ask: Request, doing: str, request: ConsumerGroupTopicPartitions) -> list[TopicPartition]:
+        """What the group's coordinator says of the one partition of the request."""
+        group, (place,) = request.group_id, request.topic_partitions or ()
+        facts: dict[str, Fact] = {"group": group, "topic": place.topic, "partition": place.partition}
         self._admin.guard.check()
         # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
         # librdkafka frees the request a second time.
         session = AdminSession(self._config, self._timeout_s, self._clock)
         retries = self._retries()
         try:
-            while (refused := self._publish(session, request)) is not None:
+            while isinstance(answer := self._group_answer(session, ask, group), Refused):
                 # A broker that has just started loads its groups first.
-                if refused.name not in _LOADING or not retries.again(drop=False):
-                    needs = f"READ on group {group}, and on topic {topic}"
-                    raise self._error(refused, "publishing a group offset", needs, **facts)
+                if answer.name not in _LOADING or not retries.again(drop=False):
+                    needs = f"READ on group {group}, and on topic {place.topic}"
+                    raise self._error(answer, doing, needs, **facts)
+            return answer
         finally:
             session.close()
 
@@ -236,17 +256,15 @@ class ConfluentKafka:
         """Release the admin client. Idempotent."""
         self._admin.close()
 
-    def _publish(self, session: AdminSession, request: ConsumerGroupTopicPartitions) -> Refused | None:
-        """Why it was not published, if so: the group as a whole was refused, or one of its partitions."""
+    def _group_answer(self, session: AdminSession, ask: Request, group: str) -> list[TopicPartition] | Refused:
+        """The partitions' places; or why not: the group as a whole was refused, or one of its partitions."""
         try:
-            (answers,) = session.ask(
-                lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)]
-            )
+            (answers,) = session.ask(ask)
         except Refused as refused:
             return refused
-        places: list[TopicPartition] = answers[request.group_id].topic_partitions or []
+        places: list[TopicPartition] = answers[group].topic_partitions or []
         errors = [place.error for place in places if place.error is not None]
-        return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else None
+        return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else places
 
     def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: "_Retries") -> dict[int, Listed]:
         """One answer of the leaders, which may have to be elected first."""

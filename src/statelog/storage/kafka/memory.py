@@ -124,11 +124,16 @@ class MemoryKafka:
                 cluster.truncate(topic, partition, offset)
             return {p: cluster.log(topic, p).start for p in before}
 
-    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Note a group offset in the cluster's `published`. Raises NotFound."""
         with self._asked("publish_offset", topic, [partition]) as (cluster, _):
             cluster.log(topic, partition)
-            cluster.published[group, topic, partition] = offset
+            cluster.published[group, topic, partition] = offset, metadata
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """The text beside a group offset; empty if there is none."""
+        with self._asked("published", topic, [partition]) as (cluster, _):
+            return cluster.published.get((group, topic, partition), (0, ""))[1]
 
     def producer(self) -> "MemoryProducer":
         """A new idempotent producer."""

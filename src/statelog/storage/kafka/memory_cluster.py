@@ -96,8 +96,8 @@ class MemoryCluster:
         self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
         self.lock = threading.RLock()
-        self.published: dict[tuple[str, str, int], int] = {}
-        """Group offsets: (group, topic, partition) to offset."""
+        self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
+        """Group offsets: (group, topic, partition) to the offset and the text beside it."""
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()

@@ -46,9 +46,13 @@ class NoKafka:
         """Refused."""
         _refuse(topic, before)
 
-    def publish_offset(self, group: str, topic: str, partition: int, offset: int) -> None:
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Refused."""
-        _refuse(group, topic, partition, offset)
+        _refuse(group, topic, partition, offset, metadata)
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """Refused."""
+        _refuse(group, topic, partition)
 
     def producer(self) -> Producer:
         """Refused."""

@@ -1,0 +1,202 @@
+"""A copy of a root, with the topics of the original: rounds on it remove nothing that the original still needs, in
+whatever order copy and original make theirs, until a person says which of them is the log's.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
+from statelog.materializer import CompletedRound, claim_root, run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.schemas.names import manifest_path
+from statelog.schemas.snapshot.publication import Publication
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.log import Log
+from statelog.storage.store.local import LocalStore
+from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from tests.support.rigs.log import UNSAFE, settings_for
+
+
+class Places:
+    """A log whose root can be copied: opened at the original or at a copy, always with the same Kafka."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.kafka = MemoryKafka(cluster=MemoryCluster())
+        self.commits, self.home = 0, "root"
+        (directory / "scratch").mkdir()
+        Log.create(
+            "log",
+            kafka=self.kafka,
+            root=self.store("root"),
+            partitions=2,
+            replication_factor=1,
+            allow_unsafe=UNSAFE,
+        )
+
+    def store(self, root: str) -> LocalStore:
+        """The log's directory at this root."""
+        (self.directory / root).mkdir(exist_ok=True)
+        return LocalStore(self.directory / root, "log")
+
+    def open(self, root: str) -> Log:
+        """As another process sees it."""
+        return Log.open("log", kafka=self.kafka.join(), root=self.store(root), allow_unsafe=UNSAFE)
+
+    def commit(self) -> None:
+        """Commit a change, by a job that is in the log's own root."""
+        self.commits += 1
+        with Writer(self.open(self.home), "w") as writer:
+            writer.put(b"k%d" % self.commits, b"v")
+            writer.commit()
+
+    def round(self, root: str) -> CompletedRound:
+        """Commit, and then make a round at this root."""
+        self.commit()
+        outcome = run_round(self.open(root), settings_for(self.directory / "scratch"))
+        assert isinstance(outcome, CompletedRound)
+        return outcome
+
+    def copy(self, root: str = "root", to: str = "copy") -> None:
+        """As `cp -r` does."""
+        shutil.copytree(self.directory / root, self.directory / to)
+
+    def start(self) -> int:
+        """Of the ledger."""
+        return self.kafka.offsets("log.ledger", [0])[0].start
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A log with three snapshots, truncated below the second, and a copy of its root."""
+    made = Places(tmp_path)
+    for _ in range(3):
+        made.round("root")
+    made.copy()
+    return made
+
+
+def test_a_copy_of_the_root_truncates_nothing(places: Places) -> None:
+    """However many rounds it makes, and the original none: the original reads, rolls up and truncates as ever."""
+    start = places.start()
+    for _ in range(4):
+        outcome = places.round("copy")
+        assert f"file://{places.directory}/root" in outcome.cleanup.held_back
+        assert "claim" in outcome.cleanup.held_back
+        assert (outcome.cleanup.files_deleted, outcome.unpublished) == (0, "")
+    assert places.start() == start
+    assert len(recover(places.open("root")).to_dict()) == places.commits
+    assert places.round("root").cleanup.held_back == ""
+    assert places.round("root").cleanup.records_truncated > 0
+    assert places.start() > start
+    assert len(recover(places.open("root")).to_dict()) == places.commits
+
+
+def test_a_person_says_which_root_is_the_logs(places: Places) -> None:
+    """A root that was moved truncates again once it is claimed."""
+    assert places.round("copy").cleanup.held_back
+    claim_root(places.open("copy"))
+    places.home = "copy"
+    assert places.round("copy").cleanup.held_back == ""
+    assert places.round("copy").cleanup.records_truncated > 0
+    assert len(recover(places.open("copy")).to_dict()) == places.commits
+
+
+def test_what_was_copied_from_is_held_once_the_copy_is_claimed(places: Places) -> None:
+    """Both are alive: only the one that a person named truncates."""
+    claim_root(places.open("copy"))
+    start = places.start()
+    assert "copy" in places.round("root").cleanup.held_back
+    assert places.start() == start
+
+
+def test_a_root_without_a_snapshot_can_be_claimed(tmp_path: Path) -> None:
+    """It is copied, or moved, before its first round."""
+    places = Places(tmp_path)
+    places.copy()
+    claim_root(places.open("copy"))
+    assert places.round("root").cleanup.held_back
+    assert places.round("copy").cleanup.held_back == ""
+
+
+def test_an_older_copy_at_the_same_url_truncates_nothing(places: Places) -> None:
+    """A backup of the store was put back, or mounted by mistake: Kafka keeps what the newer one needs.
+
+    Here the ledger still reaches the backup's newest manifest, and its next one is again of the number that was lost.
+    """
+    published = places.kafka.cluster.published
+    (key,) = published
+    places.round("root")
+    shutil.rmtree(places.directory / "root")
+    places.copy("copy", "root")
+    start = places.start()
+    assert "another manifest 4" in places.round("root").cleanup.held_back
+    shutil.rmtree(places.directory / "root")
+    places.copy("copy", "root")
+    offset, text = published[key]
+    later = Publication.from_text(text)
+    assert later is not None
+    ahead = Publication(later.ledger, 9, later.nonce, later.url)
+    published[key] = offset, ahead.to_text()
+    assert "manifest 9 was published, and is not here" in places.round("root").cleanup.held_back
+    assert places.start() == start
+    claim_root(places.open("root"))
+    assert places.round("root").cleanup.held_back == ""
+
+
+def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
+    """They see each other's manifests, also where the one that was published last has been dropped since."""
+    cluster, disk = MemoryCluster(), MemoryDisk(lambda: 0.0)
+    kafka = MemoryKafka(cluster=cluster)
+    Log.create(
+        "log", kafka=kafka, root=MemoryStore(disk, "log"), partitions=1, replication_factor=1, allow_unsafe=UNSAFE
+    )
+    logs = [Log.open("log", kafka=kafka.join(), root=MemoryStore(disk, "log"), allow_unsafe=UNSAFE) for _ in range(2)]
+    late: tuple[int, str] | None = None
+    for turn in range(8):
+        with Writer(logs[0], "w") as writer:
+            writer.put(b"k", b"%d" % turn)
+            writer.commit()
+        outcome = run_round(logs[turn % 2], settings_for(tmp_path))
+        assert isinstance(outcome, CompletedRound)
+        assert outcome.cleanup.held_back == ""
+        (key,) = cluster.published
+        late = late or cluster.published[key]
+        if turn == 6:
+            cluster.published[key] = late  # A round that stalled publishes a manifest that is long gone.
+    assert disk.get(f"log/{manifest_path(8)}")
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("asleep"), ConfigError("no right")])
+def test_what_cannot_be_read_holds_nothing(
+    error: StatelogError, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only for tools fails no round: without the right, or an answer, rounds truncate as they did."""
+
+    def refused(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(MemoryKafka, "published", refused)
+    assert places.round("root").cleanup.records_truncated > 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"ledger":1,"number":1,"nonce":"","url":""}', "null"])
+def test_what_is_no_publication_holds_nothing(text: str, places: Places) -> None:
+    """Whatever stands beside the offset: that of rounds of before, or of somebody else's tool."""
+    (key,) = places.kafka.cluster.published
+    places.kafka.cluster.published[key] = 0, text
+    assert places.round("copy").cleanup.held_back == ""
+
+
+def test_a_publication_of_other_topics_holds_nothing(places: Places) -> None:
+    """The log goes on on new topics of the same names."""
+    (key,) = places.kafka.cluster.published
+    offset, text = places.kafka.cluster.published[key]
+    found = Publication.from_text(text)
+    assert found is not None
+    places.kafka.cluster.published[key] = offset, Publication("other", found.number, found.nonce, "elsewhere").to_text()
+    assert places.round("root").cleanup.held_back == ""
