@@ -34,7 +34,7 @@ demo: venv java
 
 test: venv java
 	$(BIN)/python -m pytest -n $(PROCESSES) --max-worker-restart 0 --dist loadscope --no-loadscope-reorder \
-	  -m 'not soak' tests $(ARGS)
+	  --durations=10 -m 'not soak' tests $(ARGS)
 
 soak: venv java
 	$(BIN)/python -m pytest -m soak --timeout=7200 -o faulthandler_timeout=7190 tests $(ARGS)

@@ -90,6 +90,12 @@ def test_a_copy_of_the_root_truncates_nothing_until_it_is_claimed(shell: Shell, 
     assert [round_on(shell, "--claim-root"), round_on(shell)] == [(True, "")] * 2
 
 
+def test_a_hint_names_options(shell: Shell) -> None:
+    """What to do on a single broker is said in words that can be typed."""
+    found = shell.json("init", f"{shell.name}-2", code=2, STATELOG_REPLICATION_FACTOR="3")
+    assert found["hint"] == "Pass --replication-factor 1 and --allow-unsafe replication,min-insync on a single broker"
+
+
 def test_json_goes_out_as_utf8_in_any_locale(shell: Shell, tmp_path: Path) -> None:
     """What `--to-json -` writes can be appended again, whatever the locale says."""
     source = write_lines(tmp_path / "in.jsonl", [{"key": "gr\u00fcn", "value": "\u65e5"}])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from statelog.cli.screen.hints import as_typed
 from statelog.cli.screen.streams import tell
 from statelog.quantities import show_bytes, show_count, show_duration
 
@@ -127,14 +128,13 @@ def clean(text: str) -> str:
 
 
 def _error_json(error: "StatelogError") -> str:
-    return as_json(
-        {"error": type(error).__name__, "message": error.message, "facts": dict(error.facts), "hint": error.hint}
-    )
+    name, hint = type(error).__name__, as_typed(error.hint)
+    return as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint})
 
 
 def _error_lines(error: "StatelogError") -> list[str]:
     facts = [f"  {name}: {clean(str(value))}" for name, value in error.facts.items()]
-    hint = [f"hint: {clean(error.hint)}"] if error.hint else []
+    hint = [f"hint: {clean(as_typed(error.hint))}"] if error.hint else []
     return [f"error: {clean(error.message)} [{type(error).__name__}]", *facts, *hint]
 
 

@@ -1,0 +1,78 @@
+"""Hints on the command line name its options, and no parameters of Python."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from statelog.cli.program import program
+from statelog.cli.screen.hints import as_typed
+from statelog.errors import UnsafeTopic
+from statelog.schemas.topics.policy import TopicRole, check_topic
+
+SOURCE = Path(__file__).parents[3] / "src" / "statelog"
+ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "cli")
+_PARAMETER = re.compile(r"\b[a-z_]+=")
+OF_PROGRAMS = {"kafka=", "grant=", "directory_mode=", "start="}
+"""In hints that a command never meets, or names of a store's own options."""
+
+
+def hints() -> Iterator[str]:
+    """Every text in the rooms below the command line that is a hint, or part of one."""
+    for room in ROOMS:
+        for path in (SOURCE / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                is_hint = (isinstance(node, ast.keyword) and node.arg == "hint") or (
+                    isinstance(node, ast.Assign | ast.AugAssign)
+                    and "hint" in ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target).lower()
+                )
+                if is_hint:
+                    found = ast.walk(node.value)
+                    yield from (one.value for one in found if isinstance(one, ast.Constant) and type(one.value) is str)
+
+
+def options() -> set[str]:
+    """Every option of every command."""
+    with program.make_context("statelog", ["version"]) as context:
+        commands = [program.get_command(context, name) for name in program.list_commands(context)]
+    commands += [one for command in commands if isinstance(command, click.Group) for one in command.commands.values()]
+    return {option for command in commands if command for one in command.params for option in one.opts}
+
+
+def test_no_hint_names_a_parameter() -> None:
+    """Whatever hint the library gives, a person at a terminal can type it."""
+    typed = [as_typed(hint + "x" if hint.endswith("=") else hint) for hint in hints()]
+    assert len(typed) > 100
+    assert {name for hint in typed for name in _PARAMETER.findall(hint)} <= OF_PROGRAMS
+    named = {name for hint in typed for name in re.findall(r"(?<![\w-])--[a-z-]+", hint)}
+    assert named - options() == set()
+
+
+@pytest.mark.parametrize(
+    ("hint", "typed"),
+    [
+        (
+            'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] on a single broker',
+            "Pass --replication-factor 1 and --allow-unsafe replication,min-insync on a single broker",
+        ),
+        ("Pass create=True, or make it with `statelog init`", "Make it with `statelog init`"),
+        ("Pass create=True", "Make it with `statelog init`"),
+        ("Set alarm_age_s to several intervals", "Set --alarm-age to several intervals"),
+        ("Restore the topic", "Restore the topic"),
+        ("", ""),
+    ],
+)
+def test_hints(hint: str, typed: str) -> None:
+    """Values are written as options take them."""
+    assert as_typed(hint) == typed
+
+
+def test_what_is_unsafe_is_waived_by_an_option() -> None:
+    """All names at once, as the option takes them."""
+    with pytest.raises(UnsafeTopic) as caught:
+        check_topic("t", TopicRole.DATA, partitions=1, replication_factor=1, config={}, waived=frozenset())
+    assert "; on a test cluster, waive by name: --allow-unsafe " in as_typed(caught.value.hint)
+    assert "," in as_typed(caught.value.hint)
