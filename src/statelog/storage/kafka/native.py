@@ -4,7 +4,8 @@ Every call that can wait goes through `native`. Where a signal's handler raises 
 returns a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`:
 what comes out here is the handler's own exception, Ctrl-C above all. Pure but for the call itself.
 
-What a client says of itself goes to the logger `statelog.kafka`, and its errors to its maker.
+What a client says of itself goes to the logger `statelog.kafka`, in Python and from inside of calls: an exception there
+comes out of the call. Its errors go to its maker.
 """
 
 import logging
