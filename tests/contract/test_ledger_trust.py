@@ -3,14 +3,18 @@ ledger that is not the one that it has folded.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, UnsafeTopic
+from statelog.errors import AlreadyExists, BeyondEnd, DataLoss, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
+from statelog.recovery import recover
 from statelog.seams import Seams
+from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.topics import mark_ledger
 from tests.support.rigs.log import LogRig, TwinRig, real_rig, twin_rig
 
 
@@ -23,6 +27,12 @@ class Clock:
     def __call__(self) -> float:
         """Seconds."""
         return self.now_s
+
+
+@pytest.fixture
+def twin() -> TwinRig:
+    """A log's two places, in memory."""
+    return twin_rig("log")
 
 
 def make_anew(rig: LogRig) -> Log:
@@ -148,3 +158,57 @@ def test_a_create_that_died_owns_nothing(rig: LogRig, tmp_path: Path, monkeypatc
     Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
 
     assert other.state() == {b"k": b"v"}
+
+
+@pytest.mark.parametrize("which", ["log", "log.ledger"])
+def test_a_topic_that_was_used_is_not_taken_over(which: str) -> None:
+    """A topic of the right shape that holds anything, or did: what a create finds there may be somebody's."""
+    rig = twin_rig("log")
+    kafka = rig.kafka()
+    rig.create().close()
+    for topic in ("log", "log.ledger"):
+        rig.cluster.recreate_topic(topic)
+    producer = kafka.producer()
+    append_all(producer, which, 0, b"somebody's", 1)
+    kafka.delete_records(which, {0: 1})
+    with pytest.raises(AlreadyExists, match="not an empty one"):
+        twin_rig("log", cluster=rig.cluster).create()
+
+
+def test_of_two_creates_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At two roots, each with a descriptor of its own, on the same empty topics: the ledger's first mark decides."""
+    first = twin_rig("log")
+    second = twin_rig("log", cluster=first.cluster)
+
+    def mark_after_the_other(*args: Any) -> None:
+        with monkeypatch.context() as undone:
+            undone.setattr("statelog.storage.log.life.mark_ledger", mark_ledger)
+            second.create().close()
+        mark_ledger(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("statelog.storage.log.life.mark_ledger", mark_after_the_other)
+        with pytest.raises(AlreadyExists, match="another root"):
+            first.create()
+    with pytest.raises(IdentityChanged, match="another root"):
+        first.open()
+    assert second.state() == {}
+
+
+def test_an_empty_ledger_is_none_of_a_log_that_was_made(twin: TwinRig) -> None:
+    """Nobody wrote anything yet, so its mark is all that was lost; it is not folded as a new log's."""
+    with twin.create() as log:
+        log.patience_s = 0
+        twin.cluster.lose_tail(log.ledger_topic, 0, 0)
+        for read in (log.commits, log.describe, lambda: recover(log).to_dict(), lambda: Writer(log, "w")):
+            with pytest.raises(BeyondEnd, match="lost its mark"):
+                read()
+
+
+def test_a_ledger_that_does_not_begin_with_its_mark_is_not_folded(twin: TwinRig) -> None:
+    """It lost everything and grew again, by somebody who looked at nothing."""
+    with twin.create() as log:
+        twin.cluster.overwrite(log.ledger_topic, 0, 0, b"junk")
+        for read in (log.commits, log.describe, lambda: recover(log).to_dict(), lambda: Writer(log, "w")):
+            with pytest.raises(BeyondEnd, match="does not begin with its mark"):
+                read()

@@ -11,6 +11,7 @@ from statelog.errors import BeyondEnd, IdentityChanged, NotFound
 from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import Host, RecoverySettings, recover
+from statelog.seams import Seams
 from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.bulk import append_all
@@ -102,6 +103,19 @@ def test_a_follower_asks_once_a_second(twin: TwinRig) -> None:
         now_s[0] += LOOK_AGAIN_S * 0.2
         with told("has failed"), pytest.raises(IdentityChanged):
             standby.refresh()
+
+
+def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
+    """The last record of a mirror's ledger is the one that it folded last, so only the ids tell."""
+    now_s = [100.0]
+    with twin.open() as log:
+        writer = Writer(log, "w", seams=Seams(clock=lambda: now_s[0]))
+        writer.commit()
+        twin.cluster.cluster_id = "another"
+        now_s[0] += LOOK_AGAIN_S
+        with pytest.raises(IdentityChanged):
+            writer.commit()
+        writer.close()
 
 
 @pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])

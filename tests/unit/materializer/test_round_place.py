@@ -119,6 +119,27 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
         assert len(recover(log).to_dict()) == 4
 
 
+def test_nothing_is_truncated_once_the_directory_is_away(mount: _Mount) -> None:
+    """It goes right before a truncation that is due, and with it the leases that would have held it."""
+    for checkpoint in range(1, 3):
+        mount.commit(checkpoint)
+        mount.round()
+    starts = mount.starts()
+
+    def crash(name: str) -> None:
+        if name == "after-drop":
+            mount.unmount()
+
+    mount.commit(3)
+    with pytest.raises(StoreUnavailable, match="the store is not there"):
+        run_round(mount.log, settings_for(mount.scratch), seams=Seams(crash=crash))
+    assert mount.starts() == starts
+    mount.mount()
+    mount.commit(4)
+    mount.round()
+    assert mount.starts() != starts, "it was due"
+
+
 def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> None:
     """A root URL that points to a log of the same name on another cluster."""
     (tmp_path / "other").mkdir()

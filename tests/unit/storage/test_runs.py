@@ -143,6 +143,22 @@ def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
         assert reader.table(range(100, 200)).equals(table.schema.empty_table())
 
 
+def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Path) -> None:
+    """All others may be damaged or long: a worker reads what it restores, and no more."""
+    table = change_table(CHANGES)
+    run = write_run(store, tmp_path, [table], target_rows=100)
+    store.download(run.path, tmp_path / "copy")
+    data = bytearray((tmp_path / "copy").read_bytes())
+    for span in run.index.row_groups:
+        if not span.first_key_group <= 3 < span.end_key_group:
+            data[span.offset] ^= 1
+    (tmp_path / "copy").write_bytes(data)
+    with RunReader(LocalRun(tmp_path / "copy"), run) as reader:
+        assert reader.table({3}).equals(only_key_groups(table, {3}))
+        with pytest.raises(CorruptRun):
+            reader.table({9})
+
+
 def test_a_local_copy_reads_like_the_store(store: Store, tmp_path: Path) -> None:
     """A downloaded run is verified and read in the same way; one that vanished is NotFound."""
     run = write_run(store, tmp_path, [change_table(CHANGES)])
