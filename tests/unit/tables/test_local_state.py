@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,22 @@ def home(tables: TableRig) -> Path:
     """Where its database is."""
     assert tables.directory is not None
     return tables.directory / "log" / "table"
+
+
+def test_a_home_is_its_owners_alone(kept: TableRig, tmp_path: Path) -> None:
+    """RocksDB's files hold the state, and follow the umask: nobody else gets to them, unless a person lets them."""
+    old = os.umask(0o022)
+    try:
+        tables = TableRig(kept.rig, tmp_path / "deep" / "local")
+        with tables.open() as table:
+            assert content(table) == STATE
+        assert stat.S_IMODE(home(tables).stat().st_mode) == 0o700
+        home(tables).chmod(0o750)
+        with tables.open() as table:
+            assert content(table) == STATE
+        assert stat.S_IMODE(home(tables).stat().st_mode) == 0o750
+    finally:
+        os.umask(old)
 
 
 class Machine:

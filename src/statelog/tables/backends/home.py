@@ -8,6 +8,7 @@
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
 
 Invariants:
+- The home is its owner's alone, whatever the umask, unless a person gave it other rights.
 - One table at a time uses a home, of this process or another. A kill frees the lock; a fork does not hold it.
 - A database that cannot be used is renamed: a person may want to see it. Each time is a log line. The newest two stay;
   an older one is deleted with the next, or a state that moves between machines would fill all their disks with itself.
@@ -56,7 +57,10 @@ class Home:
         self._boot = self.path / "boot"
         self._databases: WeakSet[_Database] = WeakSet()
         with local_disk(self.path):
-            make_parents(self.database)
+            make_parents(self.path)
+            if not self.path.exists():
+                self.path.mkdir(mode=0o700, exist_ok=True)  # RocksDB's own files follow the umask.
+                sync(self.path.parent)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
