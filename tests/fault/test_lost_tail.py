@@ -1,12 +1,16 @@
 """Writers of a log whose brokers lost acknowledged records: told loudly, before anything is built on it."""
 
+from collections.abc import Callable
+
 import pytest
 
 from statelog.errors import BeyondEnd, ConfigError, Fenced
+from statelog.materializer import tail_now
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
+from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.log import TwinRig, twin_rig
 
@@ -31,6 +35,16 @@ def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
         Writer(log, "w")
 
     assert (caught.value.facts["log_end"], caught.value.facts["committed_position"]) == (2, 3)
+
+
+@pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])
+def test_facts_of_a_ledger_that_lost_its_tail_are_not_told(rig: TwinRig, ask: Callable[[Log], object]) -> None:
+    """A rescaled job takes its places from them, and a person decides by them; `statelog describe` asks no more."""
+    rig.cluster.lose_tail("l.ledger", 0, 3)
+    with rig.open() as log:
+        log.patience_s = 0
+        with pytest.raises(BeyondEnd):
+            ask(log)
 
 
 @pytest.mark.parametrize("lost_offsets", [1, 5_000])

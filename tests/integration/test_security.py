@@ -168,7 +168,7 @@ ROLES: dict[str, tuple[Callable[[Place, str], None], list[Right]]] = {
     "accepter": (_accept_a_loss, [*reading(_LOG), *topic(LEDGER, "WRITE")]),
     "describer": (
         _describe,
-        [*topic(_LOG, "DESCRIBE", "DESCRIBE_CONFIGS"), *topic(LEDGER, "READ", "DESCRIBE_CONFIGS")],
+        reading(_LOG),
     ),
 }
 """What each role does, and the rights that docs/security.md lists for it."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from statelog.materializer.daemon.restore_time import RestoreWork
+from statelog.schemas.topics.rights import READING
 from statelog.seams import REAL, Clock
 from statelog.storage.ledger_client import LedgerClient, ValidCommit
 from statelog.storage.log.log import Log
+from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Tail", "TailGauge", "tail_now"]
 
@@ -78,6 +80,11 @@ class TailGauge:
             if self._is_closed:
                 self.close()
 
+    def check(self) -> None:
+        """Raise BeyondEnd or AnchorMismatch if anything speaks against the ledger as the last look left it."""
+        if self._ledger is not None:
+            check_ledger(self._log, self._ledger)
+
     def close(self) -> None:
         """Release the reader; a look that is under way does so when it ends. Idempotent."""
         self._is_closed = True
@@ -111,18 +118,19 @@ class TailGauge:
 def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
     """The whole tail up to the ledger's end at this moment. Raises as a look does.
 
-    It reads the ledger alone:
+    It reads the ledger, and what chunks that no commit lists say of it:
 
         >>> from statelog.materializer import tail_now
         >>> tail_now(log).commits
         0
     """
-    log.verify()
+    log.verify(READING)
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     gauge = TailGauge(log, clock=clock)
     try:
         while (tail := gauge.look()).position < end_position:
             pass
+        gauge.check()
         return tail
     finally:
         gauge.close()

@@ -26,7 +26,7 @@ from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.policy import TopicRole, Waiver
-from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, WRITING, Rights, check_rights
+from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, READING, WRITING, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient
@@ -313,8 +313,8 @@ class Log(Closing):
             return client.fold.freeze().commits
 
     def describe(self) -> LogDescription:
-        """The log at this moment. Raises Damaged, Unavailable."""
-        self.verify()
+        """The log at this moment. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
+        self.verify(READING)
         manifest = self._newest_manifest()
         with closing(self.ledger.client(manifest)) as client:
             client.fold_end()
