@@ -15,7 +15,8 @@ class TopicPartition:
     partition: int
     offset: int
     error: KafkaError | None
-    def __init__(self, topic: str, partition: int = ..., offset: int = ...) -> None: ...
+    metadata: str | None
+    def __init__(self, topic: str, partition: int = ..., offset: int = ..., metadata: str = ...) -> None: ...
 
 class Uuid: ...
 

@@ -25,13 +25,16 @@ def hints() -> Iterator[str]:
     for room in ROOMS:
         for path in (SOURCE / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                is_hint = (isinstance(node, ast.keyword) and node.arg == "hint") or (
-                    isinstance(node, ast.Assign | ast.AugAssign)
-                    and "hint" in ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target).lower()
-                )
-                if is_hint:
-                    found = ast.walk(node.value)
-                    yield from (one.value for one in found if isinstance(one, ast.Constant) and type(one.value) is str)
+                match node:
+                    case ast.keyword(arg="hint", value=value):
+                        pass
+                    case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
+                        if "hint" not in ast.unparse(target).lower():
+                            continue
+                    case _:
+                        continue
+                found = (one.value for one in ast.walk(value) if isinstance(one, ast.Constant))
+                yield from (text for text in found if isinstance(text, str))
 
 
 def options() -> set[str]:

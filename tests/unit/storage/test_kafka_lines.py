@@ -5,12 +5,20 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka import admin
 
-from statelog.storage.kafka.config import admin_properties, client_config, consumer_properties, producer_properties
+from statelog.storage.kafka.config import (
+    ClientConfig,
+    admin_properties,
+    client_config,
+    consumer_properties,
+    producer_properties,
+)
 from statelog.storage.kafka.native import make_client, native
 
 NOBODY = client_config({"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.max.ms": "100"})
@@ -40,19 +48,23 @@ def test_nothing_is_printed_that_nobody_asked_for(listens: bool) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("kind", [admin.AdminClient, confluent_kafka.Producer, confluent_kafka.Consumer])
-def test_what_is_raised_while_a_line_is_logged_comes_out(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "properties"),
+    [
+        (admin.AdminClient, admin_properties),
+        (confluent_kafka.Producer, producer_properties),
+        (confluent_kafka.Consumer, consumer_properties),
+    ],
+)
+def test_what_is_raised_while_a_line_is_logged_comes_out(
+    kind: Any, properties: Callable[[ClientConfig], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lines are handed on inside of calls of the client: a Ctrl-C that comes just then is not lost."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    properties = {
-        admin.AdminClient: admin_properties,
-        confluent_kafka.Producer: producer_properties,
-        confluent_kafka.Consumer: consumer_properties,
-    }[kind](NOBODY)
-    client = make_client(kind, "a client", properties, NOBODY, deque(maxlen=4))
+    client = make_client(kind, "a client", properties(NOBODY), NOBODY, deque(maxlen=4))
     monkeypatch.setattr(logging.getLogger("statelog.kafka"), "log", interrupted)
     if kind is confluent_kafka.Consumer:
         client.assign([confluent_kafka.TopicPartition("t", 0, 0)])

@@ -14,15 +14,6 @@ from statelog.storage.log.log import Log
 __all__ = ["claim_root", "other_root", "publish"]
 
 
-def publish(log: Log, manifest: Manifest) -> str:
-    """Publish a manifest and its position; why that failed, or an empty string."""
-    try:
-        _publish(log, Publication.of(manifest, log.store.url), manifest.position)
-    except StatelogError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def claim_root(log: Log) -> None:
     """From now on the root of this `log` is the log's: materializers on a copy of it, or on the one that it was copied
     from, truncate no more. Stop them first: a round that is under way there may still truncate.
@@ -31,10 +22,16 @@ def claim_root(log: Log) -> None:
     """
     log.verify()
     newest = log.manifests.newest()
-    if newest is not None:
-        _publish(log, Publication.of(newest.manifest, log.store.url), newest.manifest.position)
-    else:
-        _publish(log, Publication(log.descriptor.identity.ledger_topic_id, 0, "", log.store.url), 0)
+    _publish(log, newest.manifest if newest else None)
+
+
+def publish(log: Log, manifest: Manifest) -> str:
+    """Publish a manifest and its position; why that failed, or an empty string."""
+    try:
+        _publish(log, manifest)
+    except StatelogError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
@@ -48,11 +45,17 @@ def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
         return ""
     listed = log.manifests.listed()
     there = [one.manifest for one in known.read(log.manifests, listed, {found.number})]
-    return why_not_ours(found, Publication.of(own, log.store.url), max(listed), there[0] if there else None)
+    return why_not_ours(found, _ours(log, own), max(listed), there[0] if there else None)
 
 
-def _publish(log: Log, publication: Publication, position: int) -> None:
-    log.kafka.publish_offset(_group(log), log.ledger_topic, 0, position, publication.to_text())
+def _publish(log: Log, manifest: Manifest | None) -> None:
+    position = manifest.position if manifest else 0
+    log.kafka.publish_offset(_group(log), log.ledger_topic, 0, position, _ours(log, manifest).to_text())
+
+
+def _ours(log: Log, manifest: Manifest | None) -> Publication:
+    number, nonce = (manifest.number, manifest.nonce.hex()) if manifest else (0, "")
+    return Publication(log.descriptor.identity.ledger_topic_id, number, nonce, log.store.url)
 
 
 def _group(log: Log) -> str:

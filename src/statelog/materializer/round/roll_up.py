@@ -100,7 +100,8 @@ class RollUp:
         removed = Cleanup(held_back=other)
         if not other:
             removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, seams)
-        unpublished = "" if other else self._publish(won.manifest)
+        unpublished = "" if other else publish(self._log, won.manifest)
+        self._steps.passed("after-publish")
         return CompletedRound(
             number=won.manifest.number,
             position=won.manifest.position,
@@ -202,12 +203,6 @@ class RollUp:
             return LostRound(number=newest)
         self._steps.passed("after-win")
         return _Won(own, cleanup_plan)
-
-    def _publish(self, manifest: Manifest) -> str:
-        unpublished = publish(self._log, manifest)
-        if not unpublished:
-            self._steps.passed("after-publish")
-        return unpublished
 
     def _newest_number(self) -> int:
         return max(self._log.manifests.numbers(), default=0)

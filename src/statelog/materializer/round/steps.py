@@ -25,7 +25,7 @@ CRASH_POINTS = (
     "after-truncate-data",
     "after-truncate-ledger",
     "after-delete",  # files that no manifest names are gone
-    "after-publish",  # the group offset is published
+    "after-publish",  # the group offset is published, unless it cannot be
 )
 """The names that `Seams.crash` is called with, in order: one between every two steps."""
 

@@ -1,8 +1,7 @@
 """Publications: what a round leaves beside its group offset: the manifest that it put, and at which root. Pure.
 
-A copy of a root has all that the log's own has, and the same topics below it: what both see is Kafka alone. So a round
-that finds a publication that is not of its own chain removes nothing. That is all a publication is good for: it is
-never the truth about a log, and where there is none, or none that can be read, rounds go on without.
+A copy of a root has all that the log's own has, and the same topics: what both see is Kafka alone. So a round that
+finds a publication of another chain removes nothing. That is all it is good for: it is never the truth about a log.
 """
 
 import json
@@ -23,11 +22,6 @@ class Publication:
     number: int
     nonce: str
     url: str
-
-    @classmethod
-    def of(cls, manifest: Manifest, url: str) -> "Publication":
-        """That of a manifest."""
-        return cls(manifest.identity.ledger_topic_id, manifest.number, manifest.nonce.hex(), url)
 
     def to_text(self) -> str:
         """As Kafka keeps it."""

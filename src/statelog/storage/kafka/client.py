@@ -225,7 +225,7 @@ class ConfluentKafka:
 
     def _ask_group(self, ask: Request, doing: str, request: ConsumerGroupTopicPartitions) -> list[TopicPartition]:
         """What the group's coordinator says of the one partition of the request."""
-        group, (place,) = request.group_id, request.topic_partitions or ()
+        group, (place,) = request.group_id, request.topic_partitions or []
         facts: dict[str, Fact] = {"group": group, "topic": place.topic, "partition": place.partition}
         self._admin.guard.check()
         # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
