@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
 from statelog.errors import (
@@ -350,17 +350,16 @@ class LedgerClient:
 
         Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
         """
-        for position, last in sorted({place for place in places if place.last not in (None, self.last)}, reverse=True):
-            assert last is not None
-            records = self._records(last.offset, position)
-            try:
-                found = next(records, None)
-            except OffsetGone:
-                return  # All others lie below.
-            finally:
-                records.close()
-            if not self._is_sound(last, found):
-                raise self._mismatch(last)
+        with self._asking_who_answers():
+            for position, last in sorted({one for one in places if one.last not in (None, self.last)}, reverse=True):
+                assert last is not None
+                try:
+                    with closing(self._records(last.offset, position)) as records:
+                        found = next(records, None)
+                except OffsetGone:
+                    return  # All others lie below.
+                if not self._is_sound(last, found):
+                    raise self._mismatch(last)
 
     def _is_sound(self, last: LastRecord, found: Record | None) -> bool:
         """Whether the record is the one that was read there before, or a person accepted that it is not."""

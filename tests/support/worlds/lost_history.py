@@ -205,9 +205,15 @@ class World:
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
         """The table, by its owner: on the directory that it keeps, or anew in memory."""
-        kind = {"backend": "rocksdb", "directory": directory} if directory else {}
-        where = {"kafka": self.table.kafka(), "root": self.table.store(), "allow_unsafe": UNSAFE}
-        return statelog.table(self.table.name, own_partitions=[0], **where, **kind)
+        return statelog.table(
+            self.table.name,
+            kafka=self.table.kafka(),
+            root=self.table.store(),
+            backend="rocksdb" if directory else "dict",
+            directory=directory,
+            own_partitions=[0],
+            allow_unsafe=UNSAFE,
+        )
 
 
 def _impatient(rig: LogRig) -> Log:
@@ -271,13 +277,14 @@ def _recover_at_least(world: World) -> object:
 
 def _resume(world: World) -> object:
     with world.open() as log:
-        recover(log, resume=Cursor.from_json(world.memory.cursor)).stream().apply(lambda _: None)
+        return recover(log, resume=Cursor.from_json(world.memory.cursor)).stream().apply(lambda _: None)
 
 
 def _follow(world: World) -> object:
     with world.open() as log, recover(log, resume=Cursor.from_json(world.memory.cursor)).follow() as stream:
         while stream.take(0.5) is not None:
             pass
+        return stream.cursor
 
 
 def _standby(world: World) -> object:
@@ -333,7 +340,7 @@ def _query_of_before(reader: str) -> Callable[[World], object]:
     def go_on(world: World) -> object:
         with world.open() as log, closing(StreamPlanner(log, _stream(reader))) as planner:
             start = StreamOffset.from_json(world.memory.offsets[reader], log.descriptor.identity)
-            planner.plan(start, planner.end_of(start), 0)
+            return planner.plan(start, planner.end_of(start), 0)
 
     return go_on
 
