@@ -39,7 +39,8 @@
         │   ├── CorruptLedger
         │   ├── CorruptDescriptor
         │   ├── CorruptManifest
-        │   └── CorruptRun
+        │   ├── CorruptRun
+        │   └── Unreadable          records that Kafka's client cannot unpack
         ├── UnknownFormat           written by a newer statelog: this reader must stop
         └── DataLoss                committed changes that cannot be read any more
             ├── IdentityChanged     another cluster, or a topic that was recreated
@@ -109,6 +110,7 @@ __all__ = [
     "Unavailable",
     "UncommittedChanges",
     "UnknownFormat",
+    "Unreadable",
     "Unsafe",
     "UnsafeStore",
     "UnsafeTopic",
@@ -318,6 +320,12 @@ class CorruptManifest(Corrupt):
 
 class CorruptRun(Corrupt):
     """A run that does not decode, or whose length or checksum differ from its manifest."""
+
+
+class Unreadable(Corrupt):
+    """Records that Kafka's client cannot unpack. `start_offset` and `end_offset` are facts: all that it cannot, as far
+    as it was asked for.
+    """
 
 
 class UnknownFormat(Damaged):

@@ -12,6 +12,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
+from tests.support.services import stranger
 from tests.support.services.transactions import write_marker
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "read_all",
     "settle",
     "spec_of",
+    "spoil_memory",
     "write_all",
 ]
 
@@ -39,6 +41,8 @@ class World:
     published: Callable[[str, str, int], int | None]
     make_gap: Callable[[str, int], None]
     """Makes the last offset of a partition one that holds no record."""
+    spoil: Callable[[str, int, int], None]
+    """Appends to a partition a batch of so many records that no client unpacks."""
 
 
 def memory_world() -> World:
@@ -49,6 +53,7 @@ def memory_world() -> World:
         another=memory.join,
         published=lambda group, topic, partition: memory.cluster.published[group, topic, partition][0],
         make_gap=lambda topic, partition: memory.cluster.insert_gap(topic, partition, 1),
+        spoil=lambda topic, partition, count: spoil_memory(memory, topic, partition, count),
     )
 
 
@@ -61,7 +66,19 @@ def broker_world(bootstrap: str) -> World:
         another=lambda: ConfluentKafka(config),
         published=lambda group, topic, partition: _published(bootstrap, group, topic, partition),
         make_gap=lambda topic, partition: _write_gap(kafka, bootstrap, topic, partition),
+        spoil=lambda topic, partition, count: _spoil(bootstrap, topic, partition, count),
     )
+
+
+def spoil_memory(memory: MemoryKafka, topic: str, partition: int, count: int) -> None:
+    """The same on the twin."""
+    offsets = write_all(memory, topic, partition, [b""] * count)
+    memory.cluster.spoil(topic, partition, offsets[0], offsets[-1] + 1)
+
+
+def _spoil(bootstrap: str, topic: str, partition: int, count: int) -> None:
+    """110 MB and more of zeros, which the client does not take."""
+    stranger.send(bootstrap, topic, partition, stranger.bomb(count, (110 << 20) // count))
 
 
 def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | None:

@@ -10,7 +10,8 @@ What every implementation promises:
 - A delivery is reported exactly once, to the callback, from inside `poll` or `close`, and is three-valued.
   What is not a clear yes or a clear no is `UNKNOWN`: it may be in the log now, or appear there later.
 - A reader returns exactly the records of the ranges it was given, in offset order per partition, or raises.
-  It never skips, never resets, never ends early. Gaps in offsets are not errors.
+  It never skips, never resets, never ends early. Gaps in offsets are not errors. What cannot be unpacked is told by its
+  offsets, and only if it lies in a range: who reads decides whether it counts (`unreadable.read_past`).
 - Nothing here decides anything: no retries of semantics, no validity, no policy.
 """
 
@@ -178,7 +179,8 @@ class Reader(Protocol):
 
         Empty ranges yield nothing. At most one `read` of a reader is active; abandoning the iterator is fine.
         Raises OffsetGone if a start lies below the log start, BeyondEnd if an end lies above the log end,
-        BrokerUnavailable when `stall_timeout_s` pass without any progress.
+        BrokerUnavailable when `stall_timeout_s` pass without any progress; and Unreadable, after the records before
+        them, for offsets that the client cannot unpack: another read goes on behind those.
         """
         ...
 

@@ -18,12 +18,13 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
     StatelogError,
+    Unreadable,
 )
 from statelog.schemas.topics.policy import MAX_RECORD_BYTES
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange
 from statelog.storage.kafka.config import mask_text
 
-__all__ = ["ENDING", "check_range", "classify_delivery", "client_error", "refusal_of"]
+__all__ = ["ENDING", "UNPACKING", "check_range", "classify_delivery", "client_error", "refusal_of", "unreadable"]
 
 _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
@@ -56,8 +57,8 @@ _SETTING_HINTS = {
 """What to do about a setting that the broker's text does not name."""
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT"})
 _UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
-_CORRUPT = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
-
+UNPACKING = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
+"""Errors of one batch, which come again and again: its checksum is wrong, or it cannot be unpacked."""
 _CREDENTIALS = frozenset({
     "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
 })  # fmt: skip
@@ -66,7 +67,7 @@ _MISMATCH = re.compile(r"connecting to an? \w+ (broker )?listener\?|incorrect se
 _MISMATCH_S = 2.0
 """A broker that is about to start, or a proxy in front of it, closes connections as one of the other protocol does."""
 
-ENDING = _REFUSED | _CORRUPT
+ENDING = _REFUSED | UNPACKING
 """Errors after which waiting is useless: a reader stops at once instead of at its stall timeout."""
 
 
@@ -119,10 +120,22 @@ def client_error(
         return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
     if error_name in _ABSENT:
         return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
-    if error_name in _CORRUPT:
+    if error_name in UNPACKING:
         hint = "Read another replica, or restore the broker's disk; the record is not skipped"
         return Corrupt(f"a record's checksum is wrong while {doing}: {text}", hint=hint, **where)
     return BrokerUnavailable(f"Kafka does not answer while {doing}: {text}", hint="", **where)
+
+
+def unreadable(topic: str, partition: int, offsets: OffsetRange, reason: str) -> Unreadable:
+    """The error for offsets that hold what the client cannot unpack."""
+    return Unreadable(
+        f"records cannot be unpacked: {reason}",
+        topic=topic,
+        partition=partition,
+        start_offset=offsets.start,
+        end_offset=offsets.end,
+        hint="Another replica may have them whole: make it the leader, or restore the broker's disk",
+    )
 
 
 def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float) -> tuple[str, str] | None:

@@ -18,7 +18,7 @@ from statelog.errors import (
 )
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
-from statelog.storage.kafka.errors import check_range
+from statelog.storage.kafka.errors import check_range, unreadable
 from statelog.storage.kafka.memory_cluster import MemoryCluster, Sending
 from statelog.storage.kafka.memory_faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
@@ -383,7 +383,12 @@ class MemoryReader:
         wanted = left[partition]
         with self._cluster.lock:
             self._check(partition, wanted)
-            found = self._cluster.log(self._topic, partition).first_from(wanted.start)
+            log = self._cluster.log(self._topic, partition)
+            found = log.first_from(wanted.start)
+        for batch in log.spoilt if found else ():
+            if found and batch.start <= found[0] < min(batch.end, wanted.end):
+                lost = OffsetRange(max(batch.start, wanted.start), min(batch.end, wanted.end))
+                raise unreadable(self._topic, partition, lost, "it is spoilt")
         if found is None or found[0] >= wanted.end:
             del left[partition]
             return None

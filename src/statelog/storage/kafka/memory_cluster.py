@@ -278,6 +278,11 @@ class MemoryCluster:
                 raise NotFound("no record at this offset", topic=topic, partition=partition, offset=offset)
             log.values[log.offsets.index(offset)] = value
 
+    def spoil(self, topic: str, partition: int, start: int, end: int) -> None:
+        """These offsets are one batch that no client unpacks: too large, garbage, or of a wrong checksum."""
+        with self.lock:
+            self.log(topic, partition).spoilt.append(OffsetRange(start, end))
+
     def recreate_topic(self, topic: str, config: Mapping[str, str] | None = None) -> None:
         """Delete a topic and make it anew, empty, with another topic id. Raises NotFound."""
         with self.lock:

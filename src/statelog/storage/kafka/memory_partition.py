@@ -6,6 +6,7 @@ Invariant: offsets only grow, except where a test cuts the log off, as a leader 
 import bisect
 from dataclasses import dataclass, field
 
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.positions import Listed
 
 __all__ = ["PartitionLog"]
@@ -23,6 +24,8 @@ class PartitionLog:
     leader_epoch: int = 1
     ends: list[int] = field(default_factory=list[int])
     """The ends that it had before, oldest first: what a deposed leader may still believe."""
+    spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
+    """Batches that no client unpacks."""
 
     def listed(self) -> Listed:
         """Start, end and leader as they are now."""
@@ -57,3 +60,4 @@ class PartitionLog:
         del self.ends[bisect.bisect_left(self.ends, offset) :]
         self.end = min(self.end, offset)
         self.start = min(self.start, self.end)
+        self.spoilt = [batch for batch in self.spoilt if batch.end <= offset]

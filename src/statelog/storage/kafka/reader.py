@@ -4,6 +4,8 @@ Owns one librdkafka consumer, which only ever assigns explicit offsets: no group
 and never ends early: a partition is finished when a record at or past the end, or the end of the log itself, was seen.
 Invariants: offsets of a partition strictly increase, and after any exception out of the client, an interrupt too, the
 consumer is thrown away, because the client may have moved its position past records that it then dropped.
+
+The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's.
 """
 
 from collections import deque
@@ -14,10 +16,10 @@ from typing import Protocol
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
-from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse
+from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse, Unreadable
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
-from statelog.storage.kafka.errors import ENDING, check_range, client_error
+from statelog.storage.kafka.errors import ENDING, UNPACKING, check_range, client_error, unreadable
 from statelog.storage.kafka.native import make_client, native
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.kafka.process import ProcessGuard
@@ -66,9 +68,10 @@ class ConfluentReader:
         self._turn = 0
         self._last_error = ""
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
+        self._stuck: tuple[int, int, str] | None = None
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Corrupt, BrokerUnavailable."""
+        """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable."""
         self._guard.check()
         if any(wanted.start < 0 for wanted in ranges.values()):
             raise Misuse("an offset is negative", hint="Kafka reads negative offsets as names of places")
@@ -100,7 +103,8 @@ class ConfluentReader:
                 for record in records:
                     yield record
                     self._check_turn(turn)
-        except GeneratorExit:
+                self._tell_unreadable(left, stall_timeout_s)
+        except (GeneratorExit, Unreadable):
             self._release(turn)
             raise
         except BaseException:
@@ -121,7 +125,7 @@ class ConfluentReader:
             check_range(self._topic, partition, wanted, available[partition])
 
     def _assign(self, left: Mapping[int, OffsetRange]) -> None:
-        self._last_error = ""
+        self._last_error, self._stuck = "", None
         self._errors.clear()
         native(self._client().assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
 
@@ -143,7 +147,12 @@ class ConfluentReader:
         for message in messages:
             wanted = left.get(message.partition())
             error = message.error()
-            if error is not None and error.name() != "_PARTITION_EOF":
+            if error is not None and error.name() in UNPACKING and (base := message.offset()) is not None:
+                if wanted is not None and base < wanted.end:
+                    self._stuck = (message.partition(), base, f"{error.name()}: {self._config.redact(error.str())}")
+                    break  # What else was taken is read again, behind the batch.
+                left.pop(message.partition(), None)
+            elif error is not None and error.name() != "_PARTITION_EOF":
                 self._note(error, message, left)
             elif wanted is not None:
                 moved |= self._advance(message, wanted, left, records)
@@ -181,6 +190,36 @@ class ConfluentReader:
         # Unchecked, for it is made for every record: neither is below the start, which was checked.
         left[partition] = OffsetRange._make((max(next_offset, wanted.start), wanted.end))
         return not is_end
+
+    def _tell_unreadable(self, left: Mapping[int, OffsetRange], stall_timeout_s: float) -> None:
+        """Raise Unreadable if a batch was met. Where it ends the client does not tell: trying does."""
+        if self._stuck is None:
+            return
+        partition, base, reason = self._stuck
+        start, end = left[partition]
+        inside, behind, step = max(base, start), end, 1
+        while behind - inside > 1:
+            middle = inside + min(step, (behind - inside) // 2)
+            if self._is_behind(partition, middle, base, stall_timeout_s):
+                behind = middle
+            else:
+                inside, step = middle, 2 * step
+        raise unreadable(self._topic, partition, OffsetRange(max(base, start), behind), reason)
+
+    def _is_behind(self, partition: int, offset: int, base: int, stall_timeout_s: float) -> bool:
+        """Whether what comes from this offset on is not of the batch that begins at `base`."""
+        here = {partition: OffsetRange(offset, offset + 1)}
+        self._assign(here)
+        asked_at = self._clock()
+        while True:
+            for message in self._fetch():
+                error = message.error()
+                if error is None or error.name() == "_PARTITION_EOF":
+                    return True
+                if error.name() in UNPACKING:
+                    return message.offset() != base
+                self._note(error, message, here)
+            self._check_stall(self._clock() - asked_at, stall_timeout_s, here)
 
     def _note(
         self, error: confluent_kafka.KafkaError, message: confluent_kafka.Message, left: Mapping[int, OffsetRange]
