@@ -1,8 +1,8 @@
 """The one replay path: materializer, recovery and Spark read committed changes here and nowhere else.
 
 It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
-if anything listed is missing or differs. Publish nothing before the iterator has ended: only its end says that all that
-was listed is there.
+if anything listed is missing or differs. What cannot even be unpacked is stepped over where no commit lists it. Publish
+nothing before the iterator has ended: only its end says that all that was listed is there.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, pla
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import CommitBody
 from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.kafka.unreadable import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.log import Log
 
@@ -43,13 +44,16 @@ def replay(
     """Yield the committed chunks of `plan`, in offset order within a partition.
 
     `change_schema` gives the Arrow schema of changes whose values have a schema id. Raises IncompleteChangeSet,
-    CorruptChunk, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
     rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
     for i in range(rounds):
         wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
-        for record in reader.read(wanted, stall_timeout_s=stall_timeout_s):
+        records = read_past(
+            reader, wanted, stall_timeout_s=stall_timeout_s, counts=lambda p, offsets: checks[p].lists_any(*offsets)
+        )
+        for record in records:
             check = checks[record.partition]
             if not check.lists(record.offset):
                 continue

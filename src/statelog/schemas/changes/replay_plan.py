@@ -10,7 +10,7 @@ Invariants:
   offsets a person gave up in part, all the others are there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.records import CommitBody, LossRange
 
 __all__ = ["ChangeSetId", "PartitionCheck", "ReplayPlan", "plan_replay"]
+
+_FAR = 16
+"""So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
 
 
 class ChangeSetId(NamedTuple):
@@ -67,14 +70,29 @@ def plan_replay(
                     listed[entry.partition][key] = entry
     listed = {partition: entries for partition, entries in listed.items() if entries}
     ranges = {
-        partition: _without(
-            min(entry.first_offset for entry in entries.values()),
-            max(entry.end_offset for entry in entries.values()),
-            [lost for lost in accepted if lost.partition == partition],
+        partition: tuple(
+            kept
+            for span in _spans(entries.values())
+            for kept in _without(*span, [lost for lost in accepted if lost.partition == partition])
         )
         for partition, entries in listed.items()
     }
     return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
+
+
+def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
+    """Where their chunks lie, in few ranges: what others wrote in between, if it is more than a little, is left out."""
+    pieces = [(entry.first_offset, entry.end_offset) for entry in entries if not entry.gaps]
+    pieces += [(offset, offset + 1) for entry in entries if entry.gaps for offset in entry.offsets]
+    pieces.sort()
+    spans: list[tuple[int, int]] = []
+    start, reach = pieces[0]
+    for first, end in pieces:
+        if first - reach >= _FAR:
+            spans.append((start, reach))
+            start = first
+        reach = max(reach, end)
+    return [*spans, (start, reach)]
 
 
 def _without(start: int, end: int, lost: Sequence[LossRange]) -> tuple[tuple[int, int], ...]:
@@ -161,6 +179,10 @@ class PartitionCheck:
     def lists(self, offset: int) -> bool:
         """Whether the record at this offset counts. If not it is void."""
         return offset in self._awaited
+
+    def lists_any(self, start: int, end: int) -> bool:
+        """Whether a record of the offsets [start, end) counts, of those that are still to come."""
+        return any(start <= offset < end for offset in self._awaited)
 
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""

@@ -21,6 +21,7 @@ from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.kafka.unreadable import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Witnesses:
         named: dict[int, set[Place]] = {p: set(tail.places) for p, tail in known.items()}
         if wanted:
             with closing(self._kafka.reader(self._topic)) as reader:
-                for record in reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S):
+                for record in read_past(reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=_never):
                     place = self._named(record.value)
                     if place is not None:
                         named[record.partition].add(place)
@@ -86,6 +87,11 @@ class Witnesses:
         except (Corrupt, UnknownFormat):
             return None
         return found[0].place if found and found[0].is_sealed(self._key) else None
+
+
+def _never(_partition: int, _offsets: OffsetRange) -> bool:
+    """What no commit lists and cannot be unpacked is no chunk."""
+    return False
 
 
 def furthest_witness(log: "Log", fold: LedgerFold) -> int:

@@ -1,0 +1,70 @@
+"""A log whose data topic somebody writes to all the while, and all who have to go on, each as in another process."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.round.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import plan_changes, read_changes, recover
+from statelog.seams import Seams
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import LogRig, settings_for
+from tests.support.rigs.stream_reader import Reader
+from tests.support.rigs.table import TableRig
+
+__all__ = ["commit", "everybody_goes_on", "roll_up", "tables_go_on"]
+
+Attack = Callable[[], None]
+"""Writes something behind all that is in partition 0."""
+_TIMEOUT_S = 120.0
+
+
+def commit(log: Log, number: int) -> dict[bytes, bytes]:
+    """A commit by a writer that opens for it; the state that it leaves."""
+    with Writer(log, "w", expect=number - 1) as writer:
+        writer.put(b"k%d" % number, b"v")
+        writer.commit(number)
+    return {b"k%d" % i: b"v" for i in range(1, number + 1)}
+
+
+def roll_up(log: Log, scratch: Path) -> None:
+    """A round."""
+    assert isinstance(run_round(log, settings_for(scratch), seams=Seams(wall_clock=time.time)), CompletedRound)
+
+
+def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:
+    """Openers, a follower, recoveries, changes and rounds; each attack is the last record until the next commit."""
+    reader = Reader()
+    with rig.create(partitions=1, key_groups=2) as log:
+        attack()
+        with recover(log).follow() as stream:
+            for number in (1, 2):
+                model = commit(log, number)
+                attack()
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            while reader.state != model and time.monotonic() < deadline_s:
+                portion = stream.take(1.0)
+                if portion is not None:
+                    reader.apply(portion)
+        assert reader.state == model
+        assert recover(log).to_dict() == model
+        keys = [key for changes in read_changes(log, plan_changes(log)) for key in changes.column("key").to_pylist()]
+        assert sorted(keys) == sorted(model)
+        roll_up(log, scratch)
+        model = commit(log, 3)
+        attack()
+        roll_up(log, scratch)
+        assert recover(log).to_dict() == model
+
+
+def tables_go_on(rig: LogRig, attack: Attack) -> None:
+    """A table opens with all that it committed, time and again."""
+    made = TableRig(rig, None)
+    for number in range(3):
+        with made.open(partitions=1, key_groups=2) as table:
+            assert len(table) == number
+            table[b"k%d" % number] = b"v"
+            table.commit()
+        attack()
