@@ -5,6 +5,7 @@ system itself. For topics that are gone as a whole, see `topic_loss`.
 
 Invariants:
 - A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come.
+- What a ledger's loss takes along is only what the newest snapshot holds: that of the data topic is no loss.
 - Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old.
 - The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
   One that died on the way is run again: the Restarts of the first are void beside those of the second.
@@ -15,10 +16,12 @@ from contextlib import closing, suppress
 
 from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
 from statelog.schemas.ledger.place import LastRecord, Place
-from statelog.schemas.ledger.records import AcceptLoss, LossRange, Restart, check_committed, encode
+from statelog.schemas.ledger.records import AcceptLoss, LossRange, Restart, check_committed, encode, given_up
+from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import LEDGER_WRITING
 from statelog.storage.ledger_client import append_record
+from statelog.storage.log.anchors import check_anchors
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 from statelog.storage.log.witnesses import furthest_witness
@@ -40,12 +43,7 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     log.verify(LEDGER_WRITING)
     with closing(log.checked_ledger()) as ledger:
         check_committed(ranges, ledger.fold.committed_positions)
-    producer = log.kafka.producer()
-    try:
-        record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
-        return append_record(producer, log.ledger_topic, record)
-    finally:
-        producer.close()
+    return _append(log, AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator))
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
@@ -53,6 +51,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
 
     If the newest snapshot reaches further than the ledger, or stands on records that are others now, it is the history;
     else what the ledger still holds is. Every writer that is open is fenced, and commits that are in neither are gone.
+    What the data topic lacks below the snapshot's committed positions is given up with it, for the snapshot holds it.
 
     Raises ConfigError if nothing is lost or there is no reason or operator, NotFound if a run of that snapshot is gone,
     OutcomeUnknown (run it again), Damaged, Unavailable.
@@ -65,16 +64,47 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     witness = _witness(log)
     end = log.ledger.end(at_least=max(reach, witness, 1))
     is_replaced = end < reach or _is_other(log)
-    if not is_replaced and end >= 1 and not _is_torn(log):
+    is_lossy = is_replaced or end < 1 or _is_torn(log)
+    if is_lossy:
+        if newest is not None and is_replaced:
+            check_runs(log.store, newest)
+        position = reach if is_replaced else 0
+        record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
+        last = append_restarts(log, record, max(position, witness - 1, end))
+        log.saw(Place(last + 1, LastRecord.of(last, encode(record))))
+    with closing(log.ledger.newest_client()) as ledger:
+        ledger.fold_end()
+        state = ledger.fold.freeze()
+    ranges = _in_snapshot_alone(log, newest, state) if newest and state.restarted >= reach else ()
+    if not (is_lossy or ranges):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
-    if newest is not None and is_replaced:
-        check_runs(log.store, newest)
-    record = Restart(
-        digest=log.descriptor.digest, position=reach if is_replaced else 0, reason=reason, operator=operator
-    )
-    last = append_restarts(log, record, max(record.position, witness - 1, end))
-    log.saw(Place(last + 1, LastRecord.of(last, encode(record))))
-    return last
+    if ranges:
+        _append(log, AcceptLoss(ranges=ranges, reason=reason, operator=operator))
+    return state.restarted
+
+
+def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[LossRange, ...]:
+    """What the data topic lacks, or has otherwise, below the snapshot's committed positions."""
+    anchors = {anchor.partition: anchor for anchor in newest.anchors if anchor.topic == "data"}
+    there = log.data_offsets(at_least=newest.next_offsets)
+    found: list[LossRange] = []
+    for partition, end in newest.next_offsets.items():
+        start = there[partition].end
+        try:
+            check_anchors(log, [anchors[partition]] if partition in anchors and start >= end else [])
+        except AnchorMismatch:
+            start = end - 1
+        if start < end and not given_up(state.accepted, partition, start, end):
+            found.append(LossRange(partition, start, end))
+    return tuple(found)
+
+
+def _append(log: Log, record: AcceptLoss) -> int:
+    producer = log.kafka.producer()
+    try:
+        return append_record(producer, log.ledger_topic, record)
+    finally:
+        producer.close()
 
 
 def check_acceptance(reason: str, operator: str) -> None:
