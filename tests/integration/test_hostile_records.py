@@ -25,8 +25,8 @@ SIZES = [
     *(pytest.param(codec, 120 * MB, id=f"{codec}-120-MB") for codec in ("snappy", "lz4", "zstd")),
     *(pytest.param(codec, 990 * MB, id=f"{codec}-990-MB", marks=pytest.mark.soak) for codec in ("lz4", "zstd")),
 ]
-"""The client sends no more than 1 GB at once. Snappy packs 21 to 1, so that much of it does not fit into a record; and a
-gigabyte of gzip takes a busy machine longer to unpack than a reader waits.
+"""The client sends no more than 1 GB at once. Snappy packs 21 to 1, so that much of it does not fit into a record; and
+a gigabyte of gzip takes a busy machine longer to unpack than a reader waits.
 """
 
 
