@@ -14,10 +14,11 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
 from statelog.recovery.history.plan_changes import hold_changes
+from statelog.seams import Seams
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import LogRig, real_rig, settings_for, twin_rig
+from tests.support.rigs.log import LogRig, TwinLog, real_rig, settings_for, twin_rig
 from tests.support.services.broker import Broker
 
 _FIRST = {"type": "record", "name": "Plane", "fields": [{"name": "n", "type": "int"}]}
@@ -81,6 +82,39 @@ def test_changes_between_times(place: _Place) -> None:
         [batch] = read_changes(log, plan)
         expected = [datetime.fromtimestamp(stamp / 1000, UTC) for stamp in stamped]
         assert batch.column("timestamp").to_pylist() == expected
+
+
+def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -> None:
+    """A start or an end that may lie below the log's start is NotFound with the way out, and is never moved up to what
+    is left, also if a snapshot of what was truncated is a little older: clocks differ."""
+    times: list[int] = []
+    with place.rig.create() as log, Writer(log, "w") as writer:
+        for number in range(3):
+            place.wait()
+            times.append(int(place.now_s() * 1000))
+            place.wait()
+            writer.put(b"key", b"%d" % number)
+            writer.commit()
+            run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=place.now_s))
+        assert [row[2] for row in _rows(log)] == [b"2"]
+        for bounds in ((AtTime(times[0]),), (None, AtTime(times[1])), (AtTime(times[2]),)):
+            with pytest.raises(NotFound, match="does not hold time") as caught:
+                plan_changes(log, *bounds)
+            assert "earliest" in str(caught.value)
+
+
+def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:
+    """All that was truncated is in a snapshot that was there well before the time: nothing of that time is missing."""
+    twin = TwinLog()
+    for number in range(3):
+        twin.now_s += 3600
+        twin.write({b"key": b"%d" % number})
+        run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    log = twin.open()
+    asked_s = twin.now_s - 1800
+    assert [row[2] for row in _rows(log, AtTime(int(asked_s * 1000)))] == [b"2"]
+    with pytest.raises(NotFound):
+        plan_changes(log, AtTime(int((asked_s - 3600) * 1000)))
 
 
 def test_values_of_a_range_have_one_schema(place: _Place) -> None:

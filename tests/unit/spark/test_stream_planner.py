@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from statelog.errors import NotFound, ReaderInUse, SubscriptionEnded
+from statelog.errors import ConfigError, NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.schemas.snapshot.subscription import SubscriptionCap, newest_files
 from statelog.spark.stream.admission import Limit
@@ -135,6 +135,14 @@ def test_where_a_stream_begins(tmp_path: Path) -> None:
     query = Query(twin.open, {"startingWriter": "writer", "startingCheckpoint": "2"})
     query.run()
     assert [row["value"] for row in query.rows] == [b"2", b"3"]
+
+
+def test_a_time_that_is_to_come_is_no_start() -> None:
+    """A stream would begin now instead: it is refused with the way out, as by Spark's own Kafka source."""
+    twin = TwinLog()
+    with pytest.raises(ConfigError, match="in the future") as caught:
+        Query(twin.open, {"startingTime": "2999-01-01T00:00:00Z"}).run()
+    assert "latest" in str(caught.value)
 
 
 def test_a_stopped_query_goes_on_if_it_has_a_reader(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Changes can be read from a position on if the fold of the ledger can begin at or
 ledger's first record) and the data topic still has what was committed behind it. Never reads a run or a chunk.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from contextlib import closing
 
@@ -21,7 +22,12 @@ from statelog.storage.log.log import Log
 
 __all__ = ["Reach"]
 
-_HINT = "Ask for changes from the oldest to the newest position; what lies below is in the state only"
+_HINT = (
+    "Ask for changes from the oldest to the newest position (earliest: all that is held); what lies below is in the"
+    " state only"
+)
+_CLOCKS_APART_S = 600
+"""By how much the materializer's clock and the store's are believed to be behind the brokers' at most, both of them."""
 
 
 class Reach:
@@ -80,6 +86,8 @@ class Reach:
                 found = self._planner.find(bound, self.manifests, self.end_position)
             case AtTime(timestamp_ms):
                 found = self._first_since(timestamp_ms)
+                if found == self._ledger_start and not self._holds_mark and not self._all_older(timestamp_ms):
+                    found = None  # What was truncated may be of that time, too: it is not skipped.
         if found is None:
             raise self.not_held(str(bound))
         return found
@@ -130,6 +138,15 @@ class Reach:
                 else:
                     low = found.offset + 1
         return low
+
+    def _all_older(self, timestamp_ms: int) -> bool:
+        """Whether all that lay below the ledger's start is older: a snapshot of it was there before that time."""
+        since_s = timestamp_ms / 1000 - _CLOCKS_APART_S
+        put_s = {number: info.modified_s for number, info in self._log.manifests.listed().items()}
+        return any(
+            one.position >= self._ledger_start and max(one.created_s, put_s.get(one.number, math.inf)) <= since_s
+            for one in self.manifests
+        )
 
     def _time_of(self, record: Record) -> int:
         if record.timestamp_ms < 0:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from statelog.closing import Closing
-from statelog.errors import NotFound, OffsetGone, StatelogError, SubscriptionEnded
+from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
+from statelog.recovery.history.bounds import AtTime
 from statelog.recovery.history.change_plan import ChangePlan
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.reach import Reach
@@ -35,6 +36,7 @@ from statelog.storage.log.log import Log
 __all__ = ["BatchPlan", "StreamPlanner"]
 
 _LOG = logging.getLogger("statelog.spark")
+_CLOCKS_APART_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class StreamPlanner(Closing):
     # ---- what Spark asks, in its order
 
     def begin(self) -> StreamOffset:
-        """Where a new reading begins. Raises NotFound if the log does not hold the place, Damaged, Unavailable."""
+        """Where a new reading begins. Raises NotFound if the log does not hold the place, ConfigError for a time
+        that is still to come, Damaged, Unavailable."""
         reading, identity = self._seams.new_id(), self._log.descriptor.identity
         match self._options.start:
             case Beginning.SNAPSHOT:
@@ -74,6 +77,12 @@ class StreamPlanner(Closing):
                 position = self._log.ledger.end(at_least=self._log.position)
             case Beginning.EARLIEST:
                 position = Reach(self._log, self._groups).oldest_position
+            case AtTime() as time if time.timestamp_ms / 1000 > self._seams.wall_clock() + _CLOCKS_APART_S:
+                raise ConfigError(
+                    f"the option startingTime lies in the future: {time}",
+                    hint="A stream cannot leave out what is committed until then: filter its column timestamp;"
+                    " startingPosition=latest begins with what is committed from now on",
+                )
             case bound:
                 position = Reach(self._log, self._groups).resolve(bound)
         place = self._log.ledger.place_at(position)
