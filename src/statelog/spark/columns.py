@@ -98,7 +98,7 @@ def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
             [
                 ("key", descriptor.key_type.arrow_type),
                 ("op", pa.string()),
-                ("value", value.arrow_type),
+                ("value", _readable(value.arrow_type)),
                 ("key_group", pa.int32()),
                 ("writer", pa.string()),
                 ("checkpoint", pa.int64()),
@@ -134,8 +134,21 @@ def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
 def _value_fields(value: ValueSchema) -> list[pa.Field]:
     fields = _fields_of(value)
     if value.is_opaque or {name for name, _ in fields} & {*STATE_NAMES, "value"}:
-        return [pa.field("value", value.arrow_type)]
-    return [pa.field(name, kind) for name, kind in fields]
+        return [pa.field("value", _readable(value.arrow_type))]
+    return [pa.field(name, _readable(kind)) for name, kind in fields]
+
+
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """The type as Spark can read it: it takes times of day in microseconds only."""
+    if pa.types.is_time32(kind):
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_readable(field.type)) for field in cast("pa.StructType", kind)])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, kind.item_field.with_type(_readable(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_readable(kind.value_type)))
+    return kind
 
 
 def _fields_of(value: ValueSchema) -> list[tuple[str, pa.DataType]]:

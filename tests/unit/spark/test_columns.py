@@ -1,11 +1,27 @@
 """Columns that Spark was given against those of what is read: one check, and the value schema that has them."""
 
+import datetime as dt
+import json
+
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from statelog.errors import ConfigError
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
-from statelog.spark.columns import check_columns, newest_with
+from statelog.spark.columns import (
+    change_columns,
+    check_columns,
+    newest_with,
+    spark_arrow_schema,
+    state_batches,
+    state_columns,
+)
+from statelog.spark.options.write import write_options
+from statelog.spark.rows.row_plan import plan_rows
+from tests.support.rigs.log import twin_rig
+
+_WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}
 
 _FIELDS = '{"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}%s]}'
 _MORE = ', {"name": "more", "type": ["null", "string"], "default": null}'
@@ -22,6 +38,36 @@ def test_the_newest_value_schema_that_has_the_columns() -> None:
     """Of two with the same columns it is the later one; a query that is older than the last evolution has its own."""
     assert newest_with(_NEW, _SCHEMAS, _columns_of, "the state").id == 3
     assert newest_with(_OLD, _SCHEMAS, _columns_of, "the state").id == 2
+
+
+def test_times_of_day_are_read_in_microseconds() -> None:
+    """Spark knows no others: as a field, in a list, a map and a record within; as a state and as changes; and what was
+    read can be written back.
+    """
+    time = {"type": "int", "logicalType": "time-millis"}
+    inner = {"type": "record", "name": "I", "fields": [{"name": "t", "type": time}]}
+    types = {
+        "t": time,
+        "l": {"type": "array", "items": ["null", time]},
+        "m": {"type": "map", "values": time},
+        "i": inner,
+    }
+    fields = [{"name": name, "type": kind} for name, kind in types.items()]
+    schema = parse_value_schema(json.dumps({"type": "record", "name": "R", "fields": fields}), 1)
+    at = dt.time(1, 2, 3, 4000)
+    value = {"t": at, "l": [at, None], "m": [("k", at)], "i": {"t": at}}
+    rig = twin_rig("times")
+    with rig.create(key_type="string", value_schema=schema.avsc) as log:
+        columns = state_columns(log.descriptor, schema, include_key_group=False)
+        assert [field.dataType.simpleString() for field in columns][1] == "time(6)"
+        state = pa.table(
+            {"key_group": pa.array([1], pa.uint16()), "key": ["a"], "value": pa.array([value], schema.arrow_type)}
+        )
+        [batch] = state_batches(state, spark_arrow_schema(columns))
+        assert batch.to_pylist() == [{"key": "a", **value}]
+        change_columns(log.descriptor, schema)
+        options = write_options({**_WHERE, "writerId": "w"}, streaming=False)
+        plan_rows(columns, options, log.descriptor, schema)
 
 
 def test_other_columns_are_refused_with_both_lists() -> None:

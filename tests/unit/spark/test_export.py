@@ -1,5 +1,6 @@
 """`export`: a Delta Lake table stays equal to a log, whatever happens between and during two calls."""
 
+import os
 import random
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from statelog.errors import AlreadyExists, BeyondEnd, StoreUnavailable
+from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
@@ -119,6 +120,17 @@ def test_typed_values_are_columns_and_evolve(tmp_path: Path) -> None:
     assert rows["a"]["seen"] == _at(1)
 
 
+def test_times_of_day_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Delta Lake has no type for them: the error names the column."""
+    schema = _VISITS.replace("timestamp-millis", "time-micros")
+    with (
+        twin_rig("visits").create(key_type=KeyType.STRING, value_schema=schema) as log,
+        pytest.raises(ConfigError, match="column seen"),
+    ):
+        export(log, str(tmp_path / "table"))
+    assert not (tmp_path / "table").exists()
+
+
 def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
     """One key in two key groups is two rows, and a change is merged into its own."""
     rig, table = twin_rig("placed"), tmp_path / "table"
@@ -195,6 +207,58 @@ def test_a_foreign_table_is_refused_and_replaced_on_request(tmp_path: Path) -> N
         assert DeltaTable(table).version() == 0
         assert export(log, str(table), replace=True).is_rewritten
     assert _rows(table) == made.model
+
+
+@pytest.mark.parametrize("change", ["append", "delete", "restore"])
+def test_what_others_did_to_the_table_is_told(tmp_path: Path, change: str) -> None:
+    """Rows that came, went, or were put back since the last export are not the log's: refused, until it is replaced."""
+    made, table = TwinLog(), str(tmp_path / "table")
+    for number in range(3):
+        made.write({b"a": b"%d" % number, b"b%d" % number: b"1"})
+        with made.open() as log:
+            export(log, table)
+    if change == "append":
+        write_deltalake(table, pa.table({"key": [b"foreign"], "value": [b"1"]}), mode="append")
+    elif change == "delete":
+        DeltaTable(table).delete()
+    else:
+        DeltaTable(table).restore(1)
+    DeltaTable(table).optimize.compact()
+    made.write({b"c": b"1"})
+    with made.open() as log:
+        with pytest.raises(
+            AlreadyExists,
+            match=f"somebody else changed the table.*: {'WRITE' if change == 'append' else change.upper()}",
+        ):
+            export(log, table)
+        assert export(log, table, replace=True).is_rewritten
+        assert not export(log, table).is_rewritten
+    assert _rows(Path(table)) == made.model
+
+
+def test_maintenance_between_two_exports_is_welcome(tmp_path: Path) -> None:
+    """Compaction, ordering, vacuum and settings leave the rows as they are; where the clean-up of the table's history
+    took the last export away, all rows are written once."""
+    made, table = TwinLog(), str(tmp_path / "table")
+    for number in range(3):
+        made.write({b"a": b"%d" % number, b"b%d" % number: b"1"})
+        with made.open() as log:
+            export(log, table)
+    DeltaTable(table).optimize.compact()
+    DeltaTable(table).optimize.z_order(["key"])
+    DeltaTable(table).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    made.write({b"c": b"1"})
+    with made.open() as log:
+        assert not export(log, table).is_rewritten
+        DeltaTable(table).optimize.compact()
+        DeltaTable(table).create_checkpoint()
+        for path in (Path(table) / "_delta_log").glob("*.json"):
+            os.utime(path, (1, 1))
+        DeltaTable(table).cleanup_metadata()
+        assert export(log, table).is_rewritten
+        assert not export(log, table).is_rewritten
+    assert _rows(Path(table)) == made.model
 
 
 def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ Invariants:
 - A commit is made of the table as it was when this object was opened: if anybody committed meanwhile it fails, and
   delta-rs tries no merge of its own. Two exporters therefore never apply the same changes twice.
 - A source that fails leaves the table as it was.
+- Rows that somebody else changed since the last export are told: a position says nothing about them.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +30,17 @@ __all__ = ["DELETED", "DeltaExport", "DeltaPlace", "Merged", "TableMoved", "requ
 
 DELETED = "__statelog_deleted"
 """The column of a merge's source that says which keys are gone. Never one of the table."""
+_APPLICATION = "statelog.application"
+_KEEPING_ROWS = (
+    "OPTIMIZE",
+    "VACUUM START",
+    "VACUUM END",
+    "REORG",
+    "CLUSTER BY",
+    "SET TBLPROPERTIES",
+    "UNSET TBLPROPERTIES",
+)
+"""What others may do to the table between two exports: no row is another one after it."""
 
 
 class TableMoved(Exception):
@@ -97,14 +109,37 @@ class DeltaExport:
 
         return self._table is not None and self._table.schema() == Schema.from_arrow(columns)
 
-    def check_own(self) -> None:
-        """Raise AlreadyExists if the table holds anything that is not an export of this log."""
-        if not self.is_new and self.position is None:
-            raise AlreadyExists(
-                "the table holds something else than this log's export, or an export of topics it had before",
-                url=self._place.shown,
-                hint="Name another table, or write this one anew with replace=True",
-            )
+    def check_own(self) -> bool:
+        """Whether the table's history reaches back to the last export, so that its rows are known to be that export's.
+
+        Raises AlreadyExists if the table holds anything else, or somebody changed its rows since; StoreUnavailable.
+        """
+        if self._table is None:
+            return True
+        if self.position is None:
+            raise self._refused("the table holds something else than this log's export, or one of topics it had before")
+        for commit in self._history():
+            if commit.get(_APPLICATION) == self._place.application:
+                return True
+            if commit.get("operation") not in _KEEPING_ROWS:
+                raise self._refused(f"somebody else changed the table since the last export: {commit.get('operation')}")
+        return False
+
+    def _history(self) -> Iterator[Mapping[str, object]]:
+        """What was committed to the table, the newest first: often it is the only one that is asked for."""
+        from deltalake.exceptions import DeltaError
+
+        assert self._table is not None, "only a table has a history"
+        try:
+            yield from self._table.history(1)
+            yield from self._table.history()
+        except (DeltaError, OSError) as error:
+            raise _unavailable(self._place, "be read", error) from error
+
+    def _refused(self, why: str) -> AlreadyExists:
+        return AlreadyExists(
+            why, url=self._place.shown, hint="Name another table, or write this one anew with replace=True"
+        )
 
     def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, position: int) -> None:
         """Make the table, or replace all its rows and columns. Raises TableMoved, StoreUnavailable."""
@@ -150,7 +185,7 @@ class DeltaExport:
         from deltalake import CommitProperties, Transaction
 
         return CommitProperties(
-            custom_metadata={"statelog.application": self._place.application, "statelog.position": str(position)},
+            custom_metadata={_APPLICATION: self._place.application, "statelog.position": str(position)},
             app_transactions=[Transaction(self._place.application, position)],
             max_commit_retries=0,
         )

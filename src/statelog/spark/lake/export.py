@@ -7,8 +7,8 @@ is simply made again; nothing is applied twice.
 Invariants:
 - The table is the state of the log at one position, at every version of it that an export made.
 - If the log was truncated past the table's position, or the value schema evolved, the table is written anew, with a
-  log line: rows that did not change would lack the new fields' defaults.
-- A table that holds anything else is refused, unless the caller says `replace`.
+  log line: rows that did not change would lack the new fields' defaults. So it is if its history hides who wrote last.
+- A table that holds anything else, or that somebody else changed since, is refused, unless the caller says `replace`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import NotFound, OffsetGone, StoreUnavailable
+from statelog.errors import ConfigError, NotFound, OffsetGone, StoreUnavailable
 from statelog.recovery.history.change_plan import ChangePlan
 from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.plan_changes import plan_changes
@@ -74,8 +74,9 @@ def export(
     `replace` writes the table anew, whatever it holds. Memory is bounded as in `Recovery.to_parquet`, on our side;
     delta-rs merges in this process and spills as it sees fit.
 
-    Raises AlreadyExists for a table that is no export of this log, BeyondEnd if the log ends below the table's
-    position, ConfigError, StoreUnavailable, Damaged, Unavailable.
+    Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd if the log
+    ends below the table's position, ConfigError (values with times of day, too: Delta Lake has no such type),
+    StoreUnavailable, Damaged, Unavailable.
     """
     place = DeltaPlace(
         url=table,
@@ -105,10 +106,11 @@ class _Export:
     def run(self, *, replace: bool) -> Exported:
         """One try. Raises TableMoved if somebody else committed to the table meanwhile."""
         table = DeltaExport(self.place)
-        if not replace:
-            table.check_own()
+        is_known = not replace and table.check_own()
         if table.position is None or replace:
             return self._write(table, "the table is new" if table.is_new else "it is to be replaced")
+        if not is_known:
+            return self._write(table, "its history was cleaned up, back to after the last export")
         value_schema = self.log.value_schemas.newest()
         if not table.has_columns(self._columns(value_schema)):
             return self._write(table, "the columns of the log changed")
@@ -159,7 +161,15 @@ class _Export:
 
     def _columns(self, value_schema: ValueSchema) -> pa.Schema:
         with_group = self.include_key_group or self._names_key_groups
-        return spark_arrow_schema(state_columns(self.log.descriptor, value_schema, include_key_group=with_group))
+        found = spark_arrow_schema(state_columns(self.log.descriptor, value_schema, include_key_group=with_group))
+        for field in found:
+            if "time64[" in str(field.type):
+                raise ConfigError(
+                    f"Delta Lake has no type for the times of day in column {field.name}",
+                    given=str(field.type),
+                    hint="Write the table yourself, from spark.read.format('statelog') with a cast to text",
+                )
+        return found
 
 
 class _Count:
