@@ -4,6 +4,7 @@ Spark may plan or commit with another worker than the last time. What the other 
 """
 
 import json
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.errors import (
     CheckpointMismatch,
@@ -36,8 +38,10 @@ from statelog.spark.clients import task_producer
 from statelog.spark.options.write import WriteOptions, write_options
 from statelog.spark.sink import batch_commit, epochs, query_run
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
+from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.epochs import plan_batch, sibling_nonces
 from statelog.spark.sink.ownership import RECENT_S
+from statelog.spark.sink.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
 from statelog.spark.sink.task import TaskResult
 from tests.support.processes.forks import in_fork
 from tests.support.services.broker import Broker
@@ -186,6 +190,39 @@ def test_a_stranger_is_not_fenced_by_a_worker_that_forgot(rig: SparkLog) -> None
     assert commit_batch(options, [run_task(plan_batch(options), options, 1, {2: 2})], 1)
 
 
+def test_a_mark_that_was_swept_away_takes_nothing_back(rig: SparkLog) -> None:
+    """Somebody cleans the temporary directory up, and a stranger takes over: the ledger says that this run had an
+    epoch, so the query ends, once; started again, it goes on.
+    """
+    options = stream_options(rig)
+    assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
+    forget(rig)
+    query_run.run_of(options).mark.unlink()
+    Writer(rig.log, "python").close()
+    with pytest.raises(Fenced, match="another writer took over"):
+        plan_batch(options)
+    assert rig.opens() == 2, "the stranger still owns the log"
+    assert commit_batch(options, [run_task(plan_batch(options), options, 1, {2: 2})], 1)
+
+
+def test_marks_of_others_are_left_alone(rig: SparkLog) -> None:
+    """Of a process of another container that shares the directory nobody here knows whether it lives; what was not
+    touched for a month goes. A query touches its own with every batch, and makes it again.
+    """
+    options = stream_options(rig)
+    mark = query_run.run_of(options).mark
+    other, dead, old = (mark.with_name(name) for name in ("1-999999999-1-aa", f"{_space()}-999999999-1-aa", "1-7-1-bb"))
+    for path in (other, dead, old):
+        path.touch()
+    os.utime(old, (time.time() - 40 * 86_400,) * 2)
+    plan_batch(options)
+    assert [path.exists() for path in (other, dead, old, mark)] == [True, False, False, True]
+    mark.unlink()
+    plan_batch(options)
+    assert mark.exists()
+    other.unlink()
+
+
 def test_a_stranger_is_told_once_and_not_by_every_worker(rig: SparkLog, tmp_path: Path) -> None:
     """A query that was told, and started again, is not told once more by a worker that still holds the old epoch."""
     options = stream_options(rig)
@@ -263,7 +300,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog, tmp_path: Path) -> None:
                 options, [run_task(task, options, 2 * batch + slot, {keys[batch]: batch}, query)], batch
             )
         assert commit_write(load, [run_task(plan_batch(load), load, batch, {last[batch]: batch}, query="")])
-    assert rig.opens() == 3
+    assert rig.opens() == 4, "one of each query, one of each plain write"
     assert rig.numbers() == {keys[batch]: batch for keys in (low, high, last) for batch in range(2)}
 
     overlapping = query_options(rig, tmp_path / "c", "qc", writerId="three", partitions="1:3")
@@ -278,7 +315,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog, tmp_path: Path) -> None:
 
     wider = replace(one, share=None, partitions=(0,))
     assert commit_batch(wider, [run_task(plan_batch(wider), wider, 10, {}, "qa")], 2)
-    assert rig.opens() == 4, "the same query, started with other partitions, opens anew and waits for nobody"
+    assert rig.opens() == 5, "the same query, started with other partitions, opens anew and waits for nobody"
 
 
 def test_the_same_query_takes_over_at_once(rig: SparkLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +351,33 @@ def test_a_job_that_is_done_or_dead_stands_in_nobodys_way(rig: SparkLog, tmp_pat
     assert plan_batch(later, seams=Seams(wall_clock=lambda: time.time() + RECENT_S + 600))
     Writer(rig.log, "python").close()
     assert plan_batch(replace(load, writer="last"))
+
+
+def test_a_plain_write_bars_others_until_it_has_ended(rig: SparkLog) -> None:
+    """The second write of a session bars others as the first did; one that failed, or found its checkpoint in the
+    ledger, bars nobody, and its late tasks count for nothing.
+    """
+    load = write_options({**rig.options, "writerId": "load"}, streaming=False)
+    other = replace(load, writer="other", checkpoint_id=7)
+    assert commit_write(load, [run_task(plan_batch(load), load, 0, {1: 1}, query="")])
+    second = plan_batch(load)
+    with pytest.raises(LogInUse):
+        plan_batch(other)
+    assert commit_write(load, [run_task(second, load, 1, {2: 2}, query="")])
+    failed = plan_batch(load)
+    late = run_task(failed, load, 2, {3: 3}, query="")
+    for _ in range(2):
+        epochs.give_up(load, failed.grant)
+    assert commit_write(other, [run_task(plan_batch(other), other, 3, {4: 4}, query="")])
+    with pytest.raises(Fenced):
+        commit_write(load, [late])
+    schema = StructType([StructField("key", LongType()), StructField("n", LongType())])
+    replayed = BatchWriter({**rig.options, "writerId": "other", "checkpointId": "7"}, schema, overwrite=False)
+    pickle.dumps(replayed)
+    grant = replayed._planned.plan.task  # pyright: ignore[reportPrivateUsage] # what tasks are given
+    replayed.commit([run_task(grant, other, 4, {5: 5}, query="")])
+    assert commit_write(load, [run_task(plan_batch(load), load, 5, {6: 6}, query="")])
+    assert rig.numbers() == {1: 1, 2: 2, 4: 4, 6: 6}
 
 
 def test_a_plain_batch_write_opens_anew_after_a_stranger(rig: SparkLog) -> None:

@@ -14,6 +14,7 @@ from statelog.seams import REAL, Seams
 from statelog.spark.options.write import write_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
+from statelog.spark.sink.epochs import give_up
 from statelog.spark.sink.planned_write import PlannedWrite
 from statelog.spark.sink.task import TaskResult, write_task
 
@@ -37,10 +38,17 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         options = self._planned.options
-        if options.batch_id is None:
-            commit_write(options, messages, seams=self._seams)
-        else:
+        if options.batch_id is not None:
             commit_batch(options, messages, options.batch_id, seams=self._seams)
+        elif not commit_write(options, messages, seams=self._seams):
+            self._give_up()
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
+        """Let others write. Nothing is to be undone: chunks that no commit lists are void until truncation removes them."""
+        if self._planned.options.batch_id is None:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
+        if self._planned.grant is not None:
+            give_up(self._planned.options, self._planned.grant, seams=self._seams)

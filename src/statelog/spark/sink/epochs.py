@@ -6,8 +6,8 @@ for every batch: so a worker that has no epoch takes the one that a sibling open
 there. A batch is planned only after the one before was committed, so what is read then is the base of the next commit.
 
 Invariants:
-- One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
-  commit whose outcome had to be settled.
+- One Open for each run of a query, however many workers plan it and however long they rest, and for each plain write;
+  and one more for each commit whose outcome had to be settled, and each plain write that was given up.
 - An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; a restart opens a new one.
 - Nothing is fenced before `check_ownership` has agreed, and nothing that was opened since.
 - Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
-from statelog.errors import Fenced
+from statelog.errors import Fenced, StatelogError
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch
 from statelog.schemas.descriptor import Descriptor
@@ -33,12 +33,12 @@ from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.ownership import Rival, check_ownership
-from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce
+from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce, voided_nonce
 from statelog.spark.sink.rivals import rivals_of
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 
-__all__ = ["plan_batch", "sibling_nonces"]
+__all__ = ["give_up", "plan_batch", "sibling_nonces"]
 
 _LOG = logging.getLogger("statelog.spark")
 _LOOKS = 5
@@ -79,18 +79,31 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None, seams: Seam
     epoch = _epochs.get(key)
     log = cached_log(options.where)  # After the epoch, so that no log is idle for longer than what was made of it.
     try:
-        if epoch is None:
+        if epoch is None or not options.serves_query:
             epoch = _epochs.put(key, _first(log, options, check, seams))
         else:
             epoch.ledger.fold_end()
             if not epoch.is_live:
                 epoch = _next(log, options, key, epoch, check, seams)
+            run_of(options).keep()
     except BaseException:
         _epochs.drop(key)
         raise
     fold = epoch.ledger.fold
     base, grant = fold.last_checkpoint(options.writer), replace(epoch.grant, witness=epoch.ledger.place)
     return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
+
+
+def give_up(options: WriteOptions, grant: Grant, *, seams: Seams = REAL) -> None:
+    """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. Never raises."""
+    named = replace(seams, nonce=voided_nonce)
+    try:
+        log = cached_log(options.where)
+        open_epoch(log, grant.writer, partitions=grant.partitions, judged=grant.epoch, seams=named).close()
+    except Fenced:
+        pass  # Another one has ended it.
+    except StatelogError as error:
+        _LOG.warning("%s: the epoch of a write that failed bars others for a while: %s", options.where.log, error)
 
 
 def sibling_nonces(nonce: bytes) -> NewNonce:
@@ -137,7 +150,7 @@ def _looked(log: Log, options: WriteOptions, run: QueryRun, check: Check | None,
         newest = _newest(log, ledger.fold, options)
         if newest is not None and same_run(newest.nonce, run.tag):
             return _Epoch(_shared(log, ledger.fold, newest), ledger)
-        if options.serves_query and run.has_opened:
+        if options.serves_query and run.has_opened(ledger.fold.last_commit(options.writer)):
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
         if check is not None:
             check(log.descriptor, log.value_schemas.newest())
@@ -164,15 +177,15 @@ def _next(
     check: Check | None,
     seams: Seams,
 ) -> _Epoch:
-    """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
-    and for a query that was started again after a sibling had found it fenced.
+    """What follows a query's epoch that was replaced: a sibling's; or a new one, if the query was started again after a
+    sibling had found it fenced.
     """
     newest = _newest(log, epoch.ledger.fold, options)
     if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
         epoch.grant = _shared(log, epoch.ledger.fold, newest)
         return epoch
     run = run_of(options)
-    if options.serves_query and run.has_opened:
+    if run.has_opened(epoch.ledger.fold.last_commit(options.writer)):
         raise _taken_over(options, run, newest)
     return _epochs.put(key, _first(log, options, check, seams))
 

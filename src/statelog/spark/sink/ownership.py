@@ -1,7 +1,8 @@
 """Ownership of a log: whether a query or a plain write may open, which fences its rivals. Pure.
 
-An Open ends every rival, so this is checked first. A rival blocks the way for as long as it may be alive: it
-opened or committed not long ago. What no job of Spark's opened is not judged here: who opens last owns the log.
+An Open ends every rival, so this is checked first. A rival blocks the way for as long as it may be alive: a query that
+opened or committed not long ago, a plain write that opened not long ago and has neither committed nor been given up.
+What no job of Spark's opened is not judged here: who opens last owns the log.
 
 Invariants:
 - The same query, started again, takes over at once, from another session too.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvalidChange, Misuse, StatelogError
-from statelog.producer.commits.grant import TaskGrant
+from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options.write import WriteOptions
@@ -54,6 +54,11 @@ class PlannedWrite:
             task = plan_batch(self.options, check=self._rows)
             self._plan = WritePlan(task, self._rows(task.grant.descriptor, task.grant.value_schema))
         return self._plan
+
+    @property
+    def grant(self) -> Grant | None:
+        """The right to write that was taken; None before the plan."""
+        return self._plan.task.grant if self._plan is not None else None
 
     def _rows(self, descriptor: Descriptor, value_schema: ValueSchema) -> RowPlan:
         return plan_rows(self._columns, self.options, descriptor, value_schema)

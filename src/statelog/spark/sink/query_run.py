@@ -1,37 +1,62 @@
-"""A query run: one query, or one writer of plain writes, in one Spark session; and the mark on its epochs.
+"""A query run: one query in one Spark session, or one plain write; and the mark on its epochs.
 
 The planning workers of a session are children of one parent, so they know each other without talking: the first eight
 bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
-A worker may be ended and another one go on; so that an epoch was opened at all is kept in a file of the session's.
+A worker may be ended and another one go on; so that a query was told that it lost its epoch, and may open again once it
+is started again, is kept in a file of the session's. That it has one is in the ledger, too: the nonce of its commits.
 
-Invariant: what a run left behind on this machine is removed once its session is gone.
+Invariants:
+- A file that somebody swept away takes no epoch back: the ledger says whose the last commit is.
+- What a run left behind on this machine is removed once its session is gone; what nobody touched for a month, too.
 """
 
 import hashlib
 import os
 import platform
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from statelog.errors import ConfigError
+from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options.write import WriteOptions
 
-__all__ = ["QueryRun", "is_plain", "is_query", "query_of", "run_of", "run_tag", "same_run", "sibling_nonce"]
+__all__ = [
+    "QueryRun",
+    "is_plain",
+    "is_query",
+    "query_of",
+    "run_of",
+    "run_tag",
+    "same_run",
+    "sibling_nonce",
+    "voided_nonce",
+]
 
 _QUERY, _PLAIN = b"SQ", b"SP"
+_VOIDED = b"S-"
 _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
+_FORGOTTEN_S = 30 * 86_400.0
 
 
 def run_tag(options: WriteOptions) -> bytes:
-    """What all nonces of this run begin with; the same in all planning workers of a session.
+    """What all nonces of this run begin with: for a query the same in all planning workers of a session, for a plain
+    write a new one, which nobody shares.
 
     Started again with other partitions, a query is another run, which opens anew.
     """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
+    if not options.serves_query:
+        return _PLAIN + _hashed(where) + os.urandom(_PART_BYTES)
     session = (platform.node(), *_session(), options.partitions, options.share)
-    kind = _QUERY if options.serves_query else _PLAIN
-    return kind + _hashed(where) + _hashed((where, session))
+    return _QUERY + _hashed(where) + _hashed((where, session))
+
+
+def voided_nonce() -> bytes:
+    """The nonce of an epoch that only ends another one, and bars nobody."""
+    return _VOIDED + os.urandom(16 - _KIND_BYTES)
 
 
 def sibling_nonce(nonce: bytes) -> bytes:
@@ -60,30 +85,44 @@ def query_of(nonce: bytes) -> bytes:
 
 
 class QueryRun(NamedTuple):
-    """A run on this machine. `mark` is the file that says that it opened an epoch."""
+    """A run on this machine. `mark` is the file that says whether it was told that it lost its epoch."""
 
     tag: bytes
     mark: Path
 
-    @property
-    def has_opened(self) -> bool:
-        """Whether a worker of this run opened an epoch that was not found fenced since."""
-        return self.mark.exists()
+    def has_opened(self, last: LastCommit | None) -> bool:
+        """Whether a worker of this run opened an epoch, and nobody was told since that it is fenced. `last` is the
+        writer's last commit, for a run whose file is gone.
+        """
+        try:
+            return self.mark.stat().st_size == 0
+        except FileNotFoundError:
+            return last is not None and same_run(last.checkpoint.nonce, self.tag)
 
     def begin(self) -> None:
         """Note that an epoch was opened; removes what runs of sessions left that are gone. Raises ConfigError."""
         try:
-            self.mark.touch(mode=0o600)
+            self.mark.write_bytes(b"")
             for path in self.mark.parent.iterdir():
-                pid, _, rest = path.name.partition("-")
-                if pid.isdecimal() and _start_time(int(pid)) != rest.partition("-")[0]:
+                space, _, rest = path.name.partition("-")
+                pid, _, rest = rest.partition("-")
+                is_gone = space == _space() and pid.isdecimal() and _start_time(int(pid)) != rest.partition("-")[0]
+                if is_gone or time.time() - path.stat().st_mtime > _FORGOTTEN_S:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise _unusable(self.mark.parent, str(error)) from error
 
+    def keep(self) -> None:
+        """Note that the run goes on, so that no cleaner takes its file for an old one."""
+        with suppress(OSError):
+            self.mark.touch(mode=0o600)
+
     def end(self) -> None:
-        """Note that the run lost its epoch: after a restart it may open again."""
-        self.mark.unlink(missing_ok=True)
+        """Note that the run was told that it lost its epoch: started again it may open. Raises ConfigError."""
+        try:
+            self.mark.write_bytes(b"told")
+        except OSError as error:
+            raise _unusable(self.mark.parent, str(error)) from error
 
 
 def run_of(options: WriteOptions) -> QueryRun:
@@ -96,7 +135,7 @@ def run_of(options: WriteOptions) -> QueryRun:
             raise _unusable(directory, "it belongs to another user")
     except OSError as error:
         raise _unusable(directory, str(error)) from error
-    return QueryRun(tag, directory / f"{parent}-{started}-{tag.hex()}")
+    return QueryRun(tag, directory / f"{_space()}-{parent}-{started}-{tag.hex()}")
 
 
 def _unusable(directory: Path, problem: str) -> ConfigError:
@@ -115,6 +154,14 @@ def _hashed(facts: object) -> bytes:
 def _session() -> tuple[int, str]:
     parent = os.getppid()
     return parent, _start_time(parent)
+
+
+def _space() -> str:
+    """Where process ids mean what they mean here: containers may share a temporary directory."""
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return "0"
 
 
 def _start_time(pid: int) -> str:
