@@ -7,7 +7,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
-from statelog.errors import ConfigError
+from statelog.errors import ConfigError, Misuse
+from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import Upsert, upsert
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
@@ -63,6 +64,32 @@ def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog,
     assert rig.last_commit("counts") == last
     assert rig.ledger_end() == end, "nothing was committed, and no epoch was opened, for a batch that was there"
     assert rig.numbers() == expected
+
+
+def test_a_batch_in_two_calls_is_refused(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """The second call's rows would be taken for a replay of the first's, and be gone: the query fails with Misuse, which
+    says that the batch counts as written, as it does when the query is started again.
+    """
+    write_batches(tmp_path / "input", [[(key, key) for key in range(4)]])
+    rows = read_stream(spark, tmp_path / "input").select("key", "n")
+    function = function_for(rig)
+
+    def in_two(batch: DataFrame, number: int) -> None:
+        function(batch.where("key % 2 = 0"), number)
+        function(batch.where("key % 2 = 1"), number)
+
+    query = rows.writeStream.foreachBatch(in_two).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        with pytest.raises(StreamingQueryException):
+            query.processAllAvailable()
+        error = error_of(query.exception())
+        assert isinstance(error, Misuse)
+        assert "add what is missing by hand" in str(error.hint)
+    finally:
+        query.stop()
+    assert rig.numbers() == {0: 0, 2: 2}
+    run(rows, function, tmp_path / "checkpoint")
+    assert rig.commits() == 1
 
 
 def test_another_query_is_refused_before_it_fences(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:

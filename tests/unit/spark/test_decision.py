@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.errors import CheckpointMismatch
+from statelog.errors import CheckpointMismatch, Misuse
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.sink.decision import NO_QUERY, BatchDecision, decide_batch, decide_write
@@ -41,6 +41,22 @@ def test_every_batch_is_committed_once(steps: list[int], shift: int) -> None:
         for _ in range(replays):
             assert batch(last, "new", number, take_over_from="old").is_replay
     assert ids == sorted(set(ids))
+
+
+def test_a_second_write_of_a_batch_is_no_replay() -> None:
+    """What comes again in the same run of the query has other rows: refused, not dropped. In another run, or where a
+    run has no name, it is Spark's replay.
+    """
+
+    def written(last: LastCommit | None, run_id: str | None) -> BatchDecision:
+        return decide_batch(last, writer="w", query_id="q", batch_id=3, take_over_from=None, run_id=run_id)
+
+    last = after(written(None, "one"))
+    with pytest.raises(Misuse, match="already written by this run"):
+        written(last, "one")
+    assert written(last, "two").is_replay
+    assert written(last, None).is_replay
+    assert written(after(written(None, None)), None).is_replay
 
 
 def test_ids_may_skip_and_never_go_back() -> None:

@@ -12,7 +12,7 @@ from statelog.spark.options.parsing import COMMON, flag, lowered, number, number
 __all__ = ["WriteOptions", "write_options"]
 
 _WRITE = (
-    *("writerId", "partitions", "share", "takeOver", "takeOverFrom", "queryId", "checkpointId", "batchId"),
+    *("writerId", "partitions", "share", "takeOver", "takeOverFrom", "queryId", "runId", "checkpointId", "batchId"),
     *("uniqueKeys", "sequenceBy", "nullDeletes"),
 )
 _SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a streaming sink.
@@ -20,8 +20,9 @@ _SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. `batch_id` is the micro-batch that a batch write stands for; `checkpoint_location` is '' if Spark's
-    configuration names it, or there is none. `share` is a worker's number, from 0, and the number of workers.
+    """A write. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
+    `checkpoint_location` is '' if Spark's configuration names it, or there is none. `share` is a worker's number, from
+    0, and the number of workers.
     """
 
     where: LogAddress
@@ -34,6 +35,7 @@ class WriteOptions:
     take_over: bool = False
     take_over_from: str | None = None
     query_id: str | None = None
+    run_id: str | None = None
     checkpoint_id: int | None = None
     batch_id: int | None = None
     checkpoint_location: str = ""
@@ -97,6 +99,7 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         take_over=flag(given, "takeOver"),
         take_over_from=given.get("takeoverfrom") or None,
         query_id=given.get("queryid") or None,
+        run_id=given.get("runid") or None,
         checkpoint_id=checkpoint,
         batch_id=batch,
         checkpoint_location=given.get("checkpointlocation", ""),

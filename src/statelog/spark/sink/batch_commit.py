@@ -43,8 +43,8 @@ def commit_batch(
     *,
     seams: Seams = REAL,
 ) -> bool:
-    """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Fenced,
-    CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
+    Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     results = _results(messages)
     query_id = _query_id(results)
@@ -56,6 +56,7 @@ def commit_batch(
             query_id=query_id,
             batch_id=batch_id,
             take_over_from=options.take_over_from,
+            run_id=options.run_id,
         )
 
     return _commit(options, results, decide, seams)

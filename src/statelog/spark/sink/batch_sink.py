@@ -44,7 +44,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._give_up()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
-        """Let others write. Nothing is to be undone: chunks that no commit lists are void until truncation removes them."""
+        """Let others write. Nothing is to be undone: chunks that no commit lists are void."""
         if self._planned.options.batch_id is None:
             self._give_up()
 

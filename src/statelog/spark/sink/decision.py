@@ -1,16 +1,18 @@
 """What a batch is to the log: new, a replay of the last one, or not to be committed. Pure.
 
 A writer's history belongs to one query (its id is in the metadata of every commit). Spark replays a batch, with the
-same id, when it died between the ledger's commit and its own commit log; that is the only replay there is.
+same id, when it died between the ledger's commit and its own commit log; that is the only replay there is, and it comes
+in another run of the query. What comes in the same run is another write, and dropping it would lose its rows.
 
 Invariants:
-- A batch is skipped only if its query and its id are those of the writer's last commit.
+- A batch is skipped only if its query and its id are those of the writer's last commit, and its run is not, as far as
+  runs are known.
 - A lower id, or another query, is a refusal that names the way out. Nothing is guessed.
 """
 
 from dataclasses import dataclass, field
 
-from statelog.errors import CheckpointMismatch
+from statelog.errors import CheckpointMismatch, Misuse
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
 
@@ -19,7 +21,7 @@ __all__ = ["NO_QUERY", "BatchDecision", "check_take_over", "decide_batch", "deci
 NO_QUERY = "none"
 """What `takeOverFrom` says for commits that no query made."""
 
-_QUERY, _BATCH, _SHIFT = "queryId", "batchId", "checkpointShift"
+_QUERY, _BATCH, _SHIFT, _RUN = "queryId", "batchId", "checkpointShift", "runId"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +34,26 @@ class BatchDecision:
 
 
 def decide_batch(
-    last: LastCommit | None, *, writer: str, query_id: str, batch_id: int, take_over_from: str | None
+    last: LastCommit | None,
+    *,
+    writer: str,
+    query_id: str,
+    batch_id: int,
+    take_over_from: str | None,
+    run_id: str | None = None,
 ) -> BatchDecision:
     """What to do with a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over.
 
-    Raises CheckpointMismatch for a batch older than the last one, and for another query's writer.
+    Raises CheckpointMismatch for a batch older than the last one, and for another query's writer; Misuse for one that
+    this run of the query has written already.
     """
     if last is None:
-        return _commit(query_id, batch_id, 0)
+        return _commit(query_id, batch_id, 0, run_id)
     if owner_of(last) != query_id:
         check_take_over(last, writer, query_id, take_over_from)
-        return _commit(query_id, batch_id, last.checkpoint.id - batch_id)
+        return _commit(query_id, batch_id, last.checkpoint.id - batch_id, run_id)
     shift = int(last.metadata.get(_SHIFT, 0))
-    decision = _commit(query_id, batch_id, shift)
+    decision = _commit(query_id, batch_id, shift, run_id)
     if decision.checkpoint_id < last.checkpoint.id:
         raise CheckpointMismatch(
             f"batch {batch_id} is older than the writer's last one",
@@ -54,6 +63,14 @@ def decide_batch(
             hint="The checkpoint location is older than the log: restore it, or start a query with another writerId",
         )
     if decision.checkpoint_id == last.checkpoint.id:
+        if run_id and last.metadata.get(_RUN) == run_id:
+            raise Misuse(
+                f"batch {batch_id} was already written by this run of the query: this is another write of it",
+                writer=writer,
+                query_id=query_id,
+                hint="Write a batch in one call, with puts and deletes by the column op; or give each write a writer of"
+                " its own, with partitions of its own. This batch counts as written: add what is missing by hand",
+            )
         return BatchDecision(checkpoint_id=last.checkpoint.id, is_replay=True)
     return decision
 
@@ -80,8 +97,10 @@ def decide_write(
     return BatchDecision(checkpoint_id=last_id + 1 if checkpoint_id is None else checkpoint_id)
 
 
-def _commit(query_id: str, batch_id: int, shift: int) -> BatchDecision:
+def _commit(query_id: str, batch_id: int, shift: int, run_id: str | None) -> BatchDecision:
     metadata: dict[str, str | int] = {_QUERY: query_id, _BATCH: batch_id}
+    if run_id:
+        metadata[_RUN] = run_id
     if shift:
         metadata[_SHIFT] = shift
     return BatchDecision(checkpoint_id=batch_id + 1 + shift, metadata=metadata)

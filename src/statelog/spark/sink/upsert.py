@@ -5,6 +5,8 @@ carries the batch id; tasks know the query id themselves. So it shares planning,
 sink, and keeps no client in the driver's process.
 """
 
+import re
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,10 @@ from statelog.spark.sink.task import QUERY_PROPERTY
 
 __all__ = ["Upsert", "upsert"]
 
+_RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PROCESS = str(uuid.uuid4())
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Upsert:
@@ -27,19 +33,11 @@ class Upsert:
     options: tuple[tuple[str, str], ...]
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write and commit the micro-batch. An empty one is a commit, too: progress."""
-        writer = batch.write.format("statelog").mode("append").options(**dict(self.options))
-        writer.option("batchId", str(batch_id)).options(**self._query(batch)).save()
-
-    def _query(self, batch: DataFrame) -> dict[str, str]:
-        """The query that calls us, where Spark names it in the driver; with Spark Connect it does not."""
-        if "queryId" in dict(self.options):
-            return {}
-        try:
-            found = batch.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
-        except PySparkException:
-            return {}
-        return {"queryId": found} if found else {}
+        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in the same
+        micro-batch with the same writer is Misuse.
+        """
+        given = {**_caller(batch), **dict(self.options), "batchId": str(batch_id)}
+        batch.write.format("statelog").mode("append").options(**given).save()
 
     def __repr__(self) -> str:
         return f"Upsert({write_options(dict(self.options), streaming=False)!r})"
@@ -62,7 +60,8 @@ def upsert(
     take_over_from: str | None = None,
     query_id: str | None = None,
 ) -> Upsert:
-    """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value.
+    """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value. It is
+    one commit for each micro-batch, so whoever calls it in a function of their own calls it once.
 
     `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
     the column whose greatest value in a task decides for a key. `partitions`, or `share` (a worker's number, from 0,
@@ -92,6 +91,19 @@ def upsert(
         options["queryId"] = query_id
     write_options(options, streaming=False)
     return Upsert(tuple(options.items()))
+
+
+def _caller(batch: DataFrame) -> dict[str, str]:
+    """The query that calls us and its run, where Spark names them in the driver. With Spark Connect it does not, and a
+    process serves one run.
+    """
+    try:
+        context = batch.sparkSession.sparkContext
+        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+    except PySparkException:
+        query, run = None, _PROCESS
+    named = {"queryId": query, "runId": run if _UUID.fullmatch(run or "") else None}
+    return {name: text for name, text in named.items() if text}
 
 
 def _flag(name: str, value: object) -> str:
