@@ -67,8 +67,8 @@ def test_an_aggregation_is_kept_exactly_once(spark: SparkSession, rig: SparkLog,
 
 
 def test_a_batch_in_two_calls_is_refused(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
-    """The second call's rows would be taken for a replay of the first's, and be gone: the query fails with Misuse, which
-    says that the batch counts as written, as it does when the query is started again.
+    """The second call's rows would be taken for a replay of the first's, and be gone: the query fails with
+    Misuse, which says that the batch counts as written, as it does when the query is started again.
     """
     write_batches(tmp_path / "input", [[(key, key) for key in range(4)]])
     rows = read_stream(spark, tmp_path / "input").select("key", "n")

@@ -12,6 +12,7 @@ from statelog.schemas.snapshot.retention import (
     condemned,
     dropped_numbers,
     kept_numbers,
+    stood_at,
     superseded_times,
     truncation_floor,
 )
@@ -60,6 +61,14 @@ def test_the_newest_the_young_and_the_pinned_are_kept() -> None:
     assert kept_numbers(superseded, POLICY, [], 1000.0) == {3, 4, 5, 6}
     assert kept_numbers(superseded, POLICY, [], 5000.0) == {5, 6}
     assert kept_numbers(superseded, POLICY, [_lease(1), _lease(77)], 5000.0) == {1, 5, 6}
+
+
+def test_a_manifest_at_whose_position_somebody_stands_is_kept() -> None:
+    """By whatever holds the log there; one between two manifests keeps none."""
+    manifests = [first_manifest(), second_manifest()]
+    at, between = first_manifest().position, first_manifest().position + 1
+    assert stood_at(manifests, [_lease(0, at)]) == {first_manifest().number}
+    assert stood_at(manifests, [_lease(0, between)]) == frozenset()
 
 
 def test_only_listed_manifests_below_the_own_one_are_dropped() -> None:

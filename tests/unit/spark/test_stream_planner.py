@@ -9,7 +9,9 @@ import pytest
 from statelog.errors import ConfigError, NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.schemas.snapshot.subscription import SubscriptionCap, newest_files
+from statelog.spark.options.stream import stream_options
 from statelog.spark.stream.admission import Limit
+from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
 from tests.support.rigs.log import TwinLog, settings_for
@@ -117,6 +119,76 @@ def test_the_state_is_held_until_its_micro_batch_is_committed(tmp_path: Path) ->
 
     query.run(look)
     assert (held["0 planned batch"], held["0 sunk"], held["1 planned end"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("reader", [READER, {}], ids=["reader", "lease"])
+@pytest.mark.parametrize("point", ["planned end", "offsets written", "planned batch", "sunk", "again"])
+def test_a_first_state_is_there_however_often_it_dies(point: str, reader: dict[str, str], tmp_path: Path) -> None:
+    """Rounds that keep two snapshots go on while the first micro-batch, or that of a reset, is dead: the one that it
+    reads is kept from the moment that its place is held, for as long as that is, and not for longer.
+    """
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    begins_anew = point == "again"
+    start = {"startingPosition": "earliest" if begins_anew else "snapshot"}
+    query = Query(twin.open, {**start, "onTruncation": "snapshot", "leaseSeconds": "100000", **reader})
+    if begins_anew:
+        query.run()
+        twin.now_s += 8 * 86_400
+    _roll_up(twin, tmp_path, 3)
+    held = twin.open().manifests.numbers()[-1]
+    deaths = _once("offsets written" if begins_anew else point)
+
+    def dies(name: str) -> bool:
+        if not deaths(name):
+            return False
+        for lease in list_leases(twin.open().store):
+            if lease.lease.holder != "spark-stream" or lease.lease.manifest_number:
+                twin.open().store.delete(lease.path)  # That of the recovery runs out while the query is dead.
+        _roll_up(twin, tmp_path, 6)
+        return True
+
+    assert query.lives(dies) == 1
+    assert _fold(query.rows) == twin.model
+    query.run()
+    assert [row["op"] for row in query.rows].count("reset") == begins_anew
+    twin.now_s += 8 * 86_400
+    _roll_up(twin, tmp_path, 3)
+    assert held not in twin.open().manifests.numbers()
+
+
+def test_lag_is_told_while_a_state_is_read_and_after_a_restart(tmp_path: Path) -> None:
+    """What is committed behind the snapshot counts from the first plan on; so it does for a planner that begins with a
+    micro-batch which another one has planned.
+    """
+    twin = TwinLog()
+    _roll_up(twin, tmp_path, 1)
+    for number in range(3):
+        twin.write({b"k": b"later-%d" % number})
+    log = twin.open()
+    end = log.ledger.end()
+    where = {"log": "x", "root": "x", "kafka.bootstrap.servers": "x"}
+    options = stream_options({**where, "startingPosition": "snapshot"})
+    planner = StreamPlanner(log, options)
+    begun = planner.begin()
+    assert planner.report()["behindRecords"] == 0
+    first = planner.end_of(begun)
+    lag = {"position": end, "behindRecords": end - begun.position}
+    assert planner.report() == lag
+    again = StreamPlanner(log, options)
+    again.plan(begun, first, 0)
+    assert again.report() == lag
+
+
+def test_a_run_that_ends_holds_no_more_than_the_next_one_needs() -> None:
+    """The last look of a run that reads what is available, and ends, moves the subscription to where it ends."""
+    twin = TwinLog()
+    for number in range(3):
+        twin.write({b"k": str(number).encode()})
+    query = Query(twin.open, {"startingPosition": "earliest", **READER}, Limit(changes=1))
+    query.run()
+    (held,) = newest_files(list_subscriptions(twin.open().store).files).values()
+    assert held.subscription.position == query.rows[-1]["position"]
 
 
 def test_where_a_stream_begins(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from statelog.schemas.snapshot.retention import (
     condemned,
     dropped_numbers,
     kept_numbers,
+    stood_at,
     superseded_times,
     truncation_floor,
 )
@@ -70,13 +71,18 @@ def plan_cleanup(
     now_s = log.store.now_s()
     live, over = _leases(log, now_s, settings.lease_cap_s)
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
+    subscriptions = list_subscriptions(log.store).files
+    holds = [*live, *holding(subscriptions, log.descriptor.identity)]
+    if holds:
+        others = known.read(log.manifests, listed, listed.keys() - kept)
+        kept |= stood_at([one.manifest for one in others], holds)
     beside = known.read(log.manifests, listed, kept - {own.number})
     return CleanupPlan(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
         condemned=(
             *condemned([info.path for info in files], own, [one.manifest for one in beside], over),
-            *superseded_paths(list_subscriptions(log.store).files),
+            *superseded_paths(subscriptions),
         ),
     )
 

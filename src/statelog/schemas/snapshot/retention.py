@@ -6,6 +6,7 @@ kept manifests again, verifies the oldest one's runs, and truncates to `truncati
 
 Invariants:
 - The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
+- A manifest at whose position a lease or a subscription stands is kept, as the log is from there on.
 - Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
   breaks.
 - Only files of a listing taken before the put are condemned, and only ones that are recognised as runs or as expired
@@ -30,6 +31,7 @@ __all__ = [
     "condemned",
     "dropped_numbers",
     "kept_numbers",
+    "stood_at",
     "superseded_times",
     "truncation_floor",
 ]
@@ -70,6 +72,25 @@ class Floor:
     ledger_held_by: str
 
 
+class Hold(Protocol):
+    """What a reader still needs: a live lease, or a subscription."""
+
+    @property
+    def name(self) -> str:
+        """What to call it, for people."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The next ledger offset that it needs."""
+        ...
+
+    @property
+    def next_offsets(self) -> Mapping[int, int]:
+        """The next data offset that it needs, of the partitions that it reads."""
+        ...
+
+
 # ---- manifests
 
 
@@ -95,31 +116,20 @@ def kept_numbers(
     return frozenset([*newest, *young, *pinned])
 
 
+def stood_at(manifests: Iterable[Manifest], holds: Iterable[Hold]) -> frozenset[int]:
+    """The manifests at whose very position somebody holds the log: a stream that begins with the state there may not
+    have read it yet, and reads no other one.
+    """
+    positions = {hold.position for hold in holds}
+    return frozenset(manifest.number for manifest in manifests if manifest.position in positions)
+
+
 def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> tuple[int, ...]:
     """The manifests of the listing before the put that the winner of slot `own` deletes, oldest first."""
     return tuple(sorted(number for number in listed if number < own and number not in kept))
 
 
 # ---- truncation
-
-
-class Hold(Protocol):
-    """What a reader still needs: a live lease, or a subscription."""
-
-    @property
-    def name(self) -> str:
-        """What to call it, for people."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """The next ledger offset that it needs."""
-        ...
-
-    @property
-    def next_offsets(self) -> Mapping[int, int]:
-        """The next data offset that it needs, of the partitions that it reads."""
-        ...
 
 
 def truncation_floor(kept: Collection[Manifest], holds: Iterable[Hold]) -> Floor:

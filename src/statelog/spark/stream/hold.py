@@ -50,15 +50,16 @@ class StreamHold:
             return None
         return LedgerBase(found.state, found.place.last)
 
-    def move(self, position: int, base: Callable[[], LedgerBase]) -> None:
-        """Hold a committed position, if it is time to; `base` is the fold there. Raises SubscriptionEnded, ReaderInUse,
-        OffsetGone, StoreRefused, Unavailable.
+    def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
+        """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there. Raises SubscriptionEnded,
+        ReaderInUse, OffsetGone, StoreRefused, Unavailable.
         """
         now_s = self._seams.clock()
         if self._lease is not None:
             self._lease.renew()
         is_new = position != self._position
-        if self._held_s is None or now_s - self._held_s >= (_MOVE_S if is_new else _ANEW_S):
+        least_s = 0.0 if at_once else _MOVE_S
+        if self._held_s is None or now_s - self._held_s >= (least_s if is_new else _ANEW_S):
             self._hold(base(), take_up=self._is_taken_up)
 
     def take_up(self, base: Callable[[], LedgerBase]) -> None:

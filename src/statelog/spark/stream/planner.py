@@ -17,6 +17,7 @@ from statelog.closing import Closing
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.recovery.history.bounds import AtTime
 from statelog.recovery.history.change_plan import ChangePlan
+from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.planning.at import AtPosition
@@ -99,10 +100,12 @@ class StreamPlanner(Closing):
             self._held(start).move(start.position, window.rebase)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             return self._begin_anew(start, error)
+        end_position = self._log.ledger.end(at_least=start.position)
         if start.awaits_state:
+            self._check_snapshot(start.position)
+            self._known = (end_position, start.position)
             return replace(start, awaits_state=False)
         self._release_state()  # Spark has committed the micro-batch that read it.
-        end_position = self._log.ledger.end(at_least=start.position)
         target = end_position if until is None else min(until, end_position)
         window.read_ahead(
             target, lambda: limit is not NO_LIMIT and admitted(window.commits, limit) < len(window.commits)
@@ -110,6 +113,8 @@ class StreamPlanner(Closing):
         taken = admitted(window.commits, limit)
         found = replace(start, place=window.commits[taken - 1].place, is_reset=False) if taken else start
         self._known = (end_position, found.position)
+        if not taken and until is not None:  # The run is over, and the next one may be a night away.
+            self._held(start).move(start.position, window.rebase, at_once=True)
         return found
 
     def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> BatchPlan:
@@ -122,6 +127,8 @@ class StreamPlanner(Closing):
         try:
             window = self._follow(first)
             self._held(first).take_up(window.rebase)
+            if self._known == (0, 0):  # Started again with a micro-batch that was begun: its end was not asked for.
+                self._known = (self._log.ledger.end(at_least=end.position), end.position)
             if first == end and end.is_reset:
                 return BatchPlan(position=end.position, is_reset=True, state=self._state(end.position, value_schema_id))
             if first.awaits_state:
@@ -183,7 +190,19 @@ class StreamPlanner(Closing):
         place = newest.manifest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._seams.new_id(), place, awaits_state=False)
+        self._held(anew).move(anew.position, lambda: LedgerBase.of(newest.manifest))
         return replace(anew, is_reset=True)
+
+    def _check_snapshot(self, position: int) -> None:
+        """See that the snapshot is there, which is kept from when its position is held. Nothing of it is in Spark's
+        checkpoint yet: started again, the query begins with another one.
+        """
+        if all(one.position != position for one in Reach(self._log, self._groups).manifests):
+            raise NotFound(
+                "the snapshot where the stream was to begin was dropped at the same moment",
+                position=position,
+                hint="Start the query again: it begins with a newer one",
+            )
 
     def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:
         """The plan of a state, held by a lease until its micro-batch is committed."""
@@ -210,9 +229,9 @@ def _gone(what: str, error: StatelogError) -> StatelogError:
             " with a new checkpoint and startingPosition=snapshot; onTruncation=snapshot does so by itself",
         )
     return NotFound(
-        f"the log does not hold {what}: it was truncated",
-        hint="Start it with a new checkpoint and startingPosition=snapshot (onTruncation=snapshot does so by itself,"
-        " but for a micro-batch that was begun); a readerId holds the place of a query that is stopped",
+        f"the log does not hold {what}",
+        hint="Start it with a new checkpoint, startingPosition=snapshot and a new readerId, which holds the place of a"
+        " query that is stopped (onTruncation=snapshot does so by itself, but for a micro-batch that was begun)",
         reason=error.message,
         **{name: fact for name, fact in error.facts.items() if name != "reason"},
     )
