@@ -16,10 +16,12 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import LongType, StructField, StructType
 
+from pyspark_statelog import DefaultSource
 from statelog.errors import (
     CheckpointMismatch,
     ConfigError,
     Fenced,
+    IdentityChanged,
     KeyGroupMismatch,
     LogInUse,
     Misuse,
@@ -43,6 +45,7 @@ from statelog.spark.sink.epochs import plan_batch, sibling_nonces
 from statelog.spark.sink.ownership import RECENT_S
 from statelog.spark.sink.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
 from statelog.spark.sink.task import TaskResult
+from statelog.storage.log.log import Log
 from tests.support.processes.forks import in_fork
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog
@@ -389,6 +392,35 @@ def test_a_plain_batch_write_opens_anew_after_a_stranger(rig: SparkLog) -> None:
     task = plan_batch(options)
     assert commit_write(options, [run_task(task, options, 1, {2: 2}, query="")])
     assert rig.numbers() == {1: 1, 2: 2}
+
+
+def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
+    """Deleted and created under its name while the session's workers live on: the next read, write and commit are of
+    the new log, without an error, and a DataFrame of the old one says that it is one.
+    """
+    load = write_options({**rig.options, "writerId": "load"}, streaming=False)
+
+    def write(number: int) -> None:
+        assert commit_write(load, [run_task(plan_batch(load), load, number, {number: number}, query="")])
+
+    def read(kind: str) -> tuple[list[int], DefaultSource]:
+        source = DefaultSource({**rig.options, "read": kind})
+        reader = source.reader(source.schema())
+        batches = [batch for part in reader.partitions() for batch in pickle.loads(pickle.dumps(reader)).read(part)]
+        return sorted(row["key"] for batch in batches for row in batch.to_pylist()), source
+
+    write(1)
+    assert (read("state")[0], read("changes")[0]) == ([1], [1])
+    _, old = read("state")
+    columns = old.schema()
+    Log.delete(rig.log.name, kafka={"bootstrap.servers": rig.bootstrap}, root=str(rig.root))
+    SparkLog.create(rig.log.name, rig.bootstrap, rig.root.parent).log.close()
+    for kind in ("state", "changes"):
+        assert read(kind)[0] == []
+    write(2)
+    assert (read("state")[0], read("changes")[0]) == ([2], [2])
+    with pytest.raises(IdentityChanged, match="topics that the log had before"):
+        old.reader(columns).partitions()
 
 
 def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog) -> None:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from statelog.errors import IdentityChanged
+from statelog.schemas.ledger.identity import LogIdentity
 from statelog.spark.options.address import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 
-__all__ = ["IDLE_S", "ProcessCache", "cached_log", "open_log", "task_producer"]
+__all__ = ["IDLE_S", "ProcessCache", "cached_log", "open_log", "planned", "task_producer"]
 
 IDLE_S = 600.0
 """Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
@@ -36,6 +38,7 @@ class _Closable(Protocol):
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=_Closable)
+P = TypeVar("P")
 
 
 class ProcessCache(Generic[K, V]):
@@ -97,9 +100,23 @@ _logs: ProcessCache[LogAddress, Log] = ProcessCache()
 _producers: ProcessCache[tuple[tuple[str, str], ...], Producer] = ProcessCache()
 
 
-def cached_log(where: LogAddress) -> Log:
-    """The opened log of this process. Raises as `Log.open`."""
-    return _logs.get_or_make(where, lambda: open_log(where))
+def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
+    """The opened log of this process; opened anew if it is not the one with the `identity` that was planned. Raises as
+    `Log.open`.
+    """
+    log = _logs.get_or_make(where, lambda: open_log(where))
+    if identity not in (None, log.descriptor.identity):
+        log = _logs.put(where, open_log(where))
+    return log
+
+
+def planned(where: LogAddress, plan: Callable[[], P]) -> P:
+    """What `plan` makes of the opened log; once more if the log was made anew under its name since it was opened."""
+    try:
+        return plan()
+    except IdentityChanged:
+        _logs.drop(where)
+        return plan()
 
 
 @contextmanager

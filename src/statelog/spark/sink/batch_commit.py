@@ -102,7 +102,8 @@ def _coordinator(where: LogAddress, result: TaskResult, seams: Seams) -> Coordin
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)
-    log = cached_log(where)  # After the coordinator, so that no log is idle for longer than what was made of it.
+    # After the coordinator, so that no log is idle for longer than what was made of it.
+    log = cached_log(where, result.grant.descriptor.identity)
     if found is not None:
         if found.base != result.base:
             found.refresh()  # Another commit process of the session was at work.

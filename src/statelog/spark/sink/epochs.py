@@ -29,7 +29,7 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.values.schema import ValueSchema
 from statelog.seams import REAL, NewNonce, Seams
-from statelog.spark.clients import ProcessCache, cached_log
+from statelog.spark.clients import ProcessCache, cached_log, planned
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.ownership import Rival, check_ownership
@@ -74,6 +74,10 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None, seams: Seam
     Raises LogInUse and CheckpointMismatch before anything is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
     ConfigError.
     """
+    return planned(options.where, lambda: _plan(options, check, seams))
+
+
+def _plan(options: WriteOptions, check: Check | None, seams: Seams) -> TaskGrant:
     part = (options.partitions, options.share)
     key = (options.where, options.writer, options.checkpoint_location or options.query_id, part)
     epoch = _epochs.get(key)

@@ -86,7 +86,7 @@ class ChangeReader(DataSourceReader):
         if not isinstance(partition, ChangeSlice):
             return  # Spark's stand-in for an empty list of partitions.
         with reported(), reading(self._planned, self._position):
-            for batch in read_changes(cached_log(self._options.where), partition.plan):
+            for batch in read_changes(cached_log(self._options.where, partition.plan.identity), partition.plan):
                 yield from change_batches(batch, self._schema)
 
     def __getstate__(self) -> dict[str, object]:

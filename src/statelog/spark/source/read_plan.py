@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from statelog.errors import NotFound, OffsetGone
+from statelog.errors import IdentityChanged, NotFound, OffsetGone
 from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.planning.preflight import check_held
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.ledger.identity import LogIdentity
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
 from statelog.spark.options.reading import lease_terms
@@ -43,9 +44,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """The state to read, and when it was chosen."""
+    """The state to read, of which log, and when it was chosen."""
 
     planned: Planned
+    identity: LogIdentity
     recovery: RecoveryPlan
 
     @property
@@ -56,14 +58,24 @@ class ReadPlan:
 
 def plan_read(options: ReadOptions) -> ReadPlan:
     """Take the position now and hold it with a lease. Raises NotFound, Damaged, Unavailable, ConfigError."""
-    return ReadPlan(planned=Planned.now(options.lease_s), recovery=_plan(options, options.at))
+    planned = Planned.now(options.lease_s)
+    recovery = _plan(options, options.at)
+    return ReadPlan(planned=planned, identity=cached_log(options.where).descriptor.identity, recovery=recovery)
 
 
 def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
     """Hold a plan's position for another scan; returns what to carry out: the plan, or another one of its position if
-    its snapshot was cleaned up since. Raises NotFound if the state is gone, Damaged, Unavailable.
+    its snapshot was cleaned up since. Raises NotFound if the state is gone, IdentityChanged, Damaged, Unavailable.
     """
-    log, terms = cached_log(options.where), lease_terms(options.lease_s)
+    log, terms = cached_log(options.where, plan.identity), lease_terms(options.lease_s)
+    if log.descriptor.identity != plan.identity:
+        raise IdentityChanged(
+            "this DataFrame was planned on topics that the log had before",
+            log=log.name,
+            expected=plan.identity.ledger_topic_id,
+            found=log.descriptor.identity.ledger_topic_id,
+            hint="load() again",
+        )
     with reading(plan.planned, plan.position):
         lease = LeaseHolder.claim(
             log.store,

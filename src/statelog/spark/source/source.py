@@ -12,6 +12,8 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
+from statelog.spark.clients import planned
+from statelog.spark.options.address import log_address
 from statelog.spark.options.read import read_of
 from statelog.spark.reported import reported
 from statelog.spark.source.changes import ChangeReader, ChangeReadPlan, plan_change_read
@@ -37,15 +39,18 @@ class Loaded:
 def load(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
     kind = read_of(options)
+    if kind not in (_STATE, _CHANGES):
+        _check_kind(kind)
+    columns, plan = planned(log_address(options), lambda: _planned(options, kind))
+    return columns, Loaded(plan)
+
+
+def _planned(options: Mapping[str, str], kind: str) -> tuple[StructType, ReadPlan | ChangeReadPlan | ViewPlan]:
     if kind == _STATE:
-        columns, plan = plan_state(options)
-        return columns, Loaded(plan)
+        return plan_state(options)
     if kind == _CHANGES:
-        columns, changes = plan_change_read(options)
-        return columns, Loaded(changes)
-    _check_kind(kind)
-    columns, view = plan_view(options, kind)
-    return columns, Loaded(view)
+        return plan_change_read(options)
+    return plan_view(options, kind)
 
 
 @reported()

@@ -63,7 +63,7 @@ class StateReader(DataSourceReader):
         self._wanted = wanted(descriptor, self._options.key_groups, self._options.keys)
         plan = plan or plan_read(self._options)
         self._plan: ReadPlan | None = plan
-        self._planned, self._position = plan.planned, plan.position
+        self._planned, self._position, self._identity = plan.planned, plan.position, plan.identity
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
@@ -79,7 +79,7 @@ class StateReader(DataSourceReader):
         if not isinstance(partition, StateSlice):
             return  # Spark's stand-in for an empty list of partitions.
         with reported(), reading(self._planned, self._position):
-            log = cached_log(self._options.where)
+            log = cached_log(self._options.where, self._identity)
             for table in read_slice(log, partition.plan, self._value_schema_id):
                 yield from state_batches(self._of_keys(table), self._schema)
 

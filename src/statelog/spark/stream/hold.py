@@ -51,8 +51,9 @@ class StreamHold:
         return LedgerBase(found.state, found.place.last)
 
     def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
-        """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there. Raises SubscriptionEnded,
-        ReaderInUse, OffsetGone, StoreRefused, Unavailable.
+        """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there.
+
+        Raises SubscriptionEnded, ReaderInUse, OffsetGone, StoreRefused, Unavailable.
         """
         now_s = self._seams.clock()
         if self._lease is not None:
