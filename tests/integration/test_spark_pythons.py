@@ -48,7 +48,8 @@ def test_executors_have_a_python_of_their_own(way: str, broker: Broker, log_name
         for path in _SOURCE.iterdir():
             (home / "site" / path.name).symlink_to(path)
         with tarfile.open(tmp_path / "jobs.tar", "w", dereference=True) as archive:
-            archive.add(home, ".")
+            for folder in ("bin", "site"):
+                archive.add(home / folder, folder)
         (tmp_path / "jobs").symlink_to(home)  # For the planning workers, which are children of the driver's JVM.
         python, more = "./jobs/bin/python", ["--archives", f"{tmp_path / 'jobs.tar'}#jobs"]
     environment = {**os.environ, **spark_environment()}

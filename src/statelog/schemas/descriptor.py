@@ -16,7 +16,7 @@ from typing import cast
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
 from statelog.schemas.avro import Datum, FileCodec
 from statelog.schemas.keys.key_groups import KeyType, check_counts, key_groups_of_partition
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 
 __all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "verify"]
@@ -147,6 +147,7 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
 
 def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> None:
     if expected != found:
+        expected, found = shown_id(expected), shown_id(found)
         raise IdentityChanged(
             f"the log was created on {what} {expected}, but this is {what} {found}",
             log=descriptor.name,

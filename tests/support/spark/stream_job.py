@@ -1,6 +1,7 @@
-"""A streaming query as a process of its own, for tests that kill it, JVM and workers included.
+"""A streaming query as a process of its own, for tests that kill it: driver and JVM at once, workers a moment later.
 
-Run with a JSON object as its only argument (`StreamJob`); it leads a process group of its own. Changes go into Parquet,
+Run with a JSON object as its only argument (`StreamJob`); it leads a process group of its own. `pyspark.daemon` leads
+another one: its workers end when they find their JVM gone, and may finish a task until then. Changes go into Parquet,
 or as JSON into a topic.
 """
 
@@ -78,11 +79,11 @@ class StreamJob:
         return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]  # JSON has any type; an object here
 
     def kill_after(self, batches: int, pause_s: float) -> None:
-        """Start it, wait for so many more micro-batches and a moment, and kill driver, JVM and workers at once."""
+        """Start it, wait for so many more micro-batches and a moment, and kill driver and JVM at once."""
         self.kill_when(batches, lambda: True, pause_s)
 
     def kill_when(self, batches: int, is_time: Callable[[], bool], pause_s: float = 0.0) -> None:
-        """Start it, wait for so many more micro-batches, then until it is time, and kill driver, JVM and workers."""
+        """Start it, wait for so many more micro-batches, then until it is time, and kill driver and JVM."""
         before, process = self.batches(), self.start()
         deadline = time.monotonic() + _TIMEOUT_S
         try:

@@ -11,6 +11,7 @@ from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import Tail, tail_now
 from statelog.quantities import show_time
+from statelog.schemas.ledger.identity import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.lease import expired
 from statelog.schemas.snapshot.retention import truncation_floor
@@ -78,8 +79,8 @@ def _what_it_is(found: LogDescription) -> tuple[Fact, ...]:
         Fact("cluster", identity.cluster_id),
         Fact("data_topic", data_topic(descriptor.name)),
         Fact("ledger_topic", ledger_topic(descriptor.name)),
-        Fact("data_topic_id", identity.data_topic_id),
-        Fact("ledger_topic_id", identity.ledger_topic_id),
+        Fact("data_topic_id", shown_id(identity.data_topic_id)),
+        Fact("ledger_topic_id", shown_id(identity.ledger_topic_id)),
         Fact("partitions", descriptor.partitions, Unit.COUNT),
         Fact("key_groups", descriptor.key_groups, Unit.COUNT),
         Fact("key_type", descriptor.key_type.value),

@@ -9,7 +9,14 @@ from typing import cast
 
 from statelog.schemas.avro import Datum
 
-__all__ = ["LogIdentity"]
+__all__ = ["LogIdentity", "shown_id"]
+
+_AS_TOOLS_PRINT = str.maketrans("+/", "-_")
+
+
+def shown_id(found: str) -> str:
+    """A topic's id as Kafka's own tools print it: in the base64 of URLs. Files and records have the standard one."""
+    return found.translate(_AS_TOOLS_PRINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

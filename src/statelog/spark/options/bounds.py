@@ -38,7 +38,7 @@ def bound(given: Mapping[str, str], side: str, *, open_word: str) -> Bound | Non
         return AtCheckpoint(writer, checkpoint)
     if time is not None:
         return AtTime(_milliseconds(f"{side}Time", time))
-    if position is None or position == open_word:
+    if position is None or position.lower() == open_word:
         return None
     if not position.isdecimal():
         raise ConfigError(

@@ -73,7 +73,8 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     if not writer:
         raise ConfigError(
             "the option writerId is missing",
-            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one",
+            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. SQL's INSERT cannot"
+            " name it, so write a DataFrame: spark.table(...).write.format('statelog').option('writerId', ...)",
         )
     checkpoint, batch = number(given, "checkpointId"), number(given, "batchId")
     if streaming and (checkpoint is not None or batch is not None):

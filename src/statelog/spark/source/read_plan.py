@@ -18,7 +18,7 @@ from statelog.recovery.planning.preflight import check_held
 from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
 from statelog.spark.options.reading import lease_terms
@@ -72,8 +72,8 @@ def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
         raise IdentityChanged(
             "this DataFrame was planned on topics that the log had before",
             log=log.name,
-            expected=plan.identity.ledger_topic_id,
-            found=log.descriptor.identity.ledger_topic_id,
+            expected=shown_id(plan.identity.ledger_topic_id),
+            found=shown_id(log.descriptor.identity.ledger_topic_id),
             hint="load() again",
         )
     with reading(plan.planned, plan.position):
