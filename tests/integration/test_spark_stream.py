@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -18,6 +19,7 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.subscription import newest_files
 from statelog.spark import error_of
 from statelog.storage.held_subscription import list_subscriptions
+from tests.support.documents import DOCS
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
 
@@ -191,3 +193,40 @@ def test_a_place_that_is_gone_is_told_or_begun_anew(spark: SparkSession, rig: Sp
     _to_parquet(_stream(spark, rig, **options, onTruncation="snapshot"), tmp_path)
     rows = [row[1:] for row in _rows(spark, tmp_path)]
     assert sorted(rows, key=str) == [(1, "put", 1), (1, "put", 13), (2, "put", 2), (None, "reset", None)]
+
+
+def test_the_lake_guides_merge_keeps_a_table_equal(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
+    """The program of the guide, as it is printed: what it gives to MERGE, carried out on rows, is the log's state, from
+    a snapshot on, with a key many times in a commit, and each micro-batch twice. Spark understands the MERGE itself.
+    """
+    text = (DOCS / "guide" / "lake.md").read_text("utf-8").partition("<!-- program: merge -->")[2]
+    program: dict[str, Any] = {}
+    exec(text.partition("```text\n")[2].partition("```")[0], program)
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        spark.sql(program["MERGE"])
+    table: dict[int, int] = {}
+
+    def merge(batch: DataFrame, _batch: int) -> None:
+        for _ in range(2):
+            rows = program["newest"](batch).collect()
+            assert len({row.key for row in rows}) == len(rows)
+            for row in rows:
+                table.pop(row.key, None) if row.op == "delete" else table.update({row.key: row.value.n})
+
+    with Writer(rig.log, "w") as writer:
+        _commit(writer, {key: key for key in range(30)})
+        _round(rig, tmp_path)
+        changes = _stream(spark, rig, startingPosition="snapshot", maxChangesPerTrigger="40")
+        query = (
+            changes.writeStream.foreachBatch(merge).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        )
+        try:
+            for number in range(6):
+                for again, key in product(range(3), range(number, 40, 3)):
+                    is_gone = (key + again + number) % 4 == 0
+                    writer.delete(key) if is_gone else writer.put(key, {"n": again + 10 * number, "note": None})
+                writer.commit()
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    assert table == rig.numbers()

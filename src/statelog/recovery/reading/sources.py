@@ -108,7 +108,7 @@ def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:
     """That there are values of a newer schema than was asked for, which would lose fields."""
     return IncompatibleSchema(
         "there are values of a newer schema than they are read in",
-        hint="Plan the read again; in Spark load() again, and start the query on that: a DataFrame keeps the columns of its"
+        hint="Plan the read again; in Spark load() and start the query again: a DataFrame keeps the columns of its"
         " load(). The newest schema reads all values",
         found_schema=found_id,
         asked_schema=asked_id,
