@@ -22,7 +22,7 @@ def main() -> None:
     rows = spark.range(0, 40, 1, 2).selectExpr("id AS key", "id * 2 AS n")
     rows.write.format("statelog").mode("append").options(**options, writerId="job", uniqueKeys="true").save()
     state = spark.read.format("statelog").options(**options, minPartitions="2").load()
-    sys.stdout.write(f"sum={state.selectExpr('sum(n) AS n').head()[0]}\n")  # type: ignore[index]
+    sys.stdout.write(f"sum={state.selectExpr('sum(n) AS n').collect()[0].n}\n")
     spark.stop()
 
 
