@@ -140,13 +140,13 @@ def _value_fields(value: ValueSchema) -> list[pa.Field]:
 
 def _readable(kind: pa.DataType) -> pa.DataType:
     """The type as Spark can read it: it takes times of day in microseconds only."""
-    if pa.types.is_time32(kind):
+    if str(kind).startswith("time32"):
         return pa.time64("us")
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_readable(field.type)) for field in cast("pa.StructType", kind)])
-    if pa.types.is_map(kind):
+    if isinstance(kind, pa.StructType):
+        return pa.struct([field.with_type(_readable(field.type)) for field in kind])
+    if isinstance(kind, pa.MapType):
         return pa.map_(kind.key_type, kind.item_field.with_type(_readable(kind.item_type)))
-    if pa.types.is_list(kind):
+    if isinstance(kind, pa.ListType):
         return pa.list_(kind.value_field.with_type(_readable(kind.value_type)))
     return kind
 

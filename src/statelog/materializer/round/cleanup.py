@@ -72,7 +72,7 @@ def plan_cleanup(
     live, over = _leases(log, now_s, settings.lease_cap_s)
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
     subscriptions = list_subscriptions(log.store).files
-    holds = [*live, *holding(subscriptions, log.descriptor.identity)]
+    holds: list[Hold] = [*live, *holding(subscriptions, log.descriptor.identity)]
     if holds:
         others = known.read(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at([one.manifest for one in others], holds)
