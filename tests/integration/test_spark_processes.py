@@ -217,7 +217,8 @@ def test_marks_of_others_are_left_alone(rig: SparkLog) -> None:
     other, dead, old = (mark.with_name(name) for name in ("1-999999999-1-aa", f"{_space()}-999999999-1-aa", "1-7-1-bb"))
     for path in (other, dead, old):
         path.touch()
-    os.utime(old, (time.time() - 40 * 86_400,) * 2)
+    long_ago_s = time.time() - 40 * 86_400
+    os.utime(old, (long_ago_s, long_ago_s))
     plan_batch(options)
     assert [path.exists() for path in (other, dead, old, mark)] == [True, False, False, True]
     mark.unlink()
