@@ -202,7 +202,7 @@ def test_the_lake_guides_merge_keeps_a_table_equal(spark: SparkSession, rig: Spa
     text = (DOCS / "guide" / "lake.md").read_text("utf-8").partition("<!-- program: merge -->")[2]
     program: dict[str, Any] = {}
     exec(text.partition("```text\n")[2].partition("```")[0], program)
-    with pytest.raises(AnalysisException, match="lake.*planes"):
+    with pytest.raises(AnalysisException, match=r"lake.*planes"):
         spark.sql(program["MERGE"])
     table: dict[int, int] = {}
 

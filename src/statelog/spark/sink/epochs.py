@@ -6,8 +6,9 @@ for every batch: so a worker that has no epoch takes the one that a sibling open
 there. A batch is planned only after the one before was committed, so what is read then is the base of the next commit.
 
 Invariants:
-- One Open for each run of a query, however many workers plan it and however long they rest, and for each plain write;
-  and one more for each commit whose outcome had to be settled, and each plain write that was given up.
+- One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
+  commit whose outcome had to be settled, and each plain write that was given up.
+- A plain write that is under way is in the ledger: by the Open of its epoch, or by a void record if that has committed.
 - An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; a restart opens a new one.
 - Nothing is fenced before `check_ownership` has agreed, and nothing that was opened since.
 - Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
@@ -29,13 +30,14 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.values.schema import ValueSchema
 from statelog.seams import REAL, NewNonce, Seams
-from statelog.spark.clients import ProcessCache, cached_log, planned
+from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.ownership import Rival, check_ownership
 from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce, voided_nonce
-from statelog.spark.sink.rivals import rivals_of
+from statelog.spark.sink.rivals import rivals_of, under_way
 from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 
 __all__ = ["give_up", "plan_batch", "sibling_nonces"]
@@ -55,6 +57,7 @@ class _Epoch:
 
     grant: Grant
     ledger: LedgerClient
+    log: Log
 
     def close(self) -> None:
         self.ledger.close()
@@ -83,13 +86,18 @@ def _plan(options: WriteOptions, check: Check | None, seams: Seams) -> TaskGrant
     epoch = _epochs.get(key)
     log = cached_log(options.where)  # After the epoch, so that no log is idle for longer than what was made of it.
     try:
-        if epoch is None or not options.serves_query:
+        if (
+            epoch is None or epoch.log is not log
+        ):  # The log was opened anew, and what was made of the old one is closed.
             epoch = _epochs.put(key, _first(log, options, check, seams))
         else:
             epoch.ledger.fold_end()
             if not epoch.is_live:
                 epoch = _next(log, options, key, epoch, check, seams)
+        if options.serves_query:
             run_of(options).keep()
+        else:
+            _tell(log, options, epoch)
     except BaseException:
         _epochs.drop(key)
         raise
@@ -108,6 +116,14 @@ def give_up(options: WriteOptions, grant: Grant, *, seams: Seams = REAL) -> None
         pass  # Another one has ended it.
     except StatelogError as error:
         _LOG.warning("%s: the epoch of a write that failed bars others for a while: %s", options.where.log, error)
+
+
+def _tell(log: Log, options: WriteOptions, epoch: _Epoch) -> None:
+    """Say in the ledger that another plain write of this epoch is under way. Raises OutcomeUnknown, Unavailable."""
+    last = epoch.ledger.fold.last_commit(options.writer)
+    if last is not None and last.offset > epoch.grant.epoch:
+        with task_producer(options.where) as producer:
+            append_all(producer, log.ledger_topic, 0, under_way(epoch.grant.nonce), 1)
 
 
 def sibling_nonces(nonce: bytes) -> NewNonce:
@@ -153,7 +169,7 @@ def _looked(log: Log, options: WriteOptions, run: QueryRun, check: Check | None,
         ledger.fold_end()
         newest = _newest(log, ledger.fold, options)
         if newest is not None and same_run(newest.nonce, run.tag):
-            return _Epoch(_shared(log, ledger.fold, newest), ledger)
+            return _Epoch(_shared(log, ledger.fold, newest), ledger, log)
         if options.serves_query and run.has_opened(ledger.fold.last_commit(options.writer)):
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
         if check is not None:
@@ -181,15 +197,15 @@ def _next(
     check: Check | None,
     seams: Seams,
 ) -> _Epoch:
-    """What follows a query's epoch that was replaced: a sibling's; or a new one, if the query was started again after a
-    sibling had found it fenced.
+    """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
+    and for a query that was started again after a sibling had found it fenced.
     """
     newest = _newest(log, epoch.ledger.fold, options)
     if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
         epoch.grant = _shared(log, epoch.ledger.fold, newest)
         return epoch
     run = run_of(options)
-    if run.has_opened(epoch.ledger.fold.last_commit(options.writer)):
+    if options.serves_query and run.has_opened(epoch.ledger.fold.last_commit(options.writer)):
         raise _taken_over(options, run, newest)
     return _epochs.put(key, _first(log, options, check, seams))
 
@@ -226,7 +242,7 @@ def _open(log: Log, options: WriteOptions, run: QueryRun, judged: int, seams: Se
     except BaseException:
         opened.close()
         raise
-    return _Epoch(opened.grant, opened.ledger)
+    return _Epoch(opened.grant, opened.ledger, log)
 
 
 def _taken_over(options: WriteOptions, run: QueryRun, newest: LiveEpoch | None) -> Fenced:

@@ -1,7 +1,7 @@
 """Ownership of a log: whether a query or a plain write may open, which fences its rivals. Pure.
 
 An Open ends every rival, so this is checked first. A rival blocks the way for as long as it may be alive: a query that
-opened or committed not long ago, a plain write that opened not long ago and has neither committed nor been given up.
+opened or committed not long ago, a plain write that began not long ago and has neither committed nor been given up.
 What no job of Spark's opened is not judged here: who opens last owns the log.
 
 Invariants:
@@ -29,7 +29,7 @@ RECENT_S = 2 * 3600.0
 class Rival:
     """A live epoch that our Open would fence. `age_s` is the time since its last sign of life; None if that is gone.
 
-    `has_committed`: under this epoch. `last` is its writer's last commit, under whichever epoch.
+    `has_committed`: under this epoch, and began nothing since. `last` is its writer's last commit, under any epoch.
     """
 
     writer: str

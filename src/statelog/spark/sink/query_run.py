@@ -1,4 +1,4 @@
-"""A query run: one query in one Spark session, or one plain write; and the mark on its epochs.
+"""A query run: one query, or one writer of plain writes, in one Spark session; and the mark on its epochs.
 
 The planning workers of a session are children of one parent, so they know each other without talking: the first eight
 bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
@@ -42,16 +42,14 @@ _FORGOTTEN_S = 30 * 86_400.0
 
 
 def run_tag(options: WriteOptions) -> bytes:
-    """What all nonces of this run begin with: for a query the same in all planning workers of a session, for a plain
-    write a new one, which nobody shares.
+    """What all nonces of this run begin with; the same in all planning workers of a session.
 
     Started again with other partitions, a query is another run, which opens anew.
     """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
-    if not options.serves_query:
-        return _PLAIN + _hashed(where) + os.urandom(_PART_BYTES)
     session = (platform.node(), *_session(), options.partitions, options.share)
-    return _QUERY + _hashed(where) + _hashed((where, session))
+    kind = _QUERY if options.serves_query else _PLAIN
+    return kind + _hashed(where) + _hashed((where, session))
 
 
 def voided_nonce() -> bytes:
