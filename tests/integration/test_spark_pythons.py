@@ -47,11 +47,11 @@ def test_executors_have_a_python_of_their_own(way: str, broker: Broker, log_name
     else:
         for path in _SOURCE.iterdir():
             (home / "site" / path.name).symlink_to(path)
-        with tarfile.open(tmp_path / "jobs.tar", "w", dereference=True) as archive:
+        with tarfile.open(tmp_path / "jobs.tar.gz", "w:gz", dereference=True, compresslevel=1) as archive:
             for folder in ("bin", "site"):
                 archive.add(home / folder, folder)
         (tmp_path / "jobs").symlink_to(home)  # For the planning workers, which are children of the driver's JVM.
-        python, more = "./jobs/bin/python", ["--archives", f"{tmp_path / 'jobs.tar'}#jobs"]
+        python, more = "./jobs/bin/python", ["--archives", f"{tmp_path / 'jobs.tar.gz'}#jobs"]
     environment = {**os.environ, **spark_environment()}
     environment |= {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": str(driver)}
     environment.pop("PYTHONPATH", None)
