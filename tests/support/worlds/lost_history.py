@@ -23,6 +23,7 @@ from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.keys.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
+from statelog.spark import export
 from statelog.spark.options.stream import StreamOptions, stream_options
 from statelog.spark.stream.offset import StreamOffset
 from statelog.spark.stream.planner import StreamPlanner
@@ -135,6 +136,7 @@ class World:
         with self.open() as log:
             self.memory.cursor = recover(log).stream().apply(lambda _: None).to_json()
             self.memory.place = log.place
+            export(log, str(self.lake))
             for reader in ("", "reader"):
                 self.memory.offsets[reader] = _read_on(log, _stream(reader))
 
@@ -193,6 +195,11 @@ class World:
                     append_all(producer, log.data_topic, partition, b"junk", 3)
 
     # ---- for the doors
+
+    @property
+    def lake(self) -> Path:
+        """The Delta table that is kept equal to the log."""
+        return self.scratch / "lake"
 
     @property
     def directory(self) -> Path:
@@ -304,6 +311,11 @@ def _table_on_its_directory(world: World) -> object:
         return dict(table.items())
 
 
+def _export(world: World) -> object:
+    with world.open() as log:
+        return export(log, str(world.lake))
+
+
 def _writer(world: World) -> object:
     with world.open() as log, Writer(log, "a", partitions=[0]) as writer:
         return writer.last_commit.checkpoint.id if writer.last_commit else 0
@@ -375,6 +387,7 @@ DOORS: dict[str, Door] = {
     "follow": Door(_follow, remembers=True),
     "a query of before": Door(_query_of_before(""), remembers=True),
     "a query of before with a readerId": Door(_query_of_before("reader"), remembers=True),
+    "export": Door(_export, remembers=True),
     "table on its directory": Door(_table_on_its_directory, remembers=True),
     "barrier": Door(_recover_behind_a_barrier),
     "round": Door(_round),

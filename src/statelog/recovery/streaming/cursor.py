@@ -21,7 +21,7 @@ import pyarrow as pa
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.recovery.spill.frame import DONE, Applied
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.runs import key_groups_of
 
@@ -84,8 +84,8 @@ class Cursor:
         if self.identity != identity:
             raise IdentityChanged(
                 "the cursor belongs to another log",
-                expected=self.identity.ledger_topic_id,
-                found=identity.ledger_topic_id,
+                expected=shown_id(self.identity.ledger_topic_id),
+                found=shown_id(identity.ledger_topic_id),
                 hint="Recover this log from the start, into an empty target",
             )
 

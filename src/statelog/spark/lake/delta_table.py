@@ -12,6 +12,7 @@ Invariants:
 - Rows that somebody else changed since the last export are told: a position says nothing about them.
 """
 
+import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from statelog.errors import AlreadyExists, ConfigError, StoreUnavailable
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.storage.store.url import mask_url
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = ["DELETED", "DeltaExport", "DeltaPlace", "Merged", "TableMoved", "requ
 DELETED = "__statelog_deleted"
 """The column of a merge's source that says which keys are gone. Never one of the table."""
 _APPLICATION = "statelog.application"
+_PLACE = "statelog.place"
 _KEEPING_ROWS = (
     "OPTIMIZE",
     "VACUUM START",
@@ -77,7 +80,8 @@ def require_deltalake() -> None:
 
 
 class DeltaExport:
-    """The table as it is now. `position` is the state it holds, None if it is not there or was never exported to.
+    """The table as it is now. `position` is the state it holds, None if it is not there or was never exported to;
+    `seen` names the ledger record below it, too, once `check_own` has found it.
 
     Raises StoreUnavailable.
     """
@@ -90,6 +94,7 @@ class DeltaExport:
         self._place = place
         self._table: deltalake.DeltaTable | None = None
         self.position: int | None = None
+        self.seen = ORIGIN
         try:
             self._table = DeltaTable(place.url, storage_options=dict(place.storage_options) or None)
             self.position = self._table.transaction_version(place.application)
@@ -118,8 +123,10 @@ class DeltaExport:
             return True
         if self.position is None:
             raise self._refused("the table holds something else than this log's export, or one of topics it had before")
+        self.seen = Place(self.position)
         for commit in self._history():
             if commit.get(_APPLICATION) == self._place.application:
+                self.seen = Place.from_json(json.loads(str(commit.get(_PLACE, f"[{self.position}]"))))
                 return True
             if commit.get("operation") not in _KEEPING_ROWS:
                 raise self._refused(f"somebody else changed the table since the last export: {commit.get('operation')}")
@@ -141,11 +148,11 @@ class DeltaExport:
             why, url=self._place.shown, hint="Name another table, or write this one anew with replace=True"
         )
 
-    def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, position: int) -> None:
+    def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, place: Place) -> None:
         """Make the table, or replace all its rows and columns. Raises TableMoved, StoreUnavailable."""
         from deltalake import write_deltalake
 
-        source, commit = _Source(rows, columns), self._commit(position)
+        source, commit = _Source(rows, columns), self._commit(place)
         options = dict(self._place.storage_options) or None
         with _raising(source, self._place, is_new=self.is_new):
             if self._table is None:
@@ -157,7 +164,7 @@ class DeltaExport:
                     self._table, source.reader, mode="overwrite", schema_mode="overwrite", commit_properties=commit
                 )
 
-    def merge(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], position: int) -> Merged:
+    def merge(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], place: Place) -> Merged:
         """Apply the newest change of each key. `rows` have `columns`, and `DELETED`. Raises as `write`."""
         assert self._table is not None, "only what was exported is merged into"
         values = {name: f"s.{_quoted(name)}" for name in columns.names}
@@ -169,7 +176,7 @@ class DeltaExport:
                     " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
                     source_alias="s",
                     target_alias="t",
-                    commit_properties=self._commit(position),
+                    commit_properties=self._commit(place),
                 )
                 .when_matched_delete(f"s.{DELETED}")
                 .when_matched_update({_quoted(name): value for name, value in values.items()})
@@ -180,13 +187,17 @@ class DeltaExport:
             )
         return Merged(*(found[f"num_target_rows_{kind}"] for kind in Merged._fields))
 
-    def _commit(self, position: int) -> "deltalake.CommitProperties":
+    def _commit(self, place: Place) -> "deltalake.CommitProperties":
         """What every commit carries. No retries: delta-rs would add our rows to another's, which may be the same."""
         from deltalake import CommitProperties, Transaction
 
         return CommitProperties(
-            custom_metadata={_APPLICATION: self._place.application, "statelog.position": str(position)},
-            app_transactions=[Transaction(self._place.application, position)],
+            custom_metadata={
+                _APPLICATION: self._place.application,
+                "statelog.position": str(place.position),
+                _PLACE: json.dumps(place.to_json()),
+            },
+            app_transactions=[Transaction(self._place.application, place.position)],
             max_commit_retries=0,
         )
 

@@ -115,7 +115,9 @@ class _Export:
         if not table.has_columns(self._columns(value_schema)):
             return self._write(table, "the columns of the log changed")
         try:
-            plan = plan_changes(self.log, AtPosition(table.position), value_schema_id=value_schema.id)
+            plan = plan_changes(
+                self.log, AtPosition(table.position), value_schema_id=value_schema.id, seen=[table.seen]
+            )
             return self._merge(table, table.position, plan, value_schema)
         except (NotFound, OffsetGone) as error:
             return self._write(table, f"its position was truncated: {error.message}")
@@ -125,13 +127,14 @@ class _Export:
         _LOG.info("%s: all rows are written: %s", self.place.shown, why)
         value_schema = self.log.value_schemas.newest()
         count = _Count()
-        with recover(self.log, settings=_of_schema(self.settings, value_schema)) as recovery:
-            position, columns = recovery.position, self._columns(value_schema)
+        settings = _of_schema(self.settings, value_schema)
+        with recover(self.log, at_least=table.seen, settings=settings) as recovery:
+            place, columns = recovery.plan.place, self._columns(value_schema)
             with recovery.stream() as stream:
                 rows = count.counting(batch for portion in stream for batch in state_batches(portion.changes, columns))
-                table.write(rows, columns, position)
+                table.write(rows, columns, place)
         return Exported(
-            position=position,
+            position=place.position,
             previous_position=table.position,
             is_rewritten=True,
             inserted=count.rows,
@@ -146,7 +149,9 @@ class _Export:
             columns = self._columns(value_schema)
             keys = ["key", "key_group"] if self._names_key_groups else ["key"]
             with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
-                merged = table.merge(_merge_rows(tables, columns), columns, keys, plan.end_position)
+                merged = table.merge(
+                    _merge_rows(tables, columns), columns, keys, self.log.ledger.place_at(plan.end_position)
+                )
         return Exported(
             position=plan.end_position,
             previous_position=previous,

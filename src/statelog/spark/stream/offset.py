@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.schemas.ledger.place import Place
 
 __all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start"]
@@ -88,8 +88,8 @@ class StreamOffset:
         if offset.identity != identity:
             raise IdentityChanged(
                 "the query's checkpoint was made with another log, or with topics that this one had before",
-                expected=offset.identity.ledger_topic_id,
-                found=identity.ledger_topic_id,
+                expected=shown_id(offset.identity.ledger_topic_id),
+                found=shown_id(identity.ledger_topic_id),
                 hint="Check the options log, root and kafka.bootstrap.servers; for another log, use another checkpoint",
             )
         return offset
