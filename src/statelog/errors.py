@@ -16,6 +16,7 @@
     │   ├── LogInUse                another job, which may be alive, would be fenced by opening
     │   ├── ReaderInUse             the reader id belongs to another reading
     │   ├── ClosedError             used after close, from another thread or after a fork
+    │   ├── NestedCall              called inside of another call: by a signal's handler, or a callback
     │   └── OverlappingTasks        two tasks of one commit wrote the same key group
     ├── NotFound                    the log, checkpoint or position asked for does not exist
     ├── AlreadyExists               the name or slot is taken
@@ -91,6 +92,7 @@ __all__ = [
     "KeyGroupMismatch",
     "LogInUse",
     "Misuse",
+    "NestedCall",
     "NotFound",
     "OffsetGone",
     "OutcomeUnknown",
@@ -210,6 +212,12 @@ class ReaderInUse(Misuse):
 
 class ClosedError(Misuse):
     """Used after close, from a second thread, or in a process that was forked later."""
+
+
+class NestedCall(Misuse):
+    """Called inside of another call of the same object, from a signal's handler or a callback. It changed nothing."""
+
+    default_hint = "In a signal's handler set a flag, and nothing else: the loop ends at it, and then commits and closes"
 
 
 class OverlappingTasks(Misuse):

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from statelog.errors import (
-    ClosedError,
-)
+from statelog.errors import ClosedError, NestedCall
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
@@ -118,14 +116,15 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -
     assert [writer.life for writer in made] == [Life.CLOSED, Life.CLOSED]
 
 
-def test_a_writer_that_is_closed_inside_a_commit_stays_closed(rig: LogRig, log: Log) -> None:
-    """As a signal's handler does it: the commit fails with its own error, and nothing was written."""
+def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
+    """As a signal's handler does it: its clients are in use. Here the refusal comes out, and so breaks the commit off."""
     writer = Writer(log, "w", seams=Seams(crash=lambda point: writer.close() if point == "commit-made" else None))
     writer.put(b"k", b"v")
-    with pytest.raises(ClosedError, match="producer is closed"):
+    with pytest.raises(NestedCall):
         writer.commit(1)
 
-    assert writer.life is Life.CLOSED
+    assert writer.life is Life.FAILED
+    writer.close()
     assert rig.state() == {}
 
 

@@ -11,7 +11,7 @@ from threading import get_ident
 import pyarrow as pa
 
 from statelog.errors import UncommittedChanges
-from statelog.producer.guard import Guard, Guarded, Life
+from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.sending.change_maker import Key, Value
 from statelog.slips import warn_caller
@@ -39,10 +39,13 @@ class ChangeWriter(Guarded):
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError; PersistFailed if earlier chunks failed.
         """
-        if get_ident() != self._guard.user:
+        user = get_ident()
+        if user != self._guard.user:
             self._guard.check()
+        turn = self._guard
         lists = self._lists
         try:
+            turn.user = NOBODY
             if type(value) is bytes and type(key) is lists.quick_class:
                 size = len(key) + len(value)  # type: ignore[arg-type]  # a key of that class is bytes
                 if size < lists.least_bytes:
@@ -51,34 +54,46 @@ class ChangeWriter(Guarded):
                     lists.room_bytes -= size
                     lists.keys.append(key)
                     lists.values.append(value)
+                    turn.user = user
                     return
             if self._buffer.put(key, value):
                 self._send()
+            turn.leave()
         except BaseException as error:
-            self._guard.fail_unless_refused(error)
+            turn.end_turn(error)
             raise
 
     def delete(self, key: Key) -> None:
         """Remove `key`, whether it is there or not. Raises as `put`."""
-        if get_ident() != self._guard.user:
+        user = get_ident()
+        if user != self._guard.user:
             self._guard.check()
+        turn = self._guard
         try:
+            turn.user = NOBODY
             if self._buffer.delete(key):
                 self._send()
+            turn.leave()
         except BaseException as error:
-            self._guard.fail_unless_refused(error)
+            turn.end_turn(error)
             raise
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
         """Append a change whose key group the caller names; None deletes. Raises as `put`."""
-        self._guard.check()
+        user = get_ident()
+        if user != self._guard.user:
+            self._guard.check()
+        turn = self._guard
         try:
+            turn.user = NOBODY
             if self._buffer.append(key_group, key, value):
                 self._send()
+            turn.leave()
         except BaseException as error:
-            self._guard.fail_unless_refused(error)
+            turn.end_turn(error)
             raise
 
+    @Guarded.turn
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
         """Append many changes at once, in row order. Raises as `put`.
 
@@ -86,17 +101,17 @@ class ChangeWriter(Guarded):
         typed values the fields themselves. The whole table is checked before any of it is buffered; it is then sent
         piece by piece, however large it is.
         """
-        self._guard.check()
         try:
             for is_full in self._buffer.extend(table):
                 if is_full:
                     self._send()
         except BaseException as error:
-            self._guard.fail_unless_refused(error)
+            self._guard.end_turn(error)
             raise
 
     # ---- end
 
+    @Guarded.last_turn
     def close(self) -> None:
         """End this life. Discards what no commit holds, with a warning. Idempotent; never waits for Kafka."""
         self._end(is_loss=self._has_uncommitted())

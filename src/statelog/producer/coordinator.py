@@ -14,12 +14,11 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from statelog.closing import Closing
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch, resume_grant
 from statelog.producer.commits.rules import check_handle, next_checkpoint_id, refuse_overlaps
-from statelog.producer.guard import Guard
+from statelog.producer.guard import Guard, Guarded
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import Place
@@ -33,7 +32,7 @@ __all__ = ["Coordinator"]
 _APART = "Commit in the thread that opened it, or hand its grant to another: Coordinator(log, name, grant=...)"
 
 
-class Coordinator(Closing):
+class Coordinator(Guarded):
     """Opens a writer for tasks in other processes, and commits their handles. One thread, one process.
 
         >>> with Coordinator(log, "job") as coordinator:
@@ -94,16 +93,17 @@ class Coordinator(Closing):
         """The checkpoint that the next commit continues."""
         return self._committer.base
 
+    @Guarded.turn
     def task(self, checkpoint_id: int | None = None) -> TaskGrant:
         """What the tasks of the next checkpoint need. The id defaults to the last one plus 1.
 
         Raises CheckpointMismatch if it is not later than the last, ClosedError.
         """
-        self._guard.check()
         checkpoint_id = next_checkpoint_id(checkpoint_id, self.base.id)
         grant = replace(self.grant, witness=self._committer.place)
         return TaskGrant(grant=grant, base=self.base, checkpoint_id=checkpoint_id)
 
+    @Guarded.turn
     def commit(
         self,
         handles: Sequence[Handle] = (),
@@ -119,7 +119,6 @@ class Coordinator(Closing):
         OverlappingTasks before anything is written. Raises as `Writer.confirm`; any error but misuse ends the
         coordinator.
         """
-        self._guard.check()
         if checkpoint_id is None:
             checkpoint_id = handles[0].checkpoint.id if handles else self.base.id + 1
         if not unique_keys:
@@ -132,14 +131,15 @@ class Coordinator(Closing):
                 verify_handle(self._log, handle.continuing(self.base))
         return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
 
+    @Guarded.turn
     def refresh(self) -> None:
         """Read what other processes of the same job committed under this grant.
 
         Raises Fenced if the grant is over, Damaged, Unavailable, ClosedError.
         """
-        self._guard.check()
         self._committer.refresh()
 
+    @Guarded.last_turn
     def close(self) -> None:
         """Release the clients. Idempotent. Raises ClosedError in a second thread while the owner's is alive."""
         if self._guard.end():

@@ -1,4 +1,4 @@
-"""`Guard`: keeps a writer to one thread of one process, and to one life: open, failed, closed.
+"""`Guard`: keeps a writer to one thread of one process, to one call at a time, and to one life: open, failed, closed.
 
     OPEN ──────► FAILED ──────► CLOSED
       └────────────────────────────▲
@@ -8,9 +8,14 @@ ledger, can find out what counts.
 
 Never waits, and owns no client.
 
+A signal's handler runs in the owner's thread, between any two steps of whatever it is in; so does a callback of a
+client. So each call has a *turn*: while it lasts `user` is nobody, and whoever comes meanwhile is refused with
+NestedCall. A handler may end the call that it came into, too, by raising; then the writer has failed.
+
 Invariants:
 - A life never goes back.
 - Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
+- Of two calls one is over before the other begins, in whichever step a signal comes.
 - In a forked child the copy is unusable: its clients belong to the parent.
 - Who uses a writer that has failed is told why it failed, if that was an error of ours.
 - A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
@@ -23,16 +28,24 @@ import warnings
 from collections.abc import Callable
 from copy import copy
 from enum import Enum
+from functools import wraps
+from inspect import currentframe
 from threading import get_ident
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from statelog.closing import Closing
-from statelog.errors import ClosedError, Fenced, Misuse, StatelogError
+from statelog.errors import ClosedError, Fenced, Misuse, NestedCall, StatelogError
 
-__all__ = ["Guard", "Guarded", "Life"]
+__all__ = ["NOBODY", "Guard", "Guarded", "Life", "is_refusal"]
 
-_NOBODY = -1
+P = ParamSpec("P")
+R = TypeVar("R")
+G = TypeVar("G", bound="Guarded")
+
+NOBODY = -1
+"""No thread: the user of what has ended, is in a call, or belongs to another process."""
 _living: "WeakSet[Guard]" = WeakSet()
 
 
@@ -75,7 +88,11 @@ class Guard:
     def __init__(self, what: str, writer: str, *, again: str, apart: str) -> None:
         self.life = Life.OPEN
         self.user = self._thread = get_ident()
-        """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`."""
+        """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`.
+
+        Who takes a turn by hand, without `Guarded.turn`, names its guard `turn` in a local variable before it makes
+        this NOBODY, and calls `leave`, or `end_turn` with an error, at the end.
+        """
         self._pid = os.getpid()
         self._what = what
         self._writer = writer
@@ -90,18 +107,41 @@ class Guard:
         """Whether this is a copy in a forked child."""
         return self._pid != os.getpid()
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether the caller is in the owner's thread and process."""
+        return get_ident() == self._thread and not self.is_inherited
+
     def check(self) -> None:
-        """Raise ClosedError unless it is open and the caller owns it; Fenced if another writer took over meanwhile."""
+        """Raise ClosedError unless it is open and the caller owns it; Fenced if another writer took over meanwhile;
+        NestedCall inside of another call.
+        """
+        self.check_life()
+        self.check_owner()
+        self.check_life()
+
+    def check_life(self) -> None:
+        """Raise ClosedError unless it is open, Fenced if another writer took over meanwhile. For any thread and turn."""
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
             what = f"the {self._what} is {self.life.value}"
             raise ClosedError(what, writer=self._writer, hint=self._again) from self._reason
-        self.check_owner()
 
     def check_owner(self) -> None:
-        """Raise ClosedError unless the caller owns it, whatever its state."""
-        if get_ident() != self._thread or self.is_inherited:
+        """Raise ClosedError unless the caller owns it, whatever its state, and NestedCall inside of another call."""
+        self.check_thread()
+        if self.user == NOBODY and self.life is Life.OPEN:
+            frame = currentframe()
+            while frame is not None:
+                if frame.f_locals.get("turn") is self:
+                    raise NestedCall(f"the {self._what} is called inside of another call of it", writer=self._writer)
+                frame = frame.f_back
+            self.fail()  # A handler raised in the last step of a call, which could not give its turn back.
+
+    def check_thread(self) -> None:
+        """Raise ClosedError unless the caller is in the owner's thread and process, in whatever turn."""
+        if not self.is_owned:
             raise ClosedError(
                 f"a {self._what} belongs to the thread and process that opened it",
                 writer=self._writer,
@@ -109,27 +149,39 @@ class Guard:
             )
 
     def end(self) -> bool:
-        """Close it. Returns whether to release its clients: only once, and never in a forked child.
-
-        Raises ClosedError in a second thread while the owner's is alive.
-        """
+        """Close it. Returns whether to release its clients: only once, and never in a forked child."""
         if self.life is Life.CLOSED:
             return False
-        self.check_end()
         self.become(Life.CLOSED)
         return not self.is_inherited
 
     def check_end(self) -> None:
-        """Raise ClosedError in a second thread while the owner's is alive: it may be inside the clients."""
-        if self._thread in {thread.ident for thread in threading.enumerate()} and not self.is_inherited:
+        """Raise ClosedError in a second thread while the owner's is alive, for it may be inside the clients, and
+        NestedCall inside of another call, which certainly is. What is closed may be closed again.
+        """
+        is_owned = self.life is not Life.CLOSED and not self.is_inherited
+        if is_owned and self._thread in {thread.ident for thread in threading.enumerate()}:
             self.check_owner()
+
+    def leave(self) -> None:
+        """The turn is over."""
+        if self.life is Life.OPEN:
+            self.user = self._thread
+
+    def end_turn(self, error: BaseException) -> None:
+        """The turn is over by an error: anything but a clear refusal, such as Ctrl-C half way through, ends the writer
+        with it.
+        """
+        if not is_refusal(error):
+            self.fail()
+        self.leave()
 
     def become(self, life: Life) -> None:
         """Change the state."""
         assert self.life.may_become(life)
         self.life = life
         if life is not Life.OPEN:
-            self.user = _NOBODY
+            self.user = NOBODY
 
     def fail(self) -> None:
         """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed.
@@ -147,14 +199,9 @@ class Guard:
         self._is_overtaken = True
         self.fail()
 
-    def fail_unless_refused(self, error: BaseException) -> None:
-        """Anything but a clear refusal, such as Ctrl-C half way through, leaves the buffer in doubt."""
-        if not isinstance(error, Misuse):
-            self.fail()
-
     def disown(self) -> None:
         """Leave it without an owner."""
-        self.user = _NOBODY
+        self.user = NOBODY
 
     def __str__(self) -> str:
         return f"{self._what} {self._writer}"
@@ -173,11 +220,54 @@ class Guard:
             self.fail()
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether a call raised it before it changed anything. A NestedCall is a handler's, which broke the call off."""
+    return isinstance(error, Misuse) and not isinstance(error, NestedCall)
+
+
 class Guarded(Closing):
     """A mixin: the context manager that closes itself, and has failed if its block raises."""
 
     __slots__ = ()
     _guard: Guard
+
+    @staticmethod
+    def turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
+        """Makes a method a call that is alone, of one that is open. Raises as `Guard.check`."""
+        return Guarded._alone(method, Guard.check, Guard.check_life)
+
+    @staticmethod
+    def last_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
+        """As `turn`, for the end of it. Raises as `Guard.check_end`."""
+        return Guarded._alone(method, Guard.check_end, lambda _: None)
+
+    @staticmethod
+    def late_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
+        """As `turn`, for what may be asked of one that has failed, too. Raises as `Guard.check_owner`."""
+        return Guarded._alone(method, Guard.check_owner, lambda _: None)
+
+    @staticmethod
+    def _alone(
+        method: Callable[Concatenate[G, P], R], check: Callable[[Guard], None], check_again: Callable[[Guard], None]
+    ) -> Callable[Concatenate[G, P], R]:
+        @wraps(method)
+        def alone(self: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            if get_ident() != self._guard.user:
+                check(self._guard)
+            turn = self._guard
+            try:
+                turn.user = NOBODY  # Who came until now is over, and may have ended it. Who comes next is refused.
+                if turn.life is not Life.OPEN:
+                    check_again(turn)
+                return method(self, *args, **kwargs)
+            except BaseException as error:
+                if not isinstance(error, Exception) or isinstance(error, NestedCall):
+                    turn.fail()
+                raise
+            finally:
+                turn.leave()
+
+        return alone
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

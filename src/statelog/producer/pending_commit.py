@@ -7,6 +7,7 @@ Invariant: it is over once, with a commit or an error, and keeps it.
 
 from collections.abc import Callable
 
+from statelog.errors import NestedCall
 from statelog.schemas.ledger.state import LastCommit
 
 __all__ = ["PendingCommit"]
@@ -43,6 +44,8 @@ class PendingCommit:
         if self._last is None:
             try:
                 self._last = self._finish()
+            except NestedCall:
+                raise  # Who comes when that call is over is told.
             except BaseException as error:
                 self._error = error
                 raise

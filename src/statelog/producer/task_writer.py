@@ -13,7 +13,7 @@ Invariants:
 from statelog.errors import ConfigError
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.grant import TaskGrant
-from statelog.producer.guard import Guard, Life
+from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.sending.change_set import ChangeSet
 from statelog.producer.sending.outbox import Outbox
@@ -65,12 +65,12 @@ class TaskWriter(ChangeWriter):
             ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings),
         )
 
+    @Guarded.turn
     def finish(self) -> Handle:
         """Make the changes durable, and return their handle for the coordinator. Raises PersistFailed.
 
         Any error ends this task writer: write the task's changes again with a new one.
         """
-        self._guard.check()
         with self._guard:
             self._send()
             self._outbox.wait(self._change_set.sqn, self._is_settled)

@@ -17,7 +17,7 @@ Invariants:
 - Only the writer's own thread touches its state: delivery reports are processed while it appends or waits.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
@@ -27,7 +27,7 @@ from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.commits.rules import check_handle, next_checkpoint_id
-from statelog.producer.guard import Guard, Life
+from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.pending_commit import PendingCommit
 from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.buffer import ChangeBuffer
@@ -48,6 +48,8 @@ from statelog.storage.replay import verify_handle
 
 __all__ = ["Writer"]
 
+_Wait = Callable[[int, float | None], bool]
+_Finish = Callable[[Checkpoint, float, bool], LastCommit]
 _APART = "Open one in each, on disjoint partitions and under its own name"
 
 
@@ -145,8 +147,7 @@ class Writer(ChangeWriter):
         """Whether a whole chunk could be sent now without waiting for room in flight."""
         outbox = self._pipeline.outbox
         if not outbox.available and get_ident() == self._guard.user:
-            with self._guard:
-                outbox.poll()
+            self._poll()
         return self.life is Life.OPEN and outbox.available
 
     def statistics(self) -> WriterStatistics:
@@ -164,27 +165,28 @@ class Writer(ChangeWriter):
 
     # ---- append, beyond what every ChangeWriter does
 
+    @Guarded.turn
     def append_meta(self, key: str, value: bytes | None) -> None:
         """Set a meta record of this writer, committed with the changes; None removes it.
 
         The last value of a key wins. Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of unconfirmed ones.
         """
-        self._guard.check()
         self._meta.put(key, value, self._pipeline.meta_bytes)
 
     # ---- persist, confirm, commit
 
+    @Guarded.turn
     def next_sequence_number(self) -> int:
         """The number of the next change: the exclusive end of everything appended so far.
 
         Ends the active change set if it holds a change; without one in between the next call returns the same number.
         Raises InvalidChange, PersistFailed, ClosedError.
         """
-        self._guard.check()
         with self._guard:
             self._pipeline.roll_over(self._buffer.take())
         return self._pipeline.sequence.next
 
+    @Guarded.late_turn
     def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> PendingHandle:
         """Send what is still unsent, and return a pending handle of everything since the last confirmed checkpoint.
 
@@ -195,23 +197,18 @@ class Writer(ChangeWriter):
         Raises CheckpointMismatch unless the id grows, SequenceTruncated or SequenceAhead for a wrong `from_sqn`;
         PersistFailed if a change set has failed, which ends the writer: open it again.
         """
-        self._check_start(from_sqn)
-        self._guard.check()
-        checkpoint_id = self._next_id(checkpoint_id)
-        started_s = self._seams.clock()
-        with self._guard:
-            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
-            self._seams.crash("sent")
-        return self._promise(step, started_s)
+        return self._persist(checkpoint_id, from_sqn, self._wait_alone)
 
+    @Guarded.turn
     def confirm(self, handle: Handle, metadata: Metadata | None = None, *, final: bool = False) -> LastCommit:
         """Commit a handle that this life persisted. `final` also ends the writer and its row in the ledger.
 
         Raises Fenced, CommitRefused, OutcomeUnknown if it could not be settled, Damaged, Unavailable: these end the
         writer. Raises CheckpointMismatch and other misuse before anything is sent: the writer goes on.
         """
-        return self._confirm(handle, metadata, final).result()
+        return self._confirm(handle, metadata, final, self._finish).result()
 
+    @Guarded.turn
     def confirm_async(self, handle: Handle, metadata: Metadata | None = None) -> PendingCommit:
         """As `confirm`, without waiting for the ledger: the result comes when it is asked for. One at a time.
 
@@ -221,8 +218,9 @@ class Writer(ChangeWriter):
 
         Raises CheckpointMismatch and other misuse before anything is sent, Unavailable.
         """
-        return self._confirm(handle, metadata, final=False)
+        return self._confirm(handle, metadata, False, self._finish_alone)
 
+    @Guarded.turn
     def commit(
         self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
     ) -> LastCommit:
@@ -231,45 +229,46 @@ class Writer(ChangeWriter):
         Raises as `persist` and `confirm`; InvalidMetadata before anything is sent.
         """
         check_metadata({} if metadata is None else metadata)
-        return self.confirm(self.persist(checkpoint_id).result(), metadata, final=final)
+        handle = self._persist(checkpoint_id, None, self._wait).result()
+        return self._confirm(handle, metadata, final, self._finish).result()
 
+    @Guarded.turn
     def adopt(self, handle: Handle, metadata: Metadata | None = None) -> LastCommit:
         """Commit a handle that an earlier life of this writer persisted, once its chunks are verified.
 
         Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it belongs to another log, Misuse
         if this life has already appended, Damaged.
         """
-        self._guard.check()
         if self._buffer.changes or not self._pipeline.is_untouched:
             raise Misuse("a handle must be adopted before anything is appended", writer=self.name)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
-        return self._begin([handle], handle.checkpoint, metadata or {}, final=False).result()
+        return self._begin([handle], handle.checkpoint, metadata or {}, False, self._finish).result()
 
+    @Guarded.turn
     def reset(self, checkpoint_id: int) -> None:
         """Abort a checkpoint. The next one includes the same changes, and nothing is sent twice.
 
         Drops local copies only, and only for the last checkpoint: a later one needs those of the earlier ones.
         """
-        self._guard.check()
         self._pipeline.reset(checkpoint_id)
 
+    @Guarded.turn
     def truncate(self, to_sqn: int) -> None:
         """Let no later persist start below `to_sqn`, and drop local copies of committed change sets below it.
 
         Unconfirmed checkpoints keep theirs. Raises SequenceAhead; Misuse if that would drop what no checkpoint holds.
         """
-        self._guard.check()
         self._pipeline.truncate(to_sqn)
 
     # ---- end
 
+    @Guarded.turn
     def truncate_and_close(self, from_sqn: int) -> None:
         """Drop what was appended from `from_sqn` on, and end this life.
 
         Waits for pending checkpoints that end at or below it: their handles stay valid. Raises SequenceAhead.
         """
-        self._guard.check()
         self._pipeline.sequence.check_end(from_sqn)
         with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
             self._pipeline.wait_for_checkpoints(from_sqn)
@@ -279,13 +278,23 @@ class Writer(ChangeWriter):
         return bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched)
 
     def _release(self) -> None:
+        self._committing = None  # Which refers back: it would keep the clients.
         self._pipeline.close()
         self._committer.close()
 
-    # ---- inside
+    # ---- inside a turn
 
-    def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool) -> PendingCommit:
-        self._guard.check()
+    def _persist(self, checkpoint_id: int | None, from_sqn: int | None, wait: _Wait) -> PendingHandle:
+        self._check_start(from_sqn)
+        self._guard.check_life()
+        checkpoint_id = self._next_id(checkpoint_id)
+        started_s = self._seams.clock()
+        with self._guard:
+            step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
+            self._seams.crash("sent")
+        return self._promise(step, started_s, wait)
+
+    def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> PendingCommit:
         if handle.nonce != self.grant.nonce:
             raise CheckpointMismatch(
                 "the handle was not persisted by this life of the writer",
@@ -293,7 +302,7 @@ class Writer(ChangeWriter):
                 checkpoint=handle.checkpoint.id,
                 hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
             )
-        return self._begin([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final)
+        return self._begin([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final, finish)
 
     def _new_outbox(self) -> Outbox:
         committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
@@ -307,12 +316,17 @@ class Writer(ChangeWriter):
             witness=lambda: committer.place,
         )
 
+    @Guarded.turn
+    def _poll(self) -> None:
+        with self._guard:
+            self._pipeline.outbox.poll()
+
     def _send(self) -> None:
         """Hand everything buffered to the producer, ahead of any checkpoint."""
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
-    def _promise(self, step: PendingStep, started_s: float) -> PendingHandle:
+    def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> PendingHandle:
         """A future for the handle of `step` and every unconfirmed step before it."""
         grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
 
@@ -322,11 +336,10 @@ class Writer(ChangeWriter):
             self._seams.crash("persisted")
             return handle
 
-        return PendingHandle(step.checkpoint_id, lambda timeout_s: self._wait(step.end_sqn, timeout_s), make)
+        return PendingHandle(step.checkpoint_id, lambda timeout_s: wait(step.end_sqn, timeout_s), make)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait, and return whether everything below `end_sqn` is durable. Works after the writer has failed, too."""
-        self._guard.check_owner()
         if self._pipeline.sequence.durable >= end_sqn:
             return True
         if self.life is Life.CLOSED:
@@ -334,8 +347,15 @@ class Writer(ChangeWriter):
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
-    def _begin(self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool) -> PendingCommit:
-        """Send a Commit; its result is taken by `_finish`."""
+    @Guarded.late_turn
+    def _wait_alone(self, end_sqn: int, timeout_s: float | None) -> bool:
+        """As `_wait`, for who comes from outside."""
+        return self._wait(end_sqn, timeout_s)
+
+    def _begin(
+        self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool, finish: _Finish
+    ) -> PendingCommit:
+        """Send a Commit; its result is taken by `finish`."""
         if self._committing is not None:
             raise Misuse(
                 "a commit is under way", writer=self.name, hint="Ask for its result before the next one is confirmed"
@@ -343,20 +363,22 @@ class Writer(ChangeWriter):
         started_s = self._seams.clock()
         with self._meter_failures():
             self._committer.begin(handles, checkpoint.id, metadata, final=final)
-
-        def finish() -> LastCommit:
-            self._committing = None  # With a reference back it would keep a closed writer's clients.
-            self._guard.check()
-            return self._finish(checkpoint, started_s, final)
-
-        self._committing = PendingCommit(checkpoint.id, self._is_answered, finish)
+        self._committing = PendingCommit(
+            checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final)
+        )
         return self._committing
 
+    @Guarded.late_turn
     def _is_answered(self) -> bool:
-        self._guard.check_owner()
         return self.life is not Life.OPEN or self._committer.is_answered
 
+    @Guarded.turn
+    def _finish_alone(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
+        """As `_finish`, for who comes from outside."""
+        return self._finish(checkpoint, started_s, final)
+
     def _finish(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
+        self._committing = None
         epoch = self.grant.epoch
         # Chunks of a later change set, already out under this epoch, could not be committed under a new one.
         settle = not self._pipeline.is_beyond(checkpoint.id)
@@ -369,7 +391,7 @@ class Writer(ChangeWriter):
         self._meter.confirm_s.add(self._seams.clock() - started_s)
         self._meter.commit_attempts.add(self._committer.attempts)
         if final:
-            self.close()
+            self._end(is_loss=self._has_uncommitted())
         elif self._committer.is_overtaken:
             self._guard.overtake()
         return last
@@ -381,13 +403,12 @@ class Writer(ChangeWriter):
             yield
         except BaseException as error:
             self._meter.confirm_failures += 1
-            if self._committer.is_over or not isinstance(error, Misuse):
+            if self._committer.is_over or not is_refusal(error):
                 self._guard.fail()
             raise
 
     def _check_start(self, from_sqn: int | None) -> None:
         """Refuse an impossible persist. After a failure it says so every time, not just that the writer has ended."""
-        self._guard.check_owner()
         if self.life is not Life.CLOSED:
             self._pipeline.take_reports()
             try:
