@@ -22,7 +22,6 @@ Invariants:
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from threading import get_ident
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
@@ -84,6 +83,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def __iter__(self) -> Self:
         return self
 
+    @Guarded.turn
     def __next__(self) -> tuple[Message, Table[K, V]]:
         """Wait for the next message; ends after `stop`.
 
@@ -92,8 +92,6 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         away again and again; PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help;
         NotFound, Damaged.
         """
-        if get_ident() != self._guard.user:
-            self._guard.check()
         self._settle()
         with self._guard:
             while not self._is_stopped:
@@ -116,7 +114,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     @property
     def tables(self) -> Mapping[int, Table[K, V]]:
         """The tables that are open now, by partition: to look at."""
-        self._guard.check()
+        self._guard.check_life()
+        self._guard.check_thread()
         return MappingProxyType({one: tenure.table for one, tenure in sorted(self._holdings.tenures.items())})
 
     @property
@@ -126,6 +125,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     # ---- commits
 
+    @Guarded.turn
     def commit_every(self, interval_s: float) -> None:
         """The message is processed; commit all tables, each with its place, if so many seconds have passed since the
         last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log does not
@@ -134,20 +134,18 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         From then on the worker also does so while it waits for messages. A table whose commit fails is opened again by
         and by, from its progress, here or in another process. Raises as the loop does.
         """
-        if get_ident() != self._guard.user:
-            self._guard.check()
         self._settle()
         self._interval_s = interval_s
         with self._guard:
             self._pace()
 
+    @Guarded.turn
     def commit(self) -> dict[int, int]:
         """The message is processed; commit all tables, each with its place, and wait.
 
         Returns for each partition that is this worker's the offset up to which it is committed; one whose commit failed
         is missing, and processed again. Raises as the loop does.
         """
-        self._guard.check()
         self._settle()
         with self._guard:
             self._send()
@@ -190,6 +188,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """Whether it is open, failed or closed."""
         return self._guard.life
 
+    @Guarded.last_turn
     def close(self) -> None:
         """Commit what is processed, close all tables, leave the group. Idempotent.
 
