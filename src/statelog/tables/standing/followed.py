@@ -5,6 +5,7 @@ Invariants:
   reads that are under way, scans from their first item to their last.
 - `age_s` counts from a moment at which the ledger's end was not yet asked for, and the state came to what the answer
   said: all that was acknowledged before that moment is in it, as far as Kafka's answer can be believed.
+- A signal's handler that comes into a move reads nothing, and one that comes into a read moves and closes nothing.
 - Once following has failed, every read says so. Once the state is let go, every read is refused.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from threading import Condition, RLock, get_ident
 from typing import Any
 
-from statelog.errors import ClosedError, Misuse, StatelogError, TooOld
+from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.backends.backend import Backend, Place
@@ -63,6 +64,7 @@ class FollowedState:
         self._lock = RLock()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
         self._is_free = Condition(self._lock)
         self._scans: set[_Scan] = set()
+        self._is_moving = self._is_read = False  # For who has the lock: then it is this thread's own doing.
         self._is_awaited = False
         self._is_barred = False
         self._error: BaseException | None = None
@@ -87,7 +89,12 @@ class FollowedState:
                     max_age_s=max_age_s,
                     position=self.version.place.position,
                 )
-            yield self.version
+            was = self._is_read
+            try:
+                self._is_read = True
+                yield self.version
+            finally:
+                self._is_read = was
 
     def scan(self, items: Callable[[Backend], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
@@ -103,7 +110,12 @@ class FollowedState:
                 with self._lock:
                     self._check()
                     self._check_scan(is_over=scan.is_over)
-                    item = next(found, None)
+                    was = self._is_read
+                    try:
+                        self._is_read = True
+                        item = next(found, None)
+                    finally:
+                        self._is_read = was
                 if item is None:
                     return
                 yield item[0], copy(item[1])
@@ -111,6 +123,12 @@ class FollowedState:
             with self._lock:
                 self._scans.discard(scan)
                 self._is_free.notify_all()
+
+    def check_alone(self) -> None:
+        """Raise NestedCall inside of a read or a move of this thread."""
+        with self._lock:
+            if self._is_read or self._is_moving:
+                raise NestedCall("the standby is called inside of another call of it")
 
     def _check_scan(self, *, is_over: bool) -> None:
         if is_over:
@@ -132,6 +150,8 @@ class FollowedState:
                 )
 
     def _check(self) -> None:
+        if self._is_moving:
+            raise NestedCall("the standby is read while this thread moves it on")
         if self.life is Life.OPEN:
             return
         if self.life is Life.CLOSED:
@@ -153,11 +173,13 @@ class FollowedState:
             self._is_awaited = True
             self._is_free.wait_for(lambda: not self._scans)
             try:
+                self._is_moving = True
                 yield
             except BaseException as error:
                 self._fail(error)
                 raise
             finally:
+                self._is_moving = False
                 self._is_awaited = False
                 self._is_free.notify_all()
 

@@ -17,12 +17,14 @@ Invariants:
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
 from statelog.closing import Closing
+from statelog.errors import NestedCall
 from statelog.producer.guard import Life
 from statelog.recovery import Host
 from statelog.schemas.ledger.metadata import Metadata
@@ -86,7 +88,8 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         self._follower = parts.follower
         self._state = parts.follower.state
         self._owner = OwnProcess("the standby")
-        self._one = Lock()
+        self._one = RLock()  # Reentrant, so that a signal's handler is refused, and does not wait for itself.
+        self._is_called = False
         self._follower.start()
         self._forgotten = weakref.finalize(self, _drop_forgotten, parts, self._owner)
 
@@ -207,7 +210,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         """
         self._owner.check()
         self._state.check_movable()
-        with self._one:
+        with self._turn():
             return self._follower.refresh(self._parts.settings.recovery.stall_timeout_s)
 
     def promote(self) -> Table[K, V]:
@@ -223,7 +226,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         """
         self._owner.check()
         parts = self._parts
-        with self._one:
+        with self._turn():
             self._state.check()
             try:
                 opened = promote(
@@ -248,8 +251,20 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
     def close(self) -> None:
         """Stop following, and release everything. Idempotent; void in a fork."""
         if not self._owner.is_foreign:
-            with self._one:
+            with self._turn():
                 self._end()
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        with self._one:
+            self._state.check_alone()
+            if self._is_called:
+                raise NestedCall("the standby is called inside of another call of it")
+            try:
+                self._is_called = True
+                yield
+            finally:
+                self._is_called = False
 
     def _end(self) -> None:
         if self._forgotten.detach() is not None:
