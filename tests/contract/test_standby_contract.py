@@ -201,7 +201,7 @@ def test_promote_fenced_by_another(twins: TableRig) -> None:
                 second[b"k"] = b"3"
                 first[b"k"] = b"never"
                 with pytest.raises(Fenced):
-                    first.commit()
+                    first.commit(first.progress)
                 second.commit({"n": 3})
             with pytest.raises(ClosedError):
                 first.get(b"k")

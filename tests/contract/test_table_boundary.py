@@ -60,21 +60,67 @@ def test_progress_that_is_none(tables: TableRig, progress: Any) -> None:
 
 
 def test_progress_that_is_not_named(tables: TableRig) -> None:
-    """The last one is said once more, by either way to commit; an empty one is another one."""
+    """Is the one that was named last, by either way to commit and whether it is committed yet; an empty one is another
+    one.
+    """
     with tables.open() as table:
-        table.commit({"n": 1})
         table[b"k"] = b"1"
+        table.commit({"n": 1})
         assert table.commit().metadata == {"n": 1}
         table[b"k"] = b"2"
+        table.commit_every(1e9, {"n": 2})
+        assert table.commit().metadata == {"n": 2}
+        table[b"k"] = b"3"
+        table.commit_every(1e9, {"n": 3})
         table.commit_every(1e9)
     with tables.open() as table:
-        assert (content(table), table.progress) == ({b"k": b"2"}, {"n": 1})
-        table[b"k"] = b"3"
-        assert table.commit().metadata == {"n": 1}
+        assert (content(table), table.progress) == ({b"k": b"3"}, {"n": 3})
+        assert table.commit().metadata == {"n": 3}
         table.commit({})
         table.commit_every(0.0)
     with tables.open() as table:
         assert table.progress == {}
+
+
+def test_an_older_progress_is_not_committed(tables: TableRig) -> None:
+    """With later changes a restart would count the same input twice: who names none is refused, and goes on."""
+    with tables.open() as table:
+        table.commit({"n": 0})
+        for n in (1, 2):
+            table[b"n"] = b"%d" % n
+            calls: list[Callable[[], object]] = [table.commit, table.commit_async, lambda: table.commit_every(0.0)]
+            for call in calls:
+                with pytest.raises(Misuse, match="names none"):
+                    call()
+            table.commit_every(1e9, {"n": n})
+        table[b"n"] = b"3"
+        with pytest.raises(Misuse, match="names none"):
+            table.commit_every(1e9)
+        table.rollback()
+        assert table.commit().metadata == {"n": 0}
+        table[b"n"] = b"1"
+        table.commit_every(1e9, {"n": 1})
+        with pytest.raises(KeyError), table.transaction():
+            table[b"n"] = table[b"none"]
+        table.commit_every(0.0)
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"n": b"1"}, {"n": 1})
+        table[b"n"] = b"2"
+        with pytest.raises(Misuse, match="names none"):
+            table.commit()
+        table.commit(table.progress)
+
+
+def test_a_table_without_progress(tables: TableRig) -> None:
+    """Who never names any commits without."""
+    with tables.open() as table:
+        for n in range(3):
+            table[b"n"] = b"%d" % n
+            table.commit_every(0.0)
+            table[b"m"] = b"%d" % n
+            table.commit()
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"n": b"2", b"m": b"2"}, {})
 
 
 @pytest.mark.parametrize("interval_s", ["1", None, math.nan])

@@ -56,7 +56,7 @@ def test_it_is_a_mapping(tables: TableRig) -> None:
             assert len(table) == 2
         table.clear()
         assert not table
-        table.commit()
+        table.commit(table.progress)
     with tables.open() as table:
         assert content(table) == {}
 
@@ -119,7 +119,7 @@ def test_rollback_and_transactions(tables: TableRig) -> None:
             with table.transaction():
                 table[b"c"] = b"4"
             with pytest.raises(Misuse, match="transaction"):
-                table.commit()
+                table.commit(table.progress)
         assert content(table) == {b"a": b"3", b"c": b"4"}
         with pytest.raises(RuntimeError), table.transaction():
             table.clear()

@@ -14,7 +14,7 @@ The protocol, with "if we die after step n": docs/protocol-table.md.
 
 Invariants:
 - What a restart finds is the state after the last commit, exactly, and that commit's progress.
-- Only the table's own thread touches it, and nothing goes on behind its back.
+- Only the table's own thread touches it, one call at a time, and nothing goes on behind its back.
 - A commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
 """
 
@@ -24,11 +24,11 @@ from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
-from statelog.producer.guard import Guard, Guarded, Life
+from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
-from statelog.tables.changes.layers import Layers
+from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.pace import Pace, check_interval
@@ -153,9 +153,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         ):
             key, value = self._admit(key, value)
         self._count += 1
-        self._active[key] = value
         if self._every:
-            self._history.append((key, value))
+            self._note(key, value)
+        else:
+            self._active[key] = value
 
     __setitem__ = put
 
@@ -167,9 +168,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             key = self._keys.admit(key)
             self._opened.check_size(key, None)
         self._count += 1
-        self._active[key] = None
         if self._every:
-            self._history.append((key, None))
+            self._note(key, None)
+        else:
+            self._active[key] = None
 
     def __getitem__(self, key: K) -> V:
         value = self.get(key)
@@ -185,6 +187,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     def __contains__(self, key: object) -> bool:
         return self.get(cast("K", key)) is not None
 
+    @Guarded.turn
+    def _note(self, key: Any, value: Any) -> None:
+        """A change of which the order counts."""
+        self._active[key] = value
+        self._history.append((key, value))
+
     def _read_below(self, key: Any) -> Any:
         for changes in self._below:
             value = changes.get(key, _MISSING)
@@ -199,9 +207,9 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     # ---- many keys
 
+    @Guarded.turn
     def __len__(self) -> int:
         """How many keys there are. The first time RocksDB counts them one by one."""
-        self._guard.check()
         changes = self._layers.merged()
         while True:
             count = committed = len(self._backend)
@@ -222,20 +230,20 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """All values, in no order."""
         return TableValues(self, lambda: self._scan(None))
 
+    @Guarded.turn
     def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
-        self._guard.check()
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._backend.items(key_groups)
         changes = self._layers.merged()
         found = merged(committed, changes, lambda key: wanted is None or self._keys.group(key) in wanted)
         return self._unchanged(found, self._count + self._applies)
 
+    @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys.
 
         RocksDB seeks to them in every key group; a dict looks at all of its keys and sorts. Raises InvalidChange.
         """
-        self._guard.check()
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._backend.range(first, behind)
         found = merged_in_order(committed, self._layers.merged(), first, behind)
@@ -260,7 +268,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         copy = self._values.copy
         while True:
-            if get_ident() != self._guard.user:
+            user = get_ident()
+            if user != self._guard.user:
                 self._guard.check()
             if self._count + self._applies != count:
                 raise Misuse(
@@ -268,47 +277,62 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
                     writer=self._opened.writer.name,
                     hint="Take a list of the keys first: `for key in list(table)`",
                 )
+            turn = self._guard
             try:
+                turn.user = NOBODY
                 key, value = next(found)
             except StopIteration:
                 return
+            finally:
+                turn.leave()
+                del turn
             yield key, copy(value)
 
     # ---- commit
 
+    @Guarded.turn
     def commit(self, progress: Metadata | None = None) -> LastCommit:
         """Make all changes history, in one commit with `progress`, and wait for it. Without changes it is progress;
-        without `progress` it names the last one once more.
+        without `progress` it is the one that was named last, to which nothing may have been changed since.
 
-        Raises InvalidMetadata, and InvalidChange for a typed value that no schema takes, before anything is sent, and
-        the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown, CommitRefused, Unavailable,
-        Damaged. The next life goes on from its `progress`.
+        Raises InvalidMetadata, Misuse for no progress, and InvalidChange for a typed value that no schema takes, before
+        anything is sent, and the table goes on. Any other error ends it: PersistFailed, Fenced, OutcomeUnknown,
+        CommitRefused, Unavailable, Damaged. The next life goes on from its `progress`.
         """
-        return self.commit_async(progress).result()
+        commit = self._send(progress)
+        while not commit.is_over:
+            self._step(wait=True)
+        return commit.result()
 
+    @Guarded.turn
     def commit_async(self, progress: Metadata | None = None) -> TableCommit:
         """As `commit`, and go on at once: later changes are those of the next commit.
 
         Several may be under way, `commits_under_way_max` of them; then it waits for the oldest. Raises as `commit`, for
         earlier commits.
         """
+        return self._send(progress)
+
+    def _send(self, progress: Metadata | None) -> TableCommit:
         self._check_unlent()
-        return self._commit(self._pace.progress if progress is None else progress)
+        return self._commit(self._pace.last_named(self._count) if progress is None else progress)
 
     def _commit(self, progress: Metadata) -> TableCommit:
-        self._guard.check()
         with self._failing():
-            return self._pace.commit(progress)
+            return self._pace.commit(progress, self._count)
+
+    @Guarded.turn
+    def _commit_lent(self, progress: Metadata) -> TableCommit:
+        return self._commit(progress)
 
     def lend(self) -> Callable[[Metadata], TableCommit]:
         """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
         only a transaction undoes.
         """
         self._is_lent = True
-        return self._commit
+        return self._commit_lent
 
     def _check_unlent(self) -> None:
-        self._guard.check()
         if self._is_lent:
             raise Misuse(
                 "the table is a worker's, which commits it with its place in the input, and takes nothing back",
@@ -320,6 +344,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
         many keys have changed (`uncommitted_changes_max`), and nothing at all in between.
 
+        Without `progress` it is as `commit` without one: for while no messages come.
+
         The end of the `with` block commits what the last call has put off, unless the table was changed since: then all
         since the last commit is discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
         """
@@ -330,27 +356,36 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             self._check_unlent()
             check_interval(interval_s)
         try:
-            pace.put_off = pace.progress if progress is None else {**progress}
+            named = pace.last_named(count) if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise
-        pace.put_off_count = count
+        pace.named_count = count  # In this order: a signal's handler may commit in between.
+        pace.named = named
+        pace.is_put_off = True
         if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
-            with self._failing():
-                pace.commit_if_due(interval_s)
+            self._commit_if_due(interval_s)
+
+    @Guarded.turn
+    def _commit_if_due(self, interval_s: float) -> None:
+        with self._failing():
+            self._pace.commit_if_due(interval_s)
 
     # ---- undo
 
+    @Guarded.turn
     def rollback(self) -> None:
         """Undo all changes since the last commit, whether that is over or still under way; inside of a transaction, all
         since it began. Raises Misuse for a worker's table outside of one.
         """
-        if not self._layers.suspended:
+        is_inside = bool(self._layers.suspended)
+        if not is_inside:
             self._check_unlent()
-        self._guard.check()
-        self._layers.drop()
-        self._refresh()
-        self._count += 1
+        with self._failing():
+            self._layers.drop()
+            self._count += 1
+            if not is_inside:
+                self._pace.undone(self._count)
 
     @contextmanager
     def transaction(self) -> Generator[Self]:
@@ -358,33 +393,47 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
         with table.transaction():
             table[b"alice"], table[b"bob"] = b"0", b"2"
+
+        Those of two asyncio tasks must not overlap: both are undone, with Misuse for each.
         """
-        self._guard.check()
-        depth = self._layers.begin()
-        self._pace.look_at_once()
-        self._refresh()
+        count = self._count
+        before = self._begin()
         try:
             yield self
         except BaseException:
-            self._end_transaction(depth, keep=False)
+            self._end_transaction(before, count, keep=False)
             raise
-        self._end_transaction(depth, keep=True)
+        self._end_transaction(before, count, keep=True)
 
-    def _end_transaction(self, depth: int, *, keep: bool) -> None:
-        if self.life is Life.OPEN:
-            self._guard.check()
-            self._layers.end(depth, keep=keep)
-            self._refresh()
-            self._count += not keep
+    @Guarded.turn
+    def _begin(self) -> Layer:
+        with self._failing():
+            self._pace.look_at_once()
+            return self._layers.begin()
+
+    @Guarded.late_turn
+    def _end_transaction(self, before: Layer, count: int, *, keep: bool) -> None:
+        if self.life is not Life.OPEN:
+            return
+        with self._failing(), self._pace.refusing():
+            try:
+                self._layers.end(before, keep=keep)
+            except Misuse:
+                self._count += 1
+                raise
+            if not keep:
+                self._count += 1
+                self._pace.undone_since(count, self._count)
 
     # ---- end
 
+    @Guarded.last_turn
     def close(self) -> None:
         """Finish the commits under way, and what `commit_every` has put off; then release everything. Idempotent.
 
         What no commit holds is discarded, with a warning. Raises as `commit`; released it is all the same.
         """
-        if self.life is not Life.OPEN or get_ident() != self._guard.user:
+        if self.life is not Life.OPEN or not self._guard.is_owned:
             self._end(is_failed=True)
             return
         try:
@@ -428,9 +477,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._applies += 1
         self._refresh()
 
+    @Guarded.turn
     def _advance(self, wait: bool) -> None:
         """For who holds a commit that is under way."""
-        self._guard.check()
+        self._step(wait=wait)
+
+    def _step(self, *, wait: bool) -> None:
         with self._failing():
             self._pace.step(wait=wait)
 

@@ -211,7 +211,7 @@ def test_what_cannot_be_used_is_set_aside(
         assert table.opening.set_aside.is_dir()
         assert said in table.opening.reason
         table[b"k0"] = b"again"
-        table.commit()
+        table.commit(table.progress)
     assert ["set aside" in line for line in lines].count(True) == 1
     with kept.open() as table:
         assert table.opening.set_aside is None
@@ -257,7 +257,7 @@ def test_a_directory_takes_one_table(rig: TwinRig, kept: TableRig) -> None:
         with pytest.raises(LogInUse):
             kept.open()
         table[b"k0"] = b"x"
-        table.commit()
+        table.commit(table.progress)
     with kept.open() as table:
         forgotten = iter(table.items())
         next(forgotten)
@@ -271,7 +271,7 @@ def test_a_fenced_table_leaves_its_directory_right(rig: TwinRig, kept: TableRig)
     former[b"k0"] = b"never"
     write_elsewhere(rig, {b"k1": b"x"})
     with pytest.raises(Fenced):
-        former.commit()
+        former.commit(former.progress)
     former.close()
     with kept.open() as table:
         assert content(table) == {**STATE, b"k1": b"x"}

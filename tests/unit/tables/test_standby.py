@@ -165,7 +165,7 @@ def test_a_newer_value_schema(tables: TableRig, is_written: bool) -> None:
         with promoted:
             assert content(promoted) == newer
             promoted[b"m"] = {"a": 3, "b": 9}
-            promoted.commit()
+            promoted.commit(promoted.progress)
     with TableRig(tables.rig, None).open() as table:
         assert content(table) == {**newer, b"m": {"a": 3, "b": 9}}
 
@@ -276,7 +276,7 @@ def test_before_the_open(tables: TableRig) -> None:
         with standby.promote() as promoted:
             _check_all(promoted, table)
             with pytest.raises(Fenced):
-                table.commit()
+                table.commit(table.progress)
 
 
 @pytest.mark.parametrize("step", ["promoting", "asked", "read", "loaded", "followed", "promoted"])
@@ -362,7 +362,7 @@ def test_a_producer_is_made_ahead(tables: TableRig) -> None:
         with standby.promote() as promoted:
             _check_all(promoted, table)
             promoted[b"k0"] = b"x"
-            promoted.commit()
+            promoted.commit(promoted.progress)
             assert (len(kafka.made), kafka.open_ones()) == (1, 1)
         assert kafka.open_ones() == 0
 

@@ -14,7 +14,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -91,19 +91,29 @@ class Layers:
         """Undo the active layer."""
         self.active = Layer()
 
-    def begin(self) -> int:
-        """Begin a transaction; returns how many are open now."""
-        self.suspended.append(self.active)
+    def begin(self) -> Layer:
+        """Begin a transaction; returns the layer of what was changed before."""
+        before = self.active
+        self.suspended.append(before)
         self.active = Layer()
         self._restack()
-        return len(self.suspended)
+        return before
 
-    def end(self, depth: int, *, keep: bool) -> None:
-        """End the innermost transaction: its changes join what was changed before, or are dropped. Raises Misuse if it
-        is not the one that `begin` gave this number.
+    def end(self, before: Layer, *, keep: bool) -> None:
+        """End the innermost transaction: its changes join what was changed before, or are dropped.
+
+        Raises Misuse if it is not the one that `begin` gave this layer for: whose change is whose is not known then, so
+        all that are open are undone, and none of them ends any more.
         """
-        if len(self.suspended) != depth:
-            raise Misuse("transactions end in another order than they began", hint="Nest their `with` blocks")
+        if not self.suspended or self.suspended[-1] is not before:
+            if any(layer is before for layer in self.suspended):
+                self.active = replace(self.suspended[0])
+                self.suspended.clear()
+                self._restack()
+            raise Misuse(
+                "transactions end in another order than they began, so all of them are undone",
+                hint="Nest their `with` blocks; of two asyncio tasks one waits for the other",
+            )
         inner, self.active = self.active, self.suspended.pop()
         if keep:
             self.active.changes.update(inner.changes)

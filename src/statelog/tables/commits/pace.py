@@ -6,7 +6,8 @@ Invariants:
 - A layer is dropped only after the backend has it, so a read misses nothing in between.
 - What is refused before anything is sent leaves the layers as they were. Whatever else is raised ends the table, of
   whichever class it is: a store that refuses may do so behind a commit that is history.
-- What `commit_every` put off is committed at the end only if nothing was changed since it was called.
+- A progress is committed with the changes that were made when it was named, and never with later ones: neither what
+  `commit_every` put off, nor the last one in a call that names none.
 """
 
 import math
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import InvalidMetadata, Misuse
+from statelog.producer.guard import is_refusal
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.tables.backends.backend import Place
 from statelog.tables.changes.layers import Layer, Layers
@@ -49,16 +51,40 @@ class Pace:
         self._committed_s = self._clock()
         last = opened.writer.last_commit
         self.progress: Metadata = dict(last.metadata) if last else {}
-        """What was named last, and what a commit says that names nothing."""
+        """What the last commit says, be it history or under way."""
+        self.named = self.progress
+        """The progress that was named last, how often the table was changed by then, and whether it is put off."""
+        self.named_count = 0
+        self.is_put_off = False
         self.refusal: Misuse | None = None
         """What a commit was refused with, before anything of it was sent."""
-        self.put_off: Metadata | None = None
-        """The progress that the last call of `commit_every` named, and how often the table was changed by then."""
-        self.put_off_count = 0
         self.interval_s = math.nan
         """Such a call has nothing to do with this interval before this time, and below this number of changes."""
         self.look_s = -math.inf
         self.look_count = 0
+
+    # ---- which progress
+
+    def last_named(self, count: int) -> Metadata:
+        """What a call says that names no progress, of a table that was changed so often. Raises Misuse if it was
+        changed since one was named: that is the place of an older state.
+        """
+        if count != self.named_count and self.named:
+            raise Misuse(
+                "the table was changed since a progress was named, and this call names none",
+                writer=self._opened.writer.name,
+                hint="Name the place that the changes lead to; `table.progress`, if it is the one of the last commit",
+            )
+        return self.named
+
+    def undone(self, count: int) -> None:
+        """The state is that of the last commit again."""
+        self.named, self.named_count, self.is_put_off = self.progress, count, False
+
+    def undone_since(self, count: int, now_count: int) -> None:
+        """The state is what it was at that count again."""
+        if self.named_count == count:
+            self.named_count = now_count
 
     # ---- when
 
@@ -69,23 +95,22 @@ class Pace:
     def commit_if_due(self, interval_s: float) -> None:
         """Commit what was noted, if it is time to. Raises as `commit`."""
         self.step(wait=False)
-        progress, now_s, layers = self.put_off or {}, self._clock(), self._layers
+        progress, now_s, layers = self.named, self._clock(), self._layers
         is_full = len(layers.active.changes) >= self._changes_max
         if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
             if self._is_news(progress):
-                self.commit(progress)
+                self.commit(progress, self.named_count)
             self._committed_s = now_s
         self.interval_s = interval_s
         self.look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if len(self._queue) else math.inf)
-        self.look_count = self.put_off_count + self._changes_max - len(layers.active.changes)
+        self.look_count = self.named_count + self._changes_max - len(layers.active.changes)
         if layers.suspended:
             self.look_at_once()
 
     def finish(self, count: int) -> None:
         """Commit what was put off, if it still says what the state is; and wait for all that is under way."""
-        progress = self.put_off
-        if progress is not None and self.put_off_count == count and self._is_news(progress):
-            self.commit(progress)
+        if self.is_put_off and self.named_count == count and self._is_news(self.named):
+            self.commit(self.named, count)
         while len(self._queue):
             self.step(wait=True)
 
@@ -94,22 +119,26 @@ class Pace:
 
     # ---- commit
 
-    def commit(self, progress: Metadata) -> TableCommit:
-        """Make the changes of the active layer the next checkpoint, once there is room for it."""
-        with self._refusing():
+    def commit(self, progress: Metadata, count: int) -> TableCommit:
+        """Make the changes of the active layer the next checkpoint, once there is room for it. The table was changed so
+        often by now.
+        """
+        with self.refusing():
             _check_progress(progress)
         while len(self._queue) >= self._settings.commits_under_way_max:
             self.step(wait=True)
-        with self._refusing():
+        with self.refusing():
             layer = self._layers.seal()
             try:
                 self._log(layer)
-            except Misuse:
-                self._layers.unseal()
+            except Misuse as refusal:
+                if is_refusal(refusal):
+                    self._layers.unseal()
                 raise
         self._opened.seams.crash("sealed")
         commit = self._queue.add(progress)
-        self.progress, self.put_off = dict(progress), None
+        self.progress = dict(progress)
+        self.named, self.named_count, self.is_put_off = self.progress, count, False
         self._committed_s = self._clock()
         self.step(wait=False)
         return commit
@@ -123,11 +152,12 @@ class Pace:
         self._queue.fail(error)
 
     @contextmanager
-    def _refusing(self) -> Generator[None]:
+    def refusing(self) -> Generator[None]:
+        """What is refused inside changed nothing."""
         try:
             yield
         except Misuse as refusal:
-            self.refusal = refusal
+            self.refusal = refusal if is_refusal(refusal) else None
             raise
 
     def _log(self, layer: Layer) -> None:

@@ -1,0 +1,196 @@
+"""A call inside of another one, from a signal's handler: at every line of the package it is refused, or is over before
+the other begins; nothing is lost, nothing is committed under another progress, and nothing hangs.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog.errors import ClosedError, Misuse, NestedCall
+from statelog.producer import Writer
+from statelog.producer.guard import Life
+from statelog.tables import Table, TableSettings
+from tests.support.faults.signals import at_line, handled
+from tests.support.rigs.log import twin_rig
+from tests.support.rigs.table import TableRig, content
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+Call = Callable[[Table[Any, Any], dict[str, int]], object]
+
+
+def _in_transaction(table: Table[Any, Any], place: dict[str, int]) -> None:
+    with suppress(KeyError), table.transaction():
+        table[b"n"] = b"never"
+        del table[b"no such key"]
+    table.commit(place)
+
+
+CALLS: dict[str, Call] = {
+    "commit": lambda table, place: table.commit(place),
+    "commit_async": lambda table, place: table.commit_async(place).result(),
+    "commit_every": lambda table, place: table.commit_every(0.0, place),
+    "rollback": lambda table, _: table.rollback(),
+    "close": lambda table, place: (table.commit_every(1e9, place), table.close()),
+    "transaction": _in_transaction,
+}
+NESTED: dict[str, Callable[[Table[Any, Any]], object]] = {
+    "commit": lambda table: table.commit({"n": int(table[b"n"])}).metadata["n"],
+    "commit_every": lambda table: table.commit_every(0.0, {"n": int(table[b"n"])}),
+    "close": lambda table: table.close(),
+    "put": lambda table: table.put(b"other", b"x"),
+    "get": lambda table: table.get(b"n"),
+    "items": content,
+}
+
+
+def _sweep(stride: int, run: Callable[[int], bool]) -> int:
+    """Run with the signal at every so many lines, until there are no more; returns how many there are."""
+    at = 0
+    while run(at):
+        at += stride
+    return at
+
+
+def _strides(stride: int) -> list[Any]:
+    """Every `stride`th line in an ordinary run, and every one in a soak."""
+    return [pytest.param(stride, id="some-lines"), pytest.param(1, marks=pytest.mark.soak, id="every-line")]
+
+
+def _batch(*keys: bytes) -> pa.Table:
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(keys, pa.binary())})
+
+
+@pytest.mark.parametrize("stride", _strides(311))
+@pytest.mark.parametrize("is_raising", [False, True], ids=["goes-on", "exits"])
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
+    """The next life finds the state of its progress, and every commit that anybody was told of."""
+
+    def run(at: int) -> bool:
+        rig = twin_rig("log")
+        tables = TableRig(rig, None)
+        told: list[int] = []
+        table = tables.open(settings=TableSettings(every_change=True))
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+
+        def handle() -> None:
+            with suppress(Misuse):  # Also for what has ended by then, and inside of a transaction.
+                number = NESTED[nested](table)
+                told.extend([int(number)] if nested == "commit" else [])
+            if is_raising:
+                raise SystemExit
+
+        table[b"n"] = b"2"
+        has_come = False
+        with handled(handle):
+            try:
+                has_come = at_line(at, lambda: CALLS[call](table, {"n": 2}))
+                told += [2] if call in ("commit", "commit_async", "transaction") else []
+            except (SystemExit, ClosedError):
+                has_come = True
+        table.close()
+        assert table.life is Life.CLOSED
+        with tables.open() as again:
+            n = again.progress["n"]
+            assert again[b"n"] == b"%d" % n, f"at line {at}"
+            assert n >= max(told, default=1), f"at line {at}"
+        return has_come
+
+    assert _sweep(stride, run) > 100
+
+
+@pytest.mark.parametrize("stride", _strides(37))
+@pytest.mark.parametrize("nested", ["put", "delete", "append_batch", "persist", "commit", "close"])
+def test_a_writer(nested: str, stride: int) -> None:
+    """No key gets the value of another one, and what was acknowledged is there."""
+
+    def run(at: int) -> bool:
+        rig = twin_rig("log")
+        with rig.create() as log:
+            writer = Writer(log, "w")
+            acts: dict[str, Callable[[], object]] = {
+                "put": lambda: writer.put(b"y", b"y"),
+                "delete": lambda: writer.delete(b"y"),
+                "append_batch": lambda: writer.append_batch(_batch(b"y")),
+                "persist": writer.persist,
+                "commit": writer.commit,
+                "close": writer.close,
+            }
+
+            def handle() -> None:
+                with suppress(NestedCall, ClosedError):
+                    acts[nested]()
+
+            def work() -> None:
+                writer.put(b"a", b"a")
+                writer.put(b"b", b"b")
+                writer.delete(b"c")
+                writer.append_batch(_batch(b"d"))
+                writer.commit()
+
+            is_told = True
+            with handled(handle):
+                try:
+                    has_come = at_line(at, work)
+                except ClosedError:
+                    assert nested == "close"
+                    is_told, has_come = False, True
+            writer.close()
+        state = rig.state()
+        state.pop(b"y", None)
+        assert all(key == value for key, value in state.items())
+        assert not is_told or set(state) == {b"a", b"b", b"d"}
+        return has_come
+
+    assert _sweep(stride, run) > 100
+
+
+@pytest.mark.parametrize("stride", _strides(211))
+@pytest.mark.parametrize("nested", ["get", "items", "refresh", "promote", "close"])
+@pytest.mark.parametrize("call", ["refresh", "items"])
+def test_a_standby(call: str, nested: str, stride: int) -> None:
+    """A handler sees the state of one position, or nothing; it closes nothing that is in use, and waits for nothing."""
+
+    def run(at: int) -> bool:
+        tables = TableRig(twin_rig("log"), None)
+        with tables.open() as table:
+            table.update({b"a": b"1", b"b": b"1"})
+            table.commit({"n": 1})
+            standby = tables.standby()
+            table.update({b"a": b"2", b"b": b"2"})
+            table.commit({"n": 2})
+            acts: dict[str, Callable[[], object]] = {
+                "get": lambda: standby.get(b"a") == standby.get(b"b") or seen.append(None),
+                "items": lambda: seen.append(content(standby)),
+                "refresh": standby.refresh,
+                "promote": lambda: standby.promote().close(),
+                "close": standby.close,
+            }
+            seen: list[object] = []
+
+            def handle() -> None:
+                with suppress(Misuse):
+                    acts[nested]()
+
+            has_come = False
+            with handled(handle):
+                try:
+                    has_come = at_line(at, standby.refresh if call == "refresh" else lambda: content(standby))
+                except ClosedError:
+                    assert nested in ("close", "promote")
+                    has_come = True
+            standby.close()
+            assert None not in seen
+            assert all(state in ({b"a": b"%d" % n, b"b": b"%d" % n} for n in (1, 2)) for state in seen)
+        return has_come
+
+    assert _sweep(stride, run) > 10
