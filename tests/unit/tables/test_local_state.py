@@ -134,19 +134,6 @@ def _of_another_log(_: TwinRig, kept: TableRig, __: Path) -> None:
     edit(kept, TABLE_KEY, lambda data: json.dumps({**json.loads(data), "ledger_topic_id": "other"}).encode())
 
 
-def _ahead(_: TwinRig, kept: TableRig, __: Path) -> None:
-    edit(kept, PLACE_KEY, lambda data: place_to_json(Place(place_from_json(data).position + 1_000)))
-
-
-def _another_record(_: TwinRig, kept: TableRig, __: Path) -> None:
-    def change(data: bytes) -> bytes:
-        place = place_from_json(data)
-        assert place.last is not None, "the place is anchored"
-        return place_to_json(Place(place.position, place.last._replace(hash=1)))
-
-    edit(kept, PLACE_KEY, change)
-
-
 def _no_place(_: TwinRig, kept: TableRig, __: Path) -> None:
     edit(kept, PLACE_KEY, lambda _: b"{")
 
@@ -184,8 +171,6 @@ def _flip(path: Path) -> None:
     [
         (_behind_truncation, "truncated"),
         (_of_another_log, "another log"),
-        (_ahead, "ahead of what was committed"),
-        (_another_record, "another record"),
         (_no_place, "no record `place`"),
         (_newer_format, "format is 3"),
         (_other_losses, "a loss was accepted"),

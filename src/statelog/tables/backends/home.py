@@ -6,6 +6,7 @@
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
     <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
+    <directory>/<log>/<writer>/lost-...   databases that may be the last copy of what the log lost; a person deletes them
 
 Invariants:
 - The home is its owner's alone, whatever the umask, unless a person gave it other rights.
@@ -98,10 +99,10 @@ class Home:
             sync(self._boot)
             sync(self.path)
 
-    def set_aside(self, reason: str, seams: Seams) -> Path:
+    def set_aside(self, reason: str, seams: Seams, *, is_last_copy: bool = False) -> Path:
         """Rename the database, loudly, so that another can be made in its place; returns where it is now."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seams.wall_clock()))
-        aside = self.path / f"aside-{stamp}-{seams.new_id()[:8]}"
+        aside = self.path / f"{'lost' if is_last_copy else 'aside'}-{stamp}-{seams.new_id()[:8]}"
         with local_disk(self.path):
             self.database.rename(aside)
             self._damaged.unlink(missing_ok=True)

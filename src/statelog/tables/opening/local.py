@@ -2,28 +2,30 @@
 
     1  the lock of the home                               backends/home.py; before the owner's Open, which comes next
        the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
-    2  judge    is it whole, of this log, not ahead?      here
+    2  judge    is it whole, of this log?                 here
     3  read     the commits behind its place, newest change of each key
     4  or else  set it aside, loudly; recover all
+       or, if it proves that the ledger lost what was acknowledged, keep it for a person, and open nothing
 
 Invariants:
 - A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,
   and the ledger's record below it is the one that it was.
 - What was committed behind the place is read whole, and verified, before the place moves.
+- No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than the ledger
+  has there, is a proof of loss, and the only copy of what was lost: it stays as it is, and is told. Only once a person
+  has accepted the loss it is set aside, and it is never deleted then.
 """
 
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from statelog.errors import Corrupt, NotFound, OffsetGone
+from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.recovery import AtPosition, Host, newest_changes, plan_changes, recover
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
-from statelog.schemas.ledger.place import LastRecord
 from statelog.storage import Log
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import TableRecord, difference
@@ -34,6 +36,9 @@ from statelog.tables.opening.opened import Opening
 from statelog.tables.settings import TableSettings
 
 __all__ = ["LocalOpening"]
+
+
+_LOST = "the ledger lost what it was built on, which a person has accepted"
 
 
 def _nothing() -> None:
@@ -82,7 +87,7 @@ class LocalOpening:
                 if opening is not None:
                     return backend, opening
                 reason = "the log was truncated past it"
-        aside = self._home.set_aside(reason, self._host) if reason else None
+        aside = self._home.set_aside(reason, self._host, is_last_copy=reason == _LOST) if reason else None
         self._host.crash("set-aside")
         self.make()
         return self._take(), Opening(position=self._place.position, set_aside=aside, reason=reason)
@@ -111,7 +116,9 @@ class LocalOpening:
         try:
             backend = self._backend()
             record = backend.record
-            reason = difference(record, self._record) or self._too_little(record) or self._not_ours(backend.place)
+            reason = difference(record, self._record) or self._lost(backend.place) or self._too_little(record)
+            if not reason and backend.place.losses != self._place.losses:
+                reason = "a loss was accepted since, and what was lost may be in it"
         except Corrupt as error:
             reason = error.message
         except BaseException:
@@ -126,25 +133,30 @@ class LocalOpening:
         """Why a database that may lack a part of the state cannot be used; empty if it can."""
         return "a part of its state is in a snapshot only" if record.is_partial else ""
 
-    def _not_ours(self, place: Place) -> str:
-        """Why a place is no part of the history below ours; empty if it is."""
-        if place.position > self._place.position:
-            return f"it is at position {place.position}, ahead of what was committed: {self._place.position}"
-        if place.losses != self._place.losses:
-            return "a loss was accepted since, and what was lost may be in it"
-        if place.last is not None and not self._stands(place.last):
-            return f"the ledger has another record at {place.last.offset} than when it was written"
-        return ""
+    def _lost(self, place: Place) -> str:
+        """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.
 
-    def _stands(self, last: LastRecord) -> bool:
-        """Whether the ledger still has this record, or had it before it was truncated: that proves nothing."""
-        with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
-            wanted = {0: OffsetRange(last.offset, last.offset + 1)}
-            try:
-                found = next(reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S), None)
-            except OffsetGone:
-                return True
-        return found is not None and LastRecord.of(found.offset, found.value) == last
+        Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
+        """
+        ledger = self._log.ledger
+        facts: dict[str, Any] = {
+            "path": str(self._home.database),
+            "position": place.position,
+            "ledger_position": self._place.position,
+            "hint": "The ledger lost commits that were acknowledged, and this directory has them: restore the topic, or "
+            "move the directory away, and go on without them",
+        }
+        if place.position > self._place.position:
+            if self._until is not None and ledger.end(at_least=place.position) >= place.position:
+                raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
+            raise BeyondEnd("the local state is ahead of the ledger", **facts)
+        if place.last is None or ledger.place_at(place.position).last in (None, place.last):
+            return ""
+        with closing(ledger.newest_client()) as client:
+            client.fold_end()
+            if client.fold.restarted >= place.last.offset:
+                return _LOST
+        raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
 
     def _up_to_date(self, backend: RocksdbBackend) -> Opening | None:
         """Read what was committed behind its place; None, and the backend closed, if the log holds it no more."""

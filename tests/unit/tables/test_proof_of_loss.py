@@ -1,0 +1,127 @@
+"""A local directory that is ahead of its ledger, or was built on other records: a proof of loss, told and kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.loss import append_restarts
+from statelog.schemas.ledger.records import Restart
+from statelog.tables import Loading
+from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import told
+
+pytest.importorskip("rocksdict")
+
+
+@pytest.fixture
+def rig() -> TwinRig:
+    """A log's two places, in memory."""
+    return twin_rig("log")
+
+
+def _ends(rig: TwinRig) -> dict[tuple[str, int], int]:
+    kafka = MemoryKafka(cluster=rig.cluster)
+    topics = {"log": range(4), "log.ledger": range(1)}
+    return {(name, n): kafka.offsets(name, [n])[n].end for name, numbers in topics.items() for n in numbers}
+
+
+def _go_back(rig: TwinRig, ends: dict[tuple[str, int], int]) -> None:
+    """The brokers' backup is put back: both topics end where they did."""
+    for (name, partition), end in ends.items():
+        rig.cluster.lose_tail(name, partition, end)
+
+
+def _written(rig: TwinRig, tables: TableRig) -> None:
+    """Five commits are acknowledged, the brokers' backup is taken behind the second, and put back behind the fifth."""
+    ends: dict[tuple[str, int], int] = {}
+    with tables.open() as table:
+        for n in range(1, 6):
+            table.update({b"n": b"%d" % n, b"k%d" % n: b"v"})
+            table.commit({"n": n})
+            if n == 2:
+                ends = _ends(rig)
+    _go_back(rig, ends)
+
+
+def _elsewhere(rig: TwinRig, commits: int) -> None:
+    """Somebody without a directory opens the table, and commits."""
+    with TableRig(rig, None).open() as table:
+        for n in range(commits):
+            table[b"other"] = b"%d" % n
+            table.commit({"n": 100 + n})
+
+
+def _quiet(_: TwinRig) -> None:
+    """Nobody writes before the directory is opened."""
+
+
+def _regrown(rig: TwinRig) -> None:
+    _elsewhere(rig, 9)
+
+
+@pytest.mark.parametrize("loading", [Loading.FIRST, Loading.BEHIND])
+@pytest.mark.parametrize(("grow", "error"), [(_quiet, BeyondEnd), (_regrown, AnchorMismatch)])
+def test_it_is_told_and_kept(
+    rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss], loading: Loading
+) -> None:
+    """As often as it is opened, and nothing of it is changed; once a person has moved it away, the table goes on with the ledger's
+    state.
+    """
+    tables = TableRig(rig, tmp_path / "local", loading)
+    _written(rig, tables)
+    grow(rig)
+    home = tmp_path / "local" / "log" / "table"
+    for number in range(9):  # Each attempt leaves an Open, and so the ledger grows.
+        with pytest.raises(DataLoss, match="move the directory away") as raised:
+            tables.open()
+        assert number or type(raised.value) is error
+        assert raised.value.facts["path"] == str(home / "db")
+    assert not [*home.glob("aside-*"), *home.glob("lost-*")]
+    (home / "db").rename(home / "lost")
+    with tables.open() as table:
+        assert table[b"n"] == b"2"
+        assert b"k5" not in table
+
+
+@pytest.mark.parametrize(("grow", "error"), [(_quiet, BeyondEnd), (_regrown, AnchorMismatch)])
+def test_a_standbys(
+    rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss]
+) -> None:
+    """Is a proof as well."""
+    tables = TableRig(rig, tmp_path / "local")
+    _elsewhere(rig, 1)
+    ends = _ends(rig)
+    _elsewhere(rig, 4)
+    with tables.standby() as standby:
+        assert standby.progress == {"n": 103}
+    _go_back(rig, ends)
+    grow(rig)
+    for _ in range(2):
+        with pytest.raises(error, match="move the directory away"):
+            tables.standby()
+    assert (tmp_path / "standby" / "log" / "table" / "db").is_dir()
+
+
+def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
+    """It is set aside where nothing deletes it, however many directories are set aside later."""
+    tables = TableRig(rig, tmp_path / "local")
+    _written(rig, tables)
+    with rig.open() as log:
+        record = Restart(digest=log.descriptor.digest, position=0, reason="a backup was put back", operator="me")
+        append_restarts(log, record, log.ledger.end() + 20)
+    home = tmp_path / "local" / "log" / "table"
+    with told("a person has accepted"), tables.open() as table:
+        assert table[b"n"] == b"2"
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")
+    for _ in range(4):
+        (home / "damaged").write_text("it was", "utf-8")
+        with told("found damaged"), tables.open() as table:
+            assert table[b"n"] == b"2"
+    assert kept.is_dir()
+    assert len(list(home.glob("aside-*"))) == 2
