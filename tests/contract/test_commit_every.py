@@ -2,10 +2,12 @@
 
 import pytest
 
-from statelog.errors import Misuse, UncommittedChanges
+from statelog.errors import ConfigError, Misuse, UncommittedChanges
 from statelog.recovery import Host
 from statelog.tables import TableSettings
 from tests.support.rigs.table import TableRig, content
+
+TEXT = '{"type": "record", "name": "V", "fields": [{"name": "text", "type": "string"}]}'
 
 
 def test_commit_every(tables: TableRig) -> None:
@@ -29,6 +31,18 @@ def test_commit_every(tables: TableRig) -> None:
         assert len(table) == 3 + 5 + 1
         assert table.last_commit is not None
         assert table.last_commit.checkpoint.id == 4, "at 1.0 s, at 2.0 s, at five keys, and at the end"
+
+
+def test_bytes_are_bounded(tables: TableRig) -> None:
+    """A call that finds too many bytes put since the last commit commits, however few the keys are; also typed ones."""
+    settings = TableSettings(uncommitted_bytes_max=10_000)
+    with tables.open(settings=settings, value_schema=TEXT) as table:
+        for i in range(12):
+            table[b"k"] = {"text": "x" * 2_500}
+            table.commit_every(1e9, {"offset": i})
+        assert table.commit_async({"offset": 12}).result().checkpoint.id == 4, "behind 4, 8 and 12 puts, and at the end"
+    with pytest.raises(ConfigError, match="uncommitted_bytes_max"):
+        TableSettings(uncommitted_bytes_max=0)
 
 
 def test_commit_every_in_a_transaction(tables: TableRig) -> None:

@@ -1,7 +1,10 @@
 """What a table refuses, and that nothing comes of what it refuses; in each backend, on the twins and on a broker."""
 
+import asyncio
+import copy
 import enum
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -133,6 +136,48 @@ def test_an_interval_that_is_none(tables: TableRig, interval_s: Any) -> None:
             table.commit_every(interval_s, {"n": 2})
     with tables.open() as table:
         assert (content(table), table.progress) == ({b"k": b"v"}, {"n": 1})
+
+
+def test_interleaved_transactions(tables: TableRig) -> None:
+    """Of two asyncio tasks: each is told, both are undone, and the table goes on."""
+
+    async def change(table: Table[Any, Any], key: bytes, turns: int) -> None:
+        with table.transaction():
+            table[key] = b"never"
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def both(table: Table[Any, Any]) -> list[BaseException | None]:
+        return await asyncio.gather(change(table, b"a", 2), change(table, b"b", 3), return_exceptions=True)
+
+    with tables.open() as table:
+        table[b"k"] = b"1"
+        table.commit_every(1e9, {"n": 1})
+        assert [type(one) for one in asyncio.run(both(table))] == [Misuse, Misuse]
+        assert content(table) == {b"k": b"1"}
+        table.commit({"n": 1})
+    with tables.open() as table:
+        assert content(table) == {b"k": b"1"}
+
+
+def test_a_table_is_not_copied(tables: TableRig) -> None:
+    """A copy would share its parts, and show what they were; a pickle would have none of them."""
+    with tables.open() as table:
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="a Table is neither copied nor pickled"):
+                way(table)
+
+
+def test_whether_there_is_a_key(tables: TableRig) -> None:
+    """Is found out without a count."""
+    with tables.open() as table:
+        assert not table
+        table[b"k"] = b"v"
+        assert table
+        table.commit()
+        del table[b"k"]
+        assert not table
+        table.rollback()
 
 
 def test_a_table_that_is_lent(tables: TableRig) -> None:

@@ -32,7 +32,7 @@ from functools import wraps
 from inspect import currentframe
 from threading import get_ident
 from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 from weakref import WeakSet
 
 from statelog.closing import Closing
@@ -230,6 +230,9 @@ class Guarded(Closing):
 
     __slots__ = ()
     _guard: Guard
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} is neither copied nor pickled: open another one")
 
     @staticmethod
     def turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:

@@ -13,6 +13,7 @@ __all__ = ["Loading", "TableSettings"]
 _POSITIVE = (
     "commits_under_way_max",
     "uncommitted_changes_max",
+    "uncommitted_bytes_max",
     "cache_bytes",
     "write_buffer_bytes",
     "open_files_max",
@@ -40,6 +41,7 @@ class TableSettings:
     skip_equal               leave out changes that change nothing: a put of the value that is there, a delete of no key
     commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
     uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
+    uncommitted_bytes_max    the same once keys and values of so many bytes were put, which are in memory until then
     cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
     recent_bytes             of RocksDB: what was committed last, as objects, for who reads it back; 0 keeps none
     write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made
@@ -57,6 +59,7 @@ class TableSettings:
     skip_equal: bool = False
     commits_under_way_max: int = 4
     uncommitted_changes_max: int = 1_000_000
+    uncommitted_bytes_max: int = 1 << 30
     cache_bytes: int = 128 << 20
     recent_bytes: int = 64 << 20
     write_buffer_bytes: int = 32 << 20

@@ -69,7 +69,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._active = self._layers.active.changes
         self._below = self._layers.below
         self._history = self._layers.active.history
-        self._count = 0
+        self._count = self._bytes = 0
+        self._bytes_max = opened.settings.uncommitted_bytes_max
         self._applies = 0
         self._is_lent = False
         self._clock = opened.seams.clock
@@ -149,9 +150,12 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         if get_ident() != self._guard.user:
             self._guard.check()
         if (
-            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= LARGE  # type: ignore[arg-type]  # both are bytes
+            type(key) is not self._quick
+            or type(value) is not self._quick_value
+            or (size := len(key) + len(value)) >= LARGE  # type: ignore[arg-type]  # both are bytes
         ):
-            key, value = self._admit(key, value)
+            key, value, size = self._admit(key, value)
+        self._bytes += size
         self._count += 1
         if self._every:
             self._note(key, value)
@@ -202,8 +206,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _admit(self, key: object, value: object) -> Any:
         admitted = self._keys.admit(key), self._values.admit(value)
-        self._opened.check_size(*admitted)
-        return admitted
+        return *admitted, self._opened.check_size(*admitted)
 
     # ---- many keys
 
@@ -217,6 +220,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
                 count += (value is not None) - (self._read(key) is not None)
             if len(self._backend) == committed:  # It counts anew if it had to go on from another snapshot meanwhile.
                 return count
+
+    def __bool__(self) -> bool:
+        """Whether there is a key. Looks for one, and counts none."""
+        return next(iter(self), None) is not None
 
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self._scan(None))
@@ -246,7 +253,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._backend.range(first, behind)
-        found = merged_in_order(committed, self._layers.merged(), first, behind)
+        found = merged_in_order(committed, self._layers.between(first, behind))
         return self._unchanged(found, self._count + self._applies)
 
     def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
@@ -319,6 +326,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _commit(self, progress: Metadata) -> TableCommit:
         with self._failing():
+            self._bytes = 0
             return self._pace.commit(progress, self._count)
 
     @Guarded.turn
@@ -342,7 +350,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
-        many keys have changed (`uncommitted_changes_max`), and nothing at all in between.
+        many keys or bytes have changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
 
         Without `progress` it is as `commit` without one: for while no messages come.
 
@@ -363,13 +371,15 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         pace.named_count = count  # In this order: a signal's handler may commit in between.
         pace.named = named
         pace.is_put_off = True
-        if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
+        is_full = self._bytes >= self._bytes_max
+        if count >= pace.look_count or interval_s != pace.interval_s or is_full or self._clock() >= pace.look_s:
             self._commit_if_due(interval_s)
 
     @Guarded.turn
     def _commit_if_due(self, interval_s: float) -> None:
         with self._failing():
-            self._pace.commit_if_due(interval_s)
+            if self._pace.commit_if_due(interval_s, is_full=self._bytes >= self._bytes_max):
+                self._bytes = 0
 
     # ---- undo
 

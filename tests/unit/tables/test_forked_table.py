@@ -39,6 +39,37 @@ with tables.open() as table:
 """
 
 
+_OPENING = """
+import os, signal, sys
+from pathlib import Path
+from statelog.errors import ConfigError
+from tests.support.rigs.log import twin_rig
+from tests.support.rigs.table import TableRig
+
+directory = Path(sys.argv[1])
+rig = twin_rig("log")
+with TableRig(rig, directory / "parent").open() as table:
+    table[b"k"] = b"v"
+    table.commit()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        TableRig(rig, directory / "child").open()
+    except ConfigError as error:
+        os._exit("spawn" in str(error))
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+with TableRig(rig, directory / "parent").open() as table:
+    assert dict(table.items()) == {b"k": b"v"}
+"""
+
+
+def test_a_forked_child_opens_none(tmp_path: Path) -> None:
+    """A child of a process that used RocksDB would wait for its threads for ever: it is told to be spawned."""
+    subprocess.run([sys.executable, "-c", _OPENING, str(tmp_path)], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("end", ["exit", "drop", "close"])
 @pytest.mark.parametrize("kind", ["dict", "rocksdb"])
 def test_a_forked_child_ends(kind: str, end: str, tmp_path: Path) -> None:

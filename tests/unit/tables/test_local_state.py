@@ -19,10 +19,10 @@ from statelog.seams import Seams
 from statelog.tables import TableSettings
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
-from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, place_from_json, place_to_json
+from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
-from tests.support.told import told
+from tests.support.told import lines, told
 
 STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
 
@@ -236,6 +236,31 @@ def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:
         assert "found damaged" in table.opening.reason
 
 
+def test_damage_that_a_write_finds(rig: TwinRig, kept: TableRig) -> None:
+    """A compaction reads a block that fails its checksum: one life dies of it, and the next sets the directory aside."""
+    chance, settings = random.Random(9), TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0)
+
+    def live() -> None:
+        with kept.open(settings=settings) as table:
+            for _ in range(4):
+                table.update({b"k%d" % chance.randrange(5_000): chance.randbytes(100) for _ in range(500)})
+                table.commit({"n": 2})
+
+    for _ in range(3):
+        live()
+    _flip(max((home(kept) / "db").glob("*.sst"), key=lambda path: path.stat().st_size))
+    with lines() as texts:
+        for _ in range(6):
+            with suppress(Corrupt):
+                live()
+    assert any("found damaged" in text for text in texts)
+    with TableRig(rig, None).open() as table:
+        state = content(table)
+    with kept.open() as table:
+        assert content(table) == state
+        assert table.opening.set_aside is None
+
+
 def test_a_directory_takes_one_table(rig: TwinRig, kept: TableRig) -> None:
     """A second one is refused before it fences the first. A kill of the first frees it (tests/fault)."""
     with kept.open() as table:
@@ -364,11 +389,59 @@ def test_a_kill_takes_nothing(kept: TableRig, tmp_path: Path) -> None:
     """In the same boot the write-ahead log is whole, and nothing but what was committed since is read."""
     machine, copy = Machine(), tmp_path / "copy"
     model, _ = _with_two_logs(kept, machine, copy)
+    _put_back(copy / "db", home(kept) / "db")
+    with kept.open(host=machine.host) as table:
+        assert content(table) == model
+        assert table.opening.rows_read == 0
+
+
+def _put_back(copy: Path, database: Path) -> None:
+    """The directory is as it was; it is no copy."""
+    for path in database.iterdir():
+        path.unlink()
+    for path in copy.iterdir():
+        path.rename(database / path.name)
+
+
+def test_a_log_that_is_gone(kept: TableRig, tmp_path: Path) -> None:
+    """The older write-ahead log was deleted, say by a clean-up of *.log: what is left has a hole, and is set aside."""
+    machine, copy = Machine(), tmp_path / "copy"
+    model, logs = _with_two_logs(kept, machine, copy)
+    logs[0].unlink()
+    _put_back(copy / "db", home(kept) / "db")
+    with told("a part of its write-ahead logs is gone"), kept.open(host=machine.host) as table:
+        assert content(table) == model
+
+
+def test_a_copy(kept: TableRig, tmp_path: Path) -> None:
+    """One that was taken while the table ran, and is put back in the same boot: only its files are believed."""
+    machine, copy = Machine(), tmp_path / "copy"
+    model, _ = _with_two_logs(kept, machine, copy)
     shutil.rmtree(home(kept))
     copy.rename(home(kept))
     with kept.open(host=machine.host) as table:
         assert content(table) == model
-        assert table.opening.rows_read == 0
+        assert table.opening.rows_read > 0
+        assert table.opening.set_aside is None
+
+
+def test_a_directory_of_before(kept: TableRig) -> None:
+    """One whose boot is noted without an inode, and whose write batches have no numbers, goes on."""
+    with kept.open() as table:
+        table[b"k0"] = b"x"
+        table.commit(table.progress)
+    options = rocksdict.Options(raw_mode=True)
+    with rocksdict.Rdict(str(home(kept) / "db"), options, column_families={FAMILY: options}) as database:
+        family = database.get_column_family(FAMILY)
+        for key in [key for key in family.keys() if bytes(key).startswith(WRITE)]:  # noqa: SIM118 - no dict
+            del family[key]
+        family.close()
+    (home(kept) / "boot").write_text((home(kept) / "boot").read_text("utf-8").partition(" ")[0], "utf-8")
+    for n in range(2):
+        with kept.open() as table:
+            assert content(table) == {**STATE, b"k0": b"x"}
+            assert (table.opening.rows_read, table.opening.set_aside) == (0, None)
+            table.commit({"n": n})
 
 
 def test_another_boot_behind_a_close(kept: TableRig) -> None:

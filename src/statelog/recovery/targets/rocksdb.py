@@ -23,6 +23,7 @@ from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
 from statelog.recovery.targets.rocksdb_disk import rocksdb_disk
+from statelog.recovery.targets.rocksdb_read import opens_rocksdb
 from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, ResumePoint, RocksdbState
 from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.avro import avro_values
@@ -157,6 +158,7 @@ class _SstFiles:
 
 def rocksdb_options(blocks: rocksdict.BlockBasedOptions | None = None) -> rocksdict.Options:
     """Of a database of raw keys, and of its files: compressed, with a filter each. `blocks` may say more of them."""
+    opens_rocksdb()
     blocks = blocks or rocksdict.BlockBasedOptions()
     blocks.set_bloom_filter(_BLOOM_BITS, False)
     options = rocksdict.Options(raw_mode=True)

@@ -1,5 +1,6 @@
 """Reads the state description of a database; a helpful error when rocksdict is missing."""
 
+import os
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
@@ -7,11 +8,24 @@ from pathlib import Path
 from statelog.errors import ConfigError, Corrupt, NotFound, StoreUnavailable
 from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, RocksdbState
 
-__all__ = ["read_rocksdb_state", "require_rocksdict"]
+__all__ = ["opens_rocksdb", "read_rocksdb_state", "require_rocksdict"]
+
+
+_opened_in: set[int] = set()
+
+
+def opens_rocksdb() -> None:
+    """This process opens a database now: in a fork of it the library's threads are not there, and whoever needs them
+    waits for ever.
+    """
+    _opened_in.add(os.getpid())
 
 
 def require_rocksdict() -> None:
-    """Raise ConfigError if the extra is not installed."""
+    """Raise ConfigError if the extra is not installed, or if a parent of this forked process has used it."""
+    if _opened_in - {os.getpid()}:
+        hint = 'Start the process anew: multiprocessing.get_context("spawn"), or open none before the fork'
+        raise ConfigError("RocksDB cannot be used in a fork of a process that used it", hint=hint)
     if find_spec("rocksdict") is None:
         hint = "Install the extra: pip install 'statelog[rocksdb]'"
         raise ConfigError("RocksDB needs the package rocksdict", hint=hint)

@@ -4,7 +4,7 @@
     <directory>/<log>/<writer>/db         the database
     <directory>/<log>/<writer>/making     one that is being made; what a kill leaves of it is removed
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
-    <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last
+    <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last, and its inode
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
     <directory>/<log>/<writer>/lost-...   databases that may be the last copy of what the log lost; a person deletes them
 
@@ -88,14 +88,20 @@ class Home:
             sync(self.path)
 
     def is_of_boot(self, boot_id: str) -> bool:
-        """Whether the database was used last in this boot of the machine; not if nobody knows."""
+        """Whether this very database was used last in this boot of the machine, and is no copy; not if nobody knows."""
         with local_disk(self.path):
-            return bool(boot_id) and self._boot.exists() and self._boot.read_text("utf-8") == boot_id
+            return bool(boot_id) and self._boot.exists() and self._boot.read_text("utf-8") == self._use(boot_id)
+
+    def _use(self, boot_id: str) -> str:
+        if not self.database.exists():
+            return boot_id
+        found = self.database.stat()
+        return f"{boot_id} {found.st_dev}:{found.st_ino}"
 
     def note_boot(self, boot_id: str) -> None:
         """The database is used in this boot from now on."""
         with local_disk(self.path):
-            self._boot.write_text(boot_id, "utf-8")
+            self._boot.write_text(self._use(boot_id), "utf-8")
             sync(self._boot)
             sync(self.path)
 

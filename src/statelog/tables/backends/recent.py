@@ -7,16 +7,29 @@ Invariants:
 - Keys and values take about `bytes_max` at most, with the objects that hold them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from sys import getsizeof
+from typing import Any, Final, cast
 
-__all__ = ["UNKNOWN", "Recent"]
+__all__ = ["UNKNOWN", "Recent", "held_bytes"]
 
 UNKNOWN: Final = object()
 """What is found of a key that is not known here."""
 _EACH_BYTES = 200
 """Of a key and a value as two objects, and of their place in a dict, besides what is in them."""
+_SAMPLES = 32
+
+
+def held_bytes(values: Sequence[Any]) -> int:
+    """About how much memory typed values take, from some of them, wherever they lie."""
+    some = values[:: max(1, len(values) // _SAMPLES)]
+    return len(values) * sum(map(_held_bytes, some)) // max(1, len(some))
+
+
+def _held_bytes(value: Any) -> int:
+    inner = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
+    return getsizeof(value) + (sum(map(_held_bytes, inner)) if isinstance(value, dict | list) else 0)
 
 
 class Recent:

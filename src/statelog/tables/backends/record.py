@@ -21,6 +21,7 @@ __all__ = [
     "MISSING_KEY",
     "PLACE_KEY",
     "TABLE_KEY",
+    "WRITE",
     "Missing",
     "TableRecord",
     "difference",
@@ -35,6 +36,10 @@ PLACE_KEY = b"place"
 MISSING_KEY = b"missing"
 GONE = b"gone/"
 """Begins the key of a record for each key that was deleted, and that a snapshot below has; behind it is the raw key."""
+WRITE = b"write/"
+"""Begins the key of a record for the newest write batch, with its number behind it. Each batch puts its own and deletes
+that of the one before: if some are missing in the middle, two are left.
+"""
 _FORMAT = 1
 _PARTIAL_FORMAT = 2
 """Of a state that is not whole: who does not know of that takes it for nothing else."""

@@ -30,7 +30,7 @@ from statelog.errors import Corrupt
 from statelog.recovery.targets.durable import sync
 from statelog.recovery.targets.raw_keys import raw_keys
 from statelog.recovery.targets.rocksdb import rocksdb_options
-from statelog.recovery.targets.rocksdb_disk import rocksdb_disk, rocksdb_error
+from statelog.recovery.targets.rocksdb_disk import rocksdb_error
 from statelog.recovery.targets.rocksdb_state import STATE_KEY
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
@@ -38,11 +38,12 @@ from statelog.schemas.values.avro import avro_values
 from statelog.storage.local.disk import local_disk
 from statelog.tables.backends.backend import Place
 from statelog.tables.backends.home import Home
-from statelog.tables.backends.recent import UNKNOWN, Recent
+from statelog.tables.backends.recent import UNKNOWN, Recent, held_bytes
 from statelog.tables.backends.record import (
     FAMILY,
     PLACE_KEY,
     TABLE_KEY,
+    WRITE,
     TableRecord,
     place_from_json,
     place_to_json,
@@ -67,6 +68,9 @@ so only this part of what may wait in memory. Files become smaller, which costs 
 """
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
 """How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
+
+_ROTTEN = ("Corruption",)
+"""How a write says so, that of a compaction's or a flush's discovery: what it does not find may be a disk that is gone."""
 
 
 def without_unsynced(database: Path) -> None:
@@ -108,6 +112,7 @@ class RocksdbBackend:
             try:
                 self._family = self._database.get_column_family(FAMILY)
                 self._handle = self._database.get_column_family_handle(FAMILY)
+                self._written = self._last_write()
             except BaseException:
                 self.close()
                 raise
@@ -126,6 +131,17 @@ class RocksdbBackend:
         """How far it is. Raises Corrupt."""
         with self._reading():
             return place_from_json(self._family.get(PLACE_KEY))
+
+    def _last_write(self) -> int:
+        """The number of the newest write batch. Raises Corrupt if there are some missing below it."""
+        rows, found = self._family.iter(), list[int]()
+        rows.seek(WRITE)
+        while rows.valid() and (key := rows.key()).startswith(WRITE):
+            found.append(int.from_bytes(key[len(WRITE) :], "big"))
+            rows.next()
+        if len(found) > 1:
+            raise Corrupt("a part of its write-ahead logs is gone", path=str(self._home.database))
+        return found[0] if found else 0
 
     def adopt(self, record: TableRecord, place: Place) -> None:
         """A database that a recovery has just made is a table's from now on."""
@@ -226,11 +242,12 @@ class RocksdbBackend:
         gone = [key for key, value in changes.items() if value is None]
         self._delete(batch, list(map(raw, gone)))
         kept = {key: value for key, value in changes.items() if value is not None} if gone else changes
-        values = self._values.encode(list(kept.values())) if kept else []
+        live = list(kept.values())
+        values = self._values.encode(live) if kept else []
         keys = pa.array(list(map(raw, kept)), pa.binary())
         _put(batch, keys, values)
         self._write(batch)
-        self._recent.take(changes, keys.nbytes + sum(map(len, values)))
+        self._recent.take(changes, keys.nbytes + (sum(map(len, values)) if self._decode is None else held_bytes(live)))
 
     def load(self, changes: pa.Table) -> None:
         """Write batches without a place: who goes on from the old one, after a kill, takes them all once more."""
@@ -262,6 +279,7 @@ class RocksdbBackend:
             except rocksdict.DbClosedError:
                 pass  # It was closed before.
             except Exception as error:  # noqa: BLE001 - RocksDB raises no other class
+                self._told(error, _ROTTEN)
                 _LOG.warning("the local state %s was not written out: %s", self._home.database, error)
 
     # ---- inside
@@ -275,8 +293,13 @@ class RocksdbBackend:
         return batch
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:
-        with rocksdb_disk(self._home.database):
+        batch.delete(_write_key(self._written), self._handle)
+        batch.put(_write_key(self._written + 1), b"", self._handle)
+        try:
             self._database.write(batch)
+        except Exception as error:
+            raise self._told(error, _ROTTEN) from error
+        self._written += 1
 
     @contextmanager
     def _reading(self) -> Generator[None]:
@@ -285,15 +308,19 @@ class RocksdbBackend:
         except Exception as error:
             raise self._told(error) from error
 
-    def _told(self, error: Exception) -> Exception:
+    def _told(self, error: Exception, signs: tuple[str, ...] = _TORN) -> Exception:
         """A failure in our own terms; damage is noted for the next life, too."""
         if type(error) is not Exception:
             return error
-        if any(sign in str(error) for sign in _TORN):
+        if any(sign in str(error) for sign in signs):
             self._home.note_damage(str(error))
             hint = "Open the table again: the directory is set aside then, and the state rebuilt"
             return Corrupt(f"the local state is damaged: {error}", path=str(self._home.database), hint=hint)
         return rocksdb_error(error, self._home.database)
+
+
+def _write_key(number: int) -> bytes:
+    return WRITE + number.to_bytes(8, "big")
 
 
 def _put(batch: rocksdict.WriteBatch, keys: pa.Array, values: list[bytes]) -> None:

@@ -12,6 +12,7 @@ Invariants:
   change is logged, a layer's history has all of them in their order.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,9 @@ from statelog.errors import Misuse
 
 __all__ = ["Layer", "Layers"]
 
+_FEW = 100
+"""So many keys are put in their place among the others; more are sorted with them."""
+
 
 @dataclass(slots=True)
 class Layer:
@@ -29,6 +33,19 @@ class Layer:
 
     changes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     history: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+    _ordered: list[Any] = field(default_factory=list[Any])
+
+    def between(self, start: Any, end: Any) -> list[Any]:
+        """The keys from `start` on and below `end` (None: no bound), in their order. It is kept, with what came since."""
+        new = len(self.changes) - len(self._ordered)
+        if new > _FEW:
+            self._ordered.extend(islice(self.changes, len(self._ordered), None))
+            self._ordered.sort()
+        elif new:
+            for key in islice(reversed(self.changes), new):
+                insort(self._ordered, key)
+        first = 0 if start is None else bisect_left(self._ordered, start)
+        return self._ordered[first : None if end is None else bisect_left(self._ordered, end)]
 
 
 class Layers:
@@ -47,17 +64,18 @@ class Layers:
         """Whether nothing was changed since the last checkpoint."""
         return not self.active.changes and not any(layer.changes for layer in self.suspended)
 
-    def all(self) -> Iterator[dict[Any, Any]]:
-        """The changes of all layers, oldest first."""
-        yield from reversed(self.below)
-        yield self.active.changes
+    def all(self) -> Iterator[Layer]:
+        """All layers that hold something, oldest first."""
+        return (layer for layer in (*self._sealed, *self.suspended, self.active) if layer.changes)
 
     def merged(self) -> dict[Any, Any]:
-        """The newest change of each key that no commit holds: a copy."""
-        merged: dict[Any, Any] = {}
-        for changes in self.all():
-            merged.update(changes)
-        return merged
+        """The newest change of each key that no commit holds; a copy only if they are of several layers."""
+        first, *others = [layer.changes for layer in self.all()] or [{}]
+        return {key: value for changes in (first, *others) for key, value in changes.items()} if others else first
+
+    def between(self, start: Any, end: Any) -> dict[Any, Any]:
+        """Those of the keys from `start` on and below `end` (None: no bound)."""
+        return {key: layer.changes[key] for layer in self.all() for key in layer.between(start, end)}
 
     # ---- checkpoints
 

@@ -19,14 +19,10 @@ def merged(
 
 
 def merged_in_order(
-    committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any], start: Any, end: Any
+    committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any]
 ) -> Iterator[tuple[Any, Any]]:
-    """The same in the order of the keys, from `start` on and below `end`, as `committed` is."""
-    changed = sorted(
-        key
-        for key, value in changes.items()
-        if value is not None and (start is None or key >= start) and (end is None or key < end)
-    )
+    """The same in the order of the keys, as `committed` is. `changes` are those between the same bounds."""
+    changed = sorted(key for key, value in changes.items() if value is not None)
     rest = ((key, value) for key, value in committed if key not in changes)
     return heapq.merge(rest, ((key, changes[key]) for key in changed), key=_key)
 

@@ -92,12 +92,13 @@ class Pace:
         """The next call of `commit_every` has something to do."""
         self.look_s = -math.inf
 
-    def commit_if_due(self, interval_s: float) -> None:
-        """Commit what was noted, if it is time to. Raises as `commit`."""
+    def commit_if_due(self, interval_s: float, *, is_full: bool) -> bool:
+        """Commit what was noted, if it is time to or too much has come by now; whether it was. Raises as `commit`."""
         self.step(wait=False)
         progress, now_s, layers = self.named, self._clock(), self._layers
-        is_full = len(layers.active.changes) >= self._changes_max
-        if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
+        is_full = is_full or len(layers.active.changes) >= self._changes_max
+        is_due = is_full or now_s - self._committed_s >= interval_s or bool(layers.suspended)
+        if is_due:
             if self._is_news(progress):
                 self.commit(progress, self.named_count)
             self._committed_s = now_s
@@ -106,6 +107,7 @@ class Pace:
         self.look_count = self.named_count + self._changes_max - len(layers.active.changes)
         if layers.suspended:
             self.look_at_once()
+        return is_due
 
     def finish(self, count: int) -> None:
         """Commit what was put off, if it still says what the state is; and wait for all that is under way."""

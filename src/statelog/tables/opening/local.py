@@ -101,7 +101,7 @@ class LocalOpening:
     # ---- what is kept
 
     def _settle(self) -> None:
-        """What may have been lost with another boot of the machine is not counted on."""
+        """What may have been lost with another boot of the machine, or was never there in a copy, is not counted on."""
         boot_id = self._host.boot_id()
         if not self._home.is_of_boot(boot_id):
             if self._home.database.exists():
@@ -211,6 +211,7 @@ class LocalOpening:
 
     def _take(self) -> RocksdbBackend:
         self._home.finish()
+        self._home.note_boot(self._host.boot_id())
         return self._backend()
 
     def _backend(self, path: Path | None = None) -> RocksdbBackend:

@@ -51,13 +51,15 @@ class Opened:
     settings: TableSettings
     seams: Seams
 
-    def check_size(self, key: Any, value: Any) -> None:
-        """Raise ValueTooLarge if no chunk could hold the change; a value of None deletes."""
-        if self.keys.size(key) + (0 if value is None else self.values.size(value)) < LARGE:
-            return
+    def check_size(self, key: Any, value: Any) -> int:
+        """About how large a change is. Raises ValueTooLarge if no chunk could hold it; a value of None deletes."""
+        size = self.keys.size(key) + (0 if value is None else self.values.size(value))
+        if size < LARGE:
+            return size
         grant, keys = self.writer.grant, self.keys
         maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
         maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
+        return size
 
     def release(self, *, is_failed: bool) -> None:
         """Close all of it; a writer that failed has nothing to warn of."""

@@ -175,6 +175,10 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         with self._state.reading() as version:
             return len(version.backend)
 
+    def __bool__(self) -> bool:
+        """Whether there is a key. Looks for one, and counts none."""
+        return next(iter(self), None) is not None
+
     def __iter__(self) -> Iterator[K]:
         return (key for key, _ in self._scan(lambda backend: backend.items(None)))
 

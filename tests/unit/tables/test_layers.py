@@ -1,0 +1,71 @@
+"""The layers of a table: keys in their order, and transactions that do not nest."""
+
+import random
+from typing import Any
+
+import pytest
+
+from statelog.errors import Misuse
+from statelog.tables.changes.layers import Layers
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_changes_between_two_keys(seed: int) -> None:
+    """Are those of all layers, the newest of each key, as they are now, however few or many came since it was asked."""
+    chance, layers = random.Random(seed), Layers()
+    model: dict[int, int | None] = {}
+    for step in range(60):
+        for _ in range(chance.choice([0, 1, 3, 300])):
+            key = chance.randrange(2_000)
+            model[key] = layers.active.changes[key] = chance.choice([None, step])
+        if step % 7 == 3:
+            layers.seal()
+        start, end = (chance.choice([None, chance.randrange(2_000)]) for _ in range(2))
+        wanted = {
+            key: value
+            for key, value in model.items()
+            if (start is None or key >= start) and (end is None or key < end)
+        }
+        assert layers.between(start, end) == wanted
+        assert dict(layers.merged()) == model
+
+
+def test_what_is_looked_at_is_what_is_wanted() -> None:
+    """A range does not look at the changes beside it: asked again, it compares some keys, and sorts none."""
+
+    class Key(int):
+        compared = 0
+
+        def __lt__(self, other: Any) -> bool:
+            Key.compared += 1
+            return int(self) < int(other)
+
+        __hash__ = int.__hash__
+
+    layers = Layers()
+    layers.active.changes.update({Key(n): n for n in random.Random(1).sample(range(100_000), 100_000)})
+    layers.between(Key(0), Key(1))
+    layers.active.changes[Key(100_000)] = 0
+    Key.compared = 0
+    assert list(layers.between(Key(500), Key(510)).values()) == list(range(500, 510))
+    assert Key.compared < 100
+
+
+def test_transactions_that_do_not_nest() -> None:
+    """All of them are undone, none of them ends well, and the next one is as any."""
+    layers = Layers()
+    layers.active.changes["k"] = "before"
+    first = layers.begin()
+    layers.active.changes["k"] = "first"
+    second = layers.begin()
+    layers.active.changes["k"] = "second"
+    with pytest.raises(Misuse, match="undone"):
+        layers.end(first, keep=True)
+    third = layers.begin()
+    for late in (second, first):
+        with pytest.raises(Misuse):
+            layers.end(late, keep=True)
+    layers.active.changes["j"] = "third"
+    layers.end(third, keep=True)
+    layers.seal()
+    assert layers.merged() == {"k": "before", "j": "third"}
