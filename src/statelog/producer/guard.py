@@ -234,6 +234,9 @@ class Guarded(Closing):
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} is neither copied nor pickled: open another one")
 
+    def _check_turn(self) -> None:
+        """Raise NestedCall inside of a call that takes no turn."""
+
     @staticmethod
     def turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
         """Makes a method a call that is alone, of one that is open. Raises as `Guard.check`."""
@@ -257,6 +260,7 @@ class Guarded(Closing):
         def alone(self: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
             if get_ident() != self._guard.user:
                 check(self._guard)
+            self._check_turn()
             turn = self._guard
             try:
                 turn.user = NOBODY  # Who came until now is over, and may have ended it. Who comes next is refused.

@@ -33,7 +33,7 @@ from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.pace import Pace, check_interval
 from statelog.tables.commits.table_commit import TableCommit
-from statelog.tables.opening.opened import LARGE, Opened, Opening
+from statelog.tables.opening.opened import LARGE, WEIGHED, Opened, Opening
 from statelog.tables.remote.backend import RemoteBackend
 
 __all__ = ["Table"]
@@ -152,10 +152,9 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         if (
             type(key) is not self._quick
             or type(value) is not self._quick_value
-            or (size := len(key) + len(value)) >= LARGE  # type: ignore[arg-type]  # both are bytes
+            or len(key) + len(value) >= WEIGHED  # type: ignore[arg-type]  # both are bytes
         ):
-            key, value, size = self._admit(key, value)
-        self._bytes += size
+            key, value = self._admit(key, value)
         self._count += 1
         if self._every:
             self._note(key, value)
@@ -206,7 +205,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _admit(self, key: object, value: object) -> Any:
         admitted = self._keys.admit(key), self._values.admit(value)
-        return *admitted, self._opened.check_size(*admitted)
+        self._bytes += self._opened.check_size(*admitted)
+        if self._bytes >= self._bytes_max:
+            self._pace.look_at_once()
+        return admitted
 
     # ---- many keys
 
@@ -273,26 +275,24 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
         The state is read as the items are: of one that has gone on in between they would be of no moment at all.
         """
-        copy = self._values.copy
+        copy, turn, nobody = self._values.copy, self._guard, NOBODY
         while True:
             user = get_ident()
-            if user != self._guard.user:
-                self._guard.check()
+            if user != turn.user:
+                turn.check()
             if self._count + self._applies != count:
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
                     writer=self._opened.writer.name,
                     hint="Take a list of the keys first: `for key in list(table)`",
                 )
-            turn = self._guard
             try:
-                turn.user = NOBODY
+                turn.user = nobody
                 key, value = next(found)
             except StopIteration:
                 return
             finally:
-                turn.leave()
-                del turn
+                turn.user = user
             yield key, copy(value)
 
     # ---- commit
@@ -370,9 +370,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             raise
         pace.named_count = count  # In this order: a signal's handler may commit in between.
         pace.named = named
-        pace.is_put_off = True
-        is_full = self._bytes >= self._bytes_max
-        if count >= pace.look_count or interval_s != pace.interval_s or is_full or self._clock() >= pace.look_s:
+        if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
             self._commit_if_due(interval_s)
 
     @Guarded.turn

@@ -5,6 +5,7 @@ fifth of the whole put. Every other change comes through the buffer, which owns 
 
 Invariants:
 - Keys and values, and key groups where the caller names them, are of one length between two calls of the writer.
+- While a put is in the middle of them there is no room, and nobody else touches them.
 - What went straight into them is smaller than `LARGE`, and there was room for it.
 """
 

@@ -53,9 +53,10 @@ class Pace:
         self.progress: Metadata = dict(last.metadata) if last else {}
         """What the last commit says, be it history or under way."""
         self.named = self.progress
-        """The progress that was named last, how often the table was changed by then, and whether it is put off."""
+        """The progress that was named last, and how often the table was changed by then. Another object than `progress`
+        is put off.
+        """
         self.named_count = 0
-        self.is_put_off = False
         self.refusal: Misuse | None = None
         """What a commit was refused with, before anything of it was sent."""
         self.interval_s = math.nan
@@ -69,17 +70,19 @@ class Pace:
         """What a call says that names no progress, of a table that was changed so often. Raises Misuse if it was
         changed since one was named: that is the place of an older state.
         """
-        if count != self.named_count and self.named:
+        if count == self.named_count:
+            return self.named
+        if self.named:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
                 writer=self._opened.writer.name,
                 hint="Name the place that the changes lead to; `table.progress`, if it is the one of the last commit",
             )
-        return self.named
+        return {}
 
     def undone(self, count: int) -> None:
         """The state is that of the last commit again."""
-        self.named, self.named_count, self.is_put_off = self.progress, count, False
+        self.named, self.named_count = self.progress, count
 
     def undone_since(self, count: int, now_count: int) -> None:
         """The state is what it was at that count again."""
@@ -111,7 +114,7 @@ class Pace:
 
     def finish(self, count: int) -> None:
         """Commit what was put off, if it still says what the state is; and wait for all that is under way."""
-        if self.is_put_off and self.named_count == count and self._is_news(self.named):
+        if self.named is not self.progress and self.named_count == count and self._is_news(self.named):
             self.commit(self.named, count)
         while len(self._queue):
             self.step(wait=True)
@@ -140,7 +143,7 @@ class Pace:
         self._opened.seams.crash("sealed")
         commit = self._queue.add(progress)
         self.progress = dict(progress)
-        self.named, self.named_count, self.is_put_off = self.progress, count, False
+        self.named, self.named_count = self.progress, count
         self._committed_s = self._clock()
         self.step(wait=False)
         return commit

@@ -15,10 +15,12 @@ from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.settings import TableSettings
 
-__all__ = ["LARGE", "Opened", "Opening"]
+__all__ = ["LARGE", "WEIGHED", "Opened", "Opening"]
 
 LARGE = 1 << 20
 """From here on a change is measured when it is put, and not when it is committed."""
+WEIGHED = 4 << 10
+"""From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
