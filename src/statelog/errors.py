@@ -217,7 +217,7 @@ class ClosedError(Misuse):
 class NestedCall(Misuse):
     """Called inside of another call of the same object, from a signal's handler or a callback. It changed nothing."""
 
-    default_hint = "In a signal's handler set a flag, and nothing else: the loop ends at it, and then commits and closes"
+    default_hint = "In a signal's handler set a flag and nothing else: the loop ends at it, then commits and closes"
 
 
 class OverlappingTasks(Misuse):

@@ -117,7 +117,7 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -
 
 
 def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
-    """As a signal's handler does it: its clients are in use. Here the refusal comes out, and so breaks the commit off."""
+    """As a signal's handler does it: its clients are in use. The refusal comes out here, and breaks it off."""
     writer = Writer(log, "w", seams=Seams(crash=lambda point: writer.close() if point == "commit-made" else None))
     writer.put(b"k", b"v")
     with pytest.raises(NestedCall):

@@ -121,7 +121,7 @@ class Guard:
         self.check_life()
 
     def check_life(self) -> None:
-        """Raise ClosedError unless it is open, Fenced if another writer took over meanwhile. For any thread and turn."""
+        """Raise ClosedError unless it is open, Fenced if another writer took over. For any thread and turn."""
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:

@@ -363,9 +363,7 @@ class Writer(ChangeWriter):
         started_s = self._seams.clock()
         with self._meter_failures():
             self._committer.begin(handles, checkpoint.id, metadata, final=final)
-        self._committing = PendingCommit(
-            checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final)
-        )
+        self._committing = PendingCommit(checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final))
         return self._committing
 
     @Guarded.late_turn

@@ -41,8 +41,7 @@ class TableSettings:
     skip_equal               leave out changes that change nothing: a put of the value that is there, a delete of no key
     commits_under_way_max    above it `commit_async` and `commit_every` wait for the oldest
     uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
-    uncommitted_bytes_max    the same once so many bytes were put, which are in memory until then; changes of bytes below
-                             4 KiB do not count
+    uncommitted_bytes_max    the same once so many bytes were put; changes of bytes below 4 KiB do not count
     cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
     recent_bytes             of RocksDB: what was committed last, as objects, for who reads it back; 0 keeps none
     write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made

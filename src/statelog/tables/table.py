@@ -150,9 +150,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         if get_ident() != self._guard.user:
             self._guard.check()
         if (
-            type(key) is not self._quick
-            or type(value) is not self._quick_value
-            or len(key) + len(value) >= WEIGHED  # type: ignore[arg-type]  # both are bytes
+            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= WEIGHED  # type: ignore[arg-type]  # both are bytes
         ):
             key, value = self._admit(key, value)
         self._count += 1
@@ -350,7 +348,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def commit_every(self, interval_s: float, progress: Metadata | None = None) -> None:
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
-        many keys or bytes have changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
+        much has changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
 
         Without `progress` it is as `commit` without one: for while no messages come.
 

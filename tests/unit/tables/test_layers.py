@@ -22,9 +22,7 @@ def test_changes_between_two_keys(seed: int) -> None:
             layers.seal()
         start, end = (chance.choice([None, chance.randrange(2_000)]) for _ in range(2))
         wanted = {
-            key: value
-            for key, value in model.items()
-            if (start is None or key >= start) and (end is None or key < end)
+            key: value for key, value in model.items() if (start is None or key >= start) and (end is None or key < end)
         }
         assert layers.between(start, end) == wanted
         assert dict(layers.merged()) == model

@@ -237,7 +237,7 @@ def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:
 
 
 def test_damage_that_a_write_finds(rig: TwinRig, kept: TableRig) -> None:
-    """A compaction reads a block that fails its checksum: one life dies of it, and the next sets the directory aside."""
+    """A compaction reads a block that fails its checksum: one life dies of it, the next sets the directory aside."""
     chance, settings = random.Random(9), TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0)
 
     def live() -> None:

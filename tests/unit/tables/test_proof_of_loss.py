@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
+from statelog.schemas.ledger.records import Restart
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.loss import append_restarts
-from statelog.schemas.ledger.records import Restart
 from statelog.tables import Loading
 from tests.support.rigs.log import TwinRig, twin_rig
-from tests.support.rigs.table import TableRig, content
+from tests.support.rigs.table import TableRig
 from tests.support.told import told
 
 pytest.importorskip("rocksdict")
@@ -68,9 +68,7 @@ def _regrown(rig: TwinRig) -> None:
 def test_it_is_told_and_kept(
     rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss], loading: Loading
 ) -> None:
-    """As often as it is opened, and nothing of it is changed; once a person has moved it away, the table goes on with the ledger's
-    state.
-    """
+    """As often as it is opened, and nothing of it is changed. Once a person has moved it away, the table goes on."""
     tables = TableRig(rig, tmp_path / "local", loading)
     _written(rig, tables)
     grow(rig)
@@ -88,9 +86,7 @@ def test_it_is_told_and_kept(
 
 
 @pytest.mark.parametrize(("grow", "error"), [(_quiet, BeyondEnd), (_regrown, AnchorMismatch)])
-def test_a_standbys(
-    rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss]
-) -> None:
+def test_a_standbys(rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None], error: type[DataLoss]) -> None:
     """Is a proof as well."""
     tables = TableRig(rig, tmp_path / "local")
     _elsewhere(rig, 1)

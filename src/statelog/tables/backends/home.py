@@ -6,7 +6,7 @@
     <directory>/<log>/<writer>/damaged    says that the database was found damaged while it was in use
     <directory>/<log>/<writer>/boot       the boot of the machine in which the database was used last, and its inode
     <directory>/<log>/<writer>/aside-...  the last databases that could not be used
-    <directory>/<log>/<writer>/lost-...   databases that may be the last copy of what the log lost; a person deletes them
+    <directory>/<log>/<writer>/lost-...   copies of what the log lost, as a person accepted; nothing deletes them
 
 Invariants:
 - The home is its owner's alone, whatever the umask, unless a person gave it other rights.

@@ -70,7 +70,7 @@ _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does no
 """How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
 
 _ROTTEN = ("Corruption",)
-"""How a write says so, that of a compaction's or a flush's discovery: what it does not find may be a disk that is gone."""
+"""How a write says so, if a compaction or a flush has found it. A file that is not found may be a disk that is gone."""
 
 
 def without_unsynced(database: Path) -> None:

@@ -36,7 +36,7 @@ class Layer:
     _ordered: list[Any] = field(default_factory=list[Any])
 
     def between(self, start: Any, end: Any) -> list[Any]:
-        """The keys from `start` on and below `end` (None: no bound), in their order. It is kept, with what came since."""
+        """The keys from `start` on and below `end` (None: no bound), in their order, which is kept."""
         new = len(self.changes) - len(self._ordered)
         if new > _FEW:
             self._ordered.extend(islice(self.changes, len(self._ordered), None))

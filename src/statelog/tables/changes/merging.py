@@ -18,9 +18,7 @@ def merged(
     yield from ((key, value) for key, value in changes.items() if value is not None and is_wanted(key))
 
 
-def merged_in_order(
-    committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any]
-) -> Iterator[tuple[Any, Any]]:
+def merged_in_order(committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """The same in the order of the keys, as `committed` is. `changes` are those between the same bounds."""
     changed = sorted(key for key, value in changes.items() if value is not None)
     rest = ((key, value) for key, value in committed if key not in changes)

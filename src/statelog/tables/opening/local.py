@@ -11,8 +11,8 @@ Invariants:
 - A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,
   and the ledger's record below it is the one that it was.
 - What was committed behind the place is read whole, and verified, before the place moves.
-- No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than the ledger
-  has there, is a proof of loss, and the only copy of what was lost: it stays as it is, and is told. Only once a person
+- No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than is
+  there, is a proof of loss, and the only copy of what was lost: it stays as it is, and is told. Only once a person
   has accepted the loss it is set aside, and it is never deleted then.
 """
 
@@ -143,7 +143,7 @@ class LocalOpening:
             "path": str(self._home.database),
             "position": place.position,
             "ledger_position": self._place.position,
-            "hint": "The ledger lost commits that were acknowledged, and this directory has them: restore the topic, or "
+            "hint": "The ledger lost commits that were acknowledged, and the directory has them: restore the topic, or "
             "move the directory away, and go on without them",
         }
         if place.position > self._place.position:
