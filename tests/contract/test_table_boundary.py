@@ -148,7 +148,7 @@ def test_interleaved_transactions(tables: TableRig) -> None:
                 await asyncio.sleep(0)
 
     async def both(table: Table[Any, Any]) -> list[BaseException | None]:
-        return await asyncio.gather(change(table, b"a", 2), change(table, b"b", 3), return_exceptions=True)
+        return list(await asyncio.gather(change(table, b"a", 2), change(table, b"b", 3), return_exceptions=True))
 
     with tables.open() as table:
         table[b"k"] = b"1"

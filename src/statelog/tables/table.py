@@ -362,7 +362,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             self._check_unlent()
             check_interval(interval_s)
         try:
-            named = pace.last_named(count) if progress is None else {**progress}
+            named: Metadata = pace.last_named(count) if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise

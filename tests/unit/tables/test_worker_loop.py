@@ -2,7 +2,8 @@
 
 import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.tables import InputStart, Standby, Table
 from statelog.tables.working.reserves import Reserves
+from tests.support.faults.signals import at_line, handled
 from tests.support.processes.group import step
 from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
@@ -42,7 +44,7 @@ def _progress(world: WorkersWorld) -> list[int]:
     found: list[int] = []
     for partition in range(PARTITIONS):
         with world.open(partition) as table:  # Which checks that it is the fold.
-            found.append(int(table.progress["offset"]))
+            found.append(int(table.progress.get("offset", 0)))
     return found
 
 
@@ -130,6 +132,50 @@ def test_one_thread(world: WorkersWorld) -> None:
     with pytest.raises(ClosedError):
         next(worker)
     worker.close()
+
+
+@pytest.mark.parametrize("nested", ["commit", "commit_every", "close"])
+def test_a_call_from_a_signals_handler(nested: str) -> None:
+    """Inside of another call it is refused: whatever is committed is the fold of what it names, and all is released."""
+
+    def run(at: int) -> bool:
+        world = WorkersWorld()
+        world.feed(4)
+        worker = world.start()
+        for partition in range(PARTITIONS):
+            world.group.give(partition, world.workers[worker], waits=True)
+        acts: dict[str, Callable[[], Any]] = {
+            "commit": worker.commit,
+            "commit_every": lambda: worker.commit_every(0.0),
+            "close": worker.close,
+        }
+
+        def handle() -> None:
+            with suppress(Misuse):
+                acts[nested]()
+
+        def work() -> None:
+            for message, table in worker:
+                step(table, int(message.value() or b""))
+                worker.commit_every(0.0)
+
+        has_come = False
+        with handled(handle):
+            try:
+                has_come = at_line(at, work)
+            except ClosedError:
+                assert nested == "close"
+                has_come = True
+        worker.close()
+        assert worker.life is Life.CLOSED
+        done = _progress(world)
+        assert nested == "close" or done == [4, 4, 4]
+        return has_come
+
+    at = 0
+    while run(at):
+        at += 997
+    assert at > 2_000
 
 
 # ---- its input, and its tables

@@ -52,7 +52,7 @@ class Pace:
         last = opened.writer.last_commit
         self.progress: Metadata = dict(last.metadata) if last else {}
         """What the last commit says, be it history or under way."""
-        self.named = self.progress
+        self.named: Metadata = self.progress
         """The progress that was named last, and how often the table was changed by then. Another object than `progress`
         is put off.
         """
