@@ -21,7 +21,11 @@ _PACKAGE = str(Path(statelog.__file__).parent)
 @contextmanager
 def handled(handler: Callable[[], object], number: int = signal.SIGUSR1) -> Generator[None]:
     """Inside, the signal is handled so."""
-    before = signal.signal(number, lambda *_: handler() and None)
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        handler()
+
+    before = signal.signal(number, handle)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ Invariants:
 - Keys and values take about `bytes_max` at most, with the objects that hold them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from sys import getsizeof
 from typing import Any, Final, cast
@@ -28,8 +28,12 @@ def held_bytes(values: Sequence[Any]) -> int:
 
 
 def _held_bytes(value: Any) -> int:
-    inner = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
-    return getsizeof(value) + (sum(map(_held_bytes, inner)) if isinstance(value, dict | list) else 0)
+    size, inner = getsizeof(value), cast("Collection[Any]", ())
+    if isinstance(value, dict):
+        inner = cast("dict[str, Any]", value).values()
+    elif isinstance(value, list):
+        inner = cast("Collection[Any]", value)
+    return size + sum(map(_held_bytes, inner))
 
 
 class Recent:
