@@ -70,7 +70,6 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._below = self._layers.below
         self._history = self._layers.active.history
         self._count = self._bytes = 0
-        self._bytes_max = opened.settings.uncommitted_bytes_max
         self._applies = 0
         self._is_lent = False
         self._clock = opened.seams.clock
@@ -202,11 +201,15 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         return self._read(key)
 
     def _admit(self, key: object, value: object) -> Any:
-        admitted = self._keys.admit(key), self._values.admit(value)
-        self._bytes += self._opened.check_size(*admitted)
-        if self._bytes >= self._bytes_max:
+        is_bytes = type(key) is self._quick and type(value) is self._quick_value
+        size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]
+        if size >= LARGE:
+            key, value = self._keys.admit(key), self._values.admit(value)
+            size = self._opened.check_size(key, value)
+        self._bytes += size
+        if self._bytes >= self._opened.settings.uncommitted_bytes_max:
             self._pace.look_at_once()
-        return admitted
+        return key, value
 
     # ---- many keys
 
@@ -350,10 +353,9 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
         much has changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
 
-        Without `progress` it is as `commit` without one: for while no messages come.
-
-        The end of the `with` block commits what the last call has put off, unless the table was changed since: then all
-        since the last commit is discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
+        Without `progress`, for while no messages come, it is as `commit` without one. The end of the `with` block
+        commits what the last call has put off, unless the table was changed since: then all since the last commit is
+        discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
@@ -374,7 +376,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     @Guarded.turn
     def _commit_if_due(self, interval_s: float) -> None:
         with self._failing():
-            if self._pace.commit_if_due(interval_s, is_full=self._bytes >= self._bytes_max):
+            if self._pace.commit_if_due(interval_s, self._bytes):
                 self._bytes = 0
 
     # ---- undo
@@ -399,8 +401,6 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
         with table.transaction():
             table[b"alice"], table[b"bob"] = b"0", b"2"
-
-        Those of two asyncio tasks must not overlap: both are undone, with Misuse for each.
         """
         count = self._count
         before = self._begin()

@@ -95,11 +95,12 @@ class Pace:
         """The next call of `commit_every` has something to do."""
         self.look_s = -math.inf
 
-    def commit_if_due(self, interval_s: float, *, is_full: bool) -> bool:
+    def commit_if_due(self, interval_s: float, put_bytes: int) -> bool:
         """Commit what was noted, if it is time to or too much has come by now; whether it was. Raises as `commit`."""
         self.step(wait=False)
         progress, now_s, layers = self.named, self._clock(), self._layers
-        is_full = is_full or len(layers.active.changes) >= self._changes_max
+        is_full = len(layers.active.changes) >= self._changes_max
+        is_full = is_full or put_bytes >= self._settings.uncommitted_bytes_max
         is_due = is_full or now_s - self._committed_s >= interval_s or bool(layers.suspended)
         if is_due:
             if self._is_news(progress):
