@@ -54,6 +54,6 @@ def _loop(state: Table[bytes, bytes], few: list[tuple[bytes, bytes]]) -> tuple[l
         if not count % _LOOK:
             while under_way and under_way[0][1].done():
                 commits.append(time.perf_counter() - under_way.popleft()[0])
-    state.commit()
+    state.commit({"offset": len(few)})
     commits += [time.perf_counter() - started_s for started_s, _ in under_way]
     return commits, pauses

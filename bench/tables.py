@@ -41,7 +41,7 @@ def open_table(
 def first_commit(state: Table[bytes, bytes]) -> None:
     """Of one change."""
     state.put(b"first", b"change")
-    state.commit()
+    state.commit(state.progress)
 
 
 def live(setting: Setting, name: str, kind: str, home: Path) -> None:

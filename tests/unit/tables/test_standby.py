@@ -211,7 +211,7 @@ def test_a_broker_that_is_away(tables: TableRig) -> None:
         assert standby.life is Life.FAILED
         standby.close()
         table[b"k0"] = b"the owner goes on"
-        table.commit()
+        table.commit(table.progress)
         with tables.standby() as another:
             _check_all(another, table)
 
@@ -228,7 +228,7 @@ def test_its_thread_fails(tables: TableRig) -> None:
 
         with told("has failed"), tables.standby(kafka=kafka, poll_s=0.001, host=Host(crash=crash)) as standby:
             table[b"k0"] = b"x"
-            table.commit()
+            table.commit(table.progress)
             assert over.wait(60)
             for _ in range(2):
                 with pytest.raises(IncompleteChangeSet, match="partition=3"):
@@ -419,7 +419,7 @@ def test_reads_and_moves_in_many_threads(tables: TableRig) -> None:
     """Of two keys that change together none is ever seen without the other."""
     with tables.open() as table, tables.standby(poll_s=0.0005) as standby:
         table.update({b"a": b"0", b"b": b"0"})
-        table.commit()
+        table.commit(table.progress)
         wrong: list[object] = []
         stop = threading.Event()
 

@@ -60,7 +60,7 @@ def test_a_refresh_inside_of_a_scan(tables: TableRig) -> None:
             found: list[bytes] = []
             for key in standby:
                 table[b"c"] = key
-                table.commit()
+                table.commit(table.progress)
                 with pytest.raises(Misuse, match="iterates"):
                     standby.refresh()
                 found.append(key)
@@ -93,7 +93,7 @@ def test_values_of_the_owner_that_is_opened(tables: TableRig, tmp_path: Path) ->
         standby = tables.standby(settings=UNHELD, host=Host(crash=evolve))
         for number in range(4):
             table[b"k0"] = {"a": number}
-            table.commit()
+            table.commit(table.progress)
             with tables.rig.open() as log:
                 run_round(log, settings_for(tmp_path))
         with told("another value schema"), standby.promote() as promoted:
