@@ -202,7 +202,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     def _admit(self, key: object, value: object) -> Any:
         is_bytes = type(key) is self._quick and type(value) is self._quick_value
-        size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]
+        size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]  # both are bytes
         if size >= LARGE:
             key, value = self._keys.admit(key), self._values.admit(value)
             size = self._opened.check_size(key, value)
