@@ -7,6 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Fenced
@@ -105,6 +106,90 @@ def _wait_until_assigned(admin: AdminClient, group: str) -> None:
             return
         assert time.monotonic() < deadline, "the group gave nothing"
         time.sleep(0.1)
+
+
+class _Reading(_Listener):
+    """A member that reads all it is given from places of its own, and now and then stops one, and names another place.
+    Each record has to be the next of its partition.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, **consumer: str) -> None:
+        super().__init__([])
+        self._chance = random.Random()
+        self._new: set[int] = set()
+        self.places: dict[int, int] = {}
+        self.times_revoked = 0
+        self.member = _member(bootstrap, topic, self, **consumer)
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """Read them soon."""
+        self._new.update(partitions)
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Forget them."""
+        self.times_revoked += len(partitions)
+        for one in partitions:
+            self.places.pop(one, None)
+            self._new.discard(one)
+
+    lost = revoked
+
+    def go_on(self) -> None:
+        """Some records, and other places."""
+        self._take(self.member.poll(0.05))
+        for _ in range(self._chance.randrange(20)):
+            self._take(self.member.at_hand())
+        places = {one: self._chance.randrange(1_000) for one in self._new}
+        if places:
+            self._new.clear()
+            self.places.update(places)
+            self.member.read_from(places)
+        if self.places and self._chance.random() < 0.2:
+            gone = self._chance.choice(list(self.places))
+            del self.places[gone]
+            self.member.stop([gone])
+            self._new.add(gone)
+
+    def _take(self, message: Message | None) -> None:
+        if message is not None:
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset == self.places[partition]
+            self.places[partition] += 1
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_partitions_that_go_and_come_in_the_middle_of_a_batch(strategy: str, broker: Broker, topic: str) -> None:
+    """What waits of a partition that was taken back is not given; where it comes again, it begins at the place that is
+    named; and others go on without a gap, and without a record that comes twice.
+    """
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(4 * 3_000):
+        producer.produce(topic, b"x" * 100, partition=number % 4)
+        producer.poll(0)
+    producer.flush(60)
+    settings = {"partition.assignment.strategy": strategy, "fetch.message.max.bytes": "4000"}
+    reading, rivals = _Reading(broker.bootstrap, topic, **settings), list[ConfluentMember]()
+
+    def until(is_over: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 60
+        while not is_over():
+            assert time.monotonic() < deadline_s
+            reading.go_on()
+            for rival in rivals:
+                rival.poll(0.0)
+
+    try:
+        until(lambda: len(reading.places) == 4)
+        rivals.append(_member(broker.bootstrap, topic, _Listener([]), **settings))
+        until(lambda: reading.times_revoked > 0 and len(reading.places) <= 2)
+        rivals.pop().close()
+        until(lambda: len(reading.places) == 4)
+        for _ in range(200):
+            reading.go_on()
+    finally:
+        for one in (reading.member, *rivals):
+            one.close()
 
 
 def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:

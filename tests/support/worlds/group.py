@@ -17,10 +17,14 @@ __all__ = ["FakeGroup", "FakeMember"]
 
 @dataclass(slots=True)
 class FakeGroup:
-    """The coordinator of a topic whose messages are their own offsets; `ends` are the log ends."""
+    """The coordinator of a topic whose messages are their own offsets; `ends` are the log ends, and members fetch
+    `batch` messages at once.
+    """
 
     ends: list[int]
+    batch: int = 1
     owner: dict[int, "FakeMember | None"] = field(default_factory=dict[int, "FakeMember | None"])
+    published: dict[int, int] = field(default_factory=dict[int, int])
     members: list["FakeMember"] = field(default_factory=list["FakeMember"])
 
     def give(self, partition: int, to: "FakeMember | None", *, waits: bool) -> None:
@@ -48,6 +52,7 @@ class FakeMember:
         self._group = group
         self._listener = listener
         self._idle = idle
+        self._batch: deque[tuple[int, int]] = deque()
         self._told: deque[tuple[str, int, Callable[[], None]]] = deque()
         self.places: dict[int, int] = {}
         self.given: set[int] = set()
@@ -64,17 +69,33 @@ class FakeMember:
         """Everything that there is to be told, and a message of the partition that is furthest behind."""
         if not self.is_deaf:
             self._hear()
-        left = {one: place for one, place in self.places.items() if place < self._group.ends[one]}
-        if not left:
+        if not self._batch:
+            self._fetch()
+        if not self._batch:
             for one, place in self.places.items():
                 self._listener.ended(one, place)
             if timeout_s:
                 self._idle(timeout_s)
-            return None
-        partition = min(left, key=lambda one: (left[one], one))
-        self.places[partition] += 1
-        offset = left[partition]
-        return Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
+        return self.at_hand()
+
+    def at_hand(self) -> Message | None:
+        """One of those that were fetched, unless its partition is not read any more."""
+        while self._batch:
+            partition, offset = self._batch.popleft()
+            if partition in self.places:
+                self.places[partition] = offset + 1
+                return Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
+        return None
+
+    def _fetch(self) -> None:
+        places = dict(self.places)
+        while len(self._batch) < self._group.batch:
+            left = {one: place for one, place in places.items() if place < self._group.ends[one]}
+            if not left:
+                return
+            partition = min(left, key=lambda one: (left[one], one))
+            self._batch.append((partition, places[partition]))
+            places[partition] += 1
 
     def _hear(self) -> None:
         while self._told:
@@ -93,7 +114,9 @@ class FakeMember:
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """From there on."""
-        self.places.update({one: offset for one, offset in offsets.items() if one in self.given})
+        new = {one: offset for one, offset in offsets.items() if one in self.given}
+        self.places.update(new)
+        self._batch = deque(one for one in self._batch if one[0] not in new)
 
     def stop(self, partitions: Sequence[int]) -> None:
         """No more."""
@@ -104,6 +127,10 @@ class FakeMember:
         """Only who may hear the group is told; and only an owner that has heard everything is one."""
         assert offset >= 0
         return not self.is_deaf and not self._told and self._group.owner.get(partition) is self
+
+    def publish(self, offsets: Mapping[int, int]) -> None:
+        """What tools see from now on."""
+        self._group.published.update(offsets)
 
     def close(self) -> None:
         """Leave: what is still given is another's at once."""

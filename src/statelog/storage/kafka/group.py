@@ -57,6 +57,12 @@ class GroupMember(Protocol):
         """
         ...
 
+    def at_hand(self) -> Message | None:
+        """The next record of those that are here already: asks nobody, and hears nothing of the group. None if there is
+        none; then `poll`, and now and then in between, for only `poll` keeps the member in its group.
+        """
+        ...
+
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Read these partitions, too, each from its offset on. One that the group has taken back is left out."""
         ...
@@ -70,6 +76,10 @@ class GroupMember(Protocol):
 
         The question is a commit of that offset, which lag tools see, and which is never read back.
         """
+        ...
+
+    def publish(self, offsets: Mapping[int, int]) -> None:
+        """Commit these offsets to the group, for tools that look at its lag. Waits for nothing, fails for nothing."""
         ...
 
     def close(self) -> None:

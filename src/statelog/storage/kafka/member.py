@@ -15,6 +15,8 @@ Invariants:
 - The client is closed once it has nothing to tell. Where it tells of two decisions inside of its `close`, the first
   answer may end its part in the group, and the second waits for good, with the interpreter's lock in its hand: no
   thread goes on, and no signal is heard (seen with librdkafka 2.16; its issue 4884).
+- Records are taken from the client many at once, and given one by one. Those that wait are dropped if their
+  partition is taken back, stopped, or fetched anew: what is given follows what was given before, or the named place.
 - Callbacks of the group are Python, as no other callback here: the group waits for the listener. What is raised there,
   by a signal's handler too, is noted, the client gets its answer all the same, and it comes out of the call.
 """
@@ -41,6 +43,8 @@ __all__ = ["ConfluentMember"]
 _REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 _END = "_PARTITION_EOF"
+_BATCH = 1000
+"""So many records are taken at once, of those that are there."""
 _FATAL, _INSTANCE = frozenset({"_FATAL", "FENCED_INSTANCE_ID"}), "group.instance.id"
 """What no client goes on from, though librdkafka does not call the first of them fatal; and what its text names if it
 is that another member has the name.
@@ -67,6 +71,7 @@ class ConfluentMember:
         self._listener = listener
         self._note = note
         self._guard = ProcessGuard("member of a consumer group")
+        self._batch: deque[Message] = deque()
         self._places: dict[int, int] = {}
         self._given: set[int] = set()
         self._heard = 0
@@ -91,20 +96,27 @@ class ConfluentMember:
         """The next record, or None. Raises as the port says."""
         if self._guard.is_closed:
             self._guard.check()
-        message = native(self._native.poll, timeout_s)
+        room = max(_BATCH - len(self._batch), 1)
+        found = native(self._native.consume, room, 0.0)
+        if not found and not self._batch and timeout_s > 0:
+            message = native(self._native.poll, timeout_s)
+            found = [] if message is None else [message]
+        self._batch.extend(found)
         if self._raised is not None:
             self._reraise()
-        if message is None:
-            return None
-        error = message.error()
-        if error is not None:
-            self._hear(error, message)
-            return None
-        partition, offset = message.partition(), message.offset()
-        if partition not in self._places or offset is None:
-            return None  # Of a partition that was taken back while this was on its way.
-        self._places[partition] = offset + 1
-        return message
+        return self.at_hand()
+
+    def at_hand(self) -> Message | None:
+        """The next record of those that were taken."""
+        while self._batch:
+            message = self._batch.popleft()
+            error, partition, offset = message.error(), message.partition(), message.offset()
+            if error is not None:
+                self._hear(error, message)
+            elif partition in self._places and offset is not None:  # Else it was taken back meanwhile.
+                self._places[partition] = offset + 1
+                return message
+        return None
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Read these partitions, too."""
@@ -139,6 +151,13 @@ class ConfluentMember:
         except confluent_kafka.KafkaException:
             return False
         return not any(answer.error for answer in answers or ())
+
+    def publish(self, offsets: Mapping[int, int]) -> None:
+        """Commit these offsets to the group. What becomes of it nobody hears."""
+        self._guard.check()
+        parts = [TopicPartition(self._topic, partition, offset) for partition, offset in offsets.items()]
+        with suppress(confluent_kafka.KafkaException):
+            native(self._native.commit, offsets=parts, asynchronous=True)
 
     def close(self) -> None:
         """Leave the group, and release the client. A member with a name of its own is missed by the group only when its
@@ -214,6 +233,7 @@ class ConfluentMember:
         wanted = changed if self._settings.is_cooperative else self._places
         parts = [TopicPartition(self._topic, partition, offset) for partition, offset in wanted.items()]
         native(change if self._settings.is_cooperative else self._native.assign, parts)
+        self._batch = deque(one for one in self._batch if one.partition() not in wanted)  # They come anew.
 
     def _hear(self, error: confluent_kafka.KafkaError, message: Message) -> None:
         """What the client says instead of a record: raise what no waiting mends, and note the rest."""
