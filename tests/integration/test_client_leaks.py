@@ -14,9 +14,13 @@ from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
+from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
+
+_ONE_CLIENT = 3
+"""So many threads has a client at least; a connection to a coordinator comes and goes."""
 
 
 def threads() -> int:
@@ -64,6 +68,35 @@ def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name:
     Log.delete(log_name, kafka=kafka, root=root)
 
     assert threads() <= before + 4
+
+
+@pytest.mark.broker
+def test_readers_of_a_lent_client_share_one_that_waits(broker: Broker, topic_name: str) -> None:
+    """However many there are, one is kept between two reads, for whoever reads next; who reads meanwhile has another.
+    The borrowers' ends leave it, and the lender's releases it.
+    """
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
+    producer = kafka.producer()
+    append_all(producer, topic_name, 0, b"x", 3)
+    producer.close()
+    before, lent = threads(), [kafka.lend() for _ in range(4)]
+    readers = [one.reader(topic_name) for one in lent for _ in range(2)]
+    counts: list[int] = []
+    for reader in readers:
+        assert len(list(reader.read({0: OffsetRange(0, 3)}, stall_timeout_s=30.0))) == 3
+        counts.append(threads())
+    assert before < max(counts) < min(counts) + _ONE_CLIENT
+    both = [reader.read({0: OffsetRange(0, 3)}, stall_timeout_s=30.0) for reader in readers[:2]]
+    assert [record.offset for pair in zip(*both, strict=True) for record in pair] == [0, 0, 1, 1, 2, 2]
+    for reader in readers:
+        reader.close()
+    for one in lent:
+        one.close()
+    assert threads() < min(counts) + _ONE_CLIENT
+    assert len(list(kafka.lend().reader(topic_name).read({0: OffsetRange(1, 3)}, stall_timeout_s=30.0))) == 2
+    kafka.close()
+    assert threads() <= before
 
 
 @pytest.mark.broker

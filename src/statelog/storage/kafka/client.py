@@ -9,6 +9,7 @@ offset, an end that lies below one that this process has seen (`positions`).
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
 
@@ -18,6 +19,7 @@ from statelog.storage.kafka.admin import AdminSession
 from statelog.storage.kafka.admin_client import Leaders, Request
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
+from statelog.storage.kafka.idle import IdleConsumers
 from statelog.storage.kafka.native import Refused
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.storage.kafka.producer import ConfluentProducer
@@ -61,6 +63,8 @@ class ConfluentKafka:
         self._sleep = sleep
         self._admin = AdminSession(config, self._timeout_s, clock)
         self._made: dict[str, float] = {}
+        self._idle: IdleConsumers | None = None
+        self._is_lent = False
 
     def __repr__(self) -> str:
         return f"ConfluentKafka({self._config!r})"
@@ -250,11 +254,24 @@ class ConfluentKafka:
     def reader(self, topic: str) -> ConfluentReader:
         """A new reader of one topic."""
         self._admin.guard.check()
-        return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen)
+        return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen, self._idle)
+
+    def lend(self) -> "ConfluentKafka":
+        """The same for many borrowers: their readers share consumers between two reads, and their `close` ends nothing.
+        A producer is each one's own, and once its outcome is unknown it is nobody else's trouble.
+        """
+        self._idle = self._idle or IdleConsumers()
+        lent = copy(self)
+        lent._is_lent = True
+        return lent
 
     def close(self) -> None:
-        """Release the admin client. Idempotent."""
+        """Release the admin client, and what was shared by whom it was lent to. Idempotent."""
+        if self._is_lent:
+            return
         self._admin.close()
+        if self._idle is not None:
+            self._idle.close()
 
     def _group_answer(self, session: AdminSession, ask: Request, group: str) -> list[TopicPartition] | Refused:
         """The partitions' places; or why not: the group as a whole was refused, or one of its partitions."""

@@ -20,6 +20,7 @@ from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misus
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import ENDING, UNPACKING, check_range, client_error, unreadable
+from statelog.storage.kafka.idle import IdleConsumer, IdleConsumers
 from statelog.storage.kafka.native import make_client, native
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.kafka.process import ProcessGuard
@@ -57,8 +58,10 @@ class ConfluentReader:
         offsets: ListOffsets,
         clock: Callable[[], float],
         seen: HighWater,
+        idle: IdleConsumers | None = None,
     ) -> None:
         self._config = config
+        self._idle = idle
         self._topic = topic
         self._offsets = offsets
         self._clock = clock
@@ -125,9 +128,9 @@ class ConfluentReader:
             check_range(self._topic, partition, wanted, available[partition])
 
     def _assign(self, left: Mapping[int, OffsetRange]) -> None:
-        self._last_error, self._stuck = "", None
+        client, self._last_error, self._stuck = self._client(), "", None
         self._errors.clear()
-        native(self._client().assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
+        native(client.assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
 
     def _fetch(self) -> list[confluent_kafka.Message]:
         """All that is there, up to a batch; or the next message as soon as it comes."""
@@ -261,16 +264,23 @@ class ConfluentReader:
     def _client(self) -> confluent_kafka.Consumer:
         self._guard.check()
         if self._native is None:
-            properties = consumer_properties(self._config)
-            client = make_client(confluent_kafka.Consumer, "a consumer", properties, self._config, self._errors)
-            self._native = client
-            self._guard.hold(client)
+            idle = None if self._idle is None else self._idle.take(self._topic)
+            if idle is None:
+                properties, errors = consumer_properties(self._config), deque[confluent_kafka.KafkaError](maxlen=4)
+                client = make_client(confluent_kafka.Consumer, "a consumer", properties, self._config, errors)
+                idle = IdleConsumer(client, errors)
+            self._native, self._errors = idle
+            self._guard.hold(self._native)
         return self._native
 
     def _release(self, turn: int) -> None:
         """End of a read that came out well or was abandoned: keep the connection, drop what was fetched ahead."""
         if turn == self._turn and self._native is not None and not self._guard.is_foreign:
             native(self._native.unassign)
+            if self._idle is not None:
+                client, self._native = self._native, None
+                self._guard.drop()
+                self._idle.give(self._topic, IdleConsumer(client, self._errors))
 
     def _discard(self) -> None:
         client, self._native = self._native, None
