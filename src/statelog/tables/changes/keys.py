@@ -52,7 +52,8 @@ class KeyRule:
     @property
     def quick_class(self) -> type:
         """The class of keys that need no further look."""
-        is_plain = self.descriptor.key_type is KeyType.BYTES and self.owned is None and not self.is_paired
+        is_anybody = self.owned is None or self.one is not None
+        is_plain = self.descriptor.key_type is KeyType.BYTES and is_anybody and not self.is_paired
         return bytes if is_plain else NoClass
 
     @property
@@ -167,8 +168,10 @@ class KeyRule:
 
     def quick_raw(self) -> Callable[[Any], bytes]:
         """The function `raw`, made for the keys of this table, for whoever asks for each."""
-        if self.is_paired or self.one is not None:
+        if self.is_paired:
             return self.raw
+        if self.one is not None:
+            return self.raw if self.descriptor.key_type is not KeyType.BYTES else self.one.to_bytes(2, "big").__add__
         count = self.descriptor.key_groups
         prefixes = [group.to_bytes(2, "big") for group in range(count)]
         match self.descriptor.key_type:
