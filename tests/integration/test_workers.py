@@ -11,14 +11,16 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 import statelog
 from statelog.errors import ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.recovery import Host
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.tables import Worker
-from tests.support.processes.group import Group, Member, step
+from statelog.tables import Table, Worker
+from statelog.tables.working import roster
+from tests.support.processes.group import Group, Member, given, step
 from tests.support.services.broker import Broker
 from tests.support.told import told
 
@@ -79,6 +81,88 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
             assert list(worker) == []
 
 
+def test_a_stopped_process_that_has_the_directory(
+    broker: Broker, log_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blocks nobody: another process of the machine goes on beside its directory, exactly where it was, and in there
+    once it is free; and the one that was stopped goes on as a member of the group.
+    """
+    monkeypatch.setattr(roster, "IN_USE_MAX_S", 1.0)
+    group = Group(
+        name=log_name,
+        bootstrap=broker.bootstrap,
+        root=tmp_path / "root",
+        partitions=1,
+        consumer=QUICK,
+        directory=tmp_path / "local",
+    )
+    home = tmp_path / "local" / "shared"
+    with group.input() as producer:
+        group.feed(producer, range(100))
+        stopped = group.start()
+        _await_commits(group, partitions=1)
+        stopped.signal(signal.SIGSTOP)
+        try:
+            with told("opens beside it"), group.worker("", Host(), on_open=_check_given) as worker:
+                group.feed(producer, range(100, 200))
+                for message, table in worker:
+                    step(table, int(message.value() or b""))
+                    if message.offset() == 199:
+                        break
+                    worker.commit_every(0.1)
+                assert [path.name[:8] for path in home.glob(".*")] == [".beside-"]
+                assert worker.commit() == {0: 200}
+                stopped.signal(signal.SIGCONT)
+                group.feed(producer, range(200, 300))
+            assert list(home.glob(".*")) == []
+            group.await_end(300)
+        finally:
+            stopped.signal(signal.SIGCONT)
+        stopped.end()
+
+
+def test_lag_and_an_input_that_grows(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """The group has the committed places, for tools that look at its lag. Once the topic has more partitions, nothing
+    more is committed.
+    """
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=2, consumer=QUICK)
+    client = {"bootstrap.servers": broker.bootstrap}
+    admin = AdminClient(client)
+    with closing(confluent_kafka.Consumer({**client, "group.id": log_name})) as tool, group.input() as producer:
+        group.feed(producer, range(100))
+        with group.worker("", Host()) as worker:
+            assert _take(worker, 200) == {0: 100, 1: 100}
+        parts = [confluent_kafka.TopicPartition(group.topic, one) for one in range(2)]
+        assert [part.offset for part in tool.committed(parts, 30)] == [100, 100]
+        group.feed(producer, range(100, 110))
+        with pytest.raises(ConfigError, match="it has grown"), group.worker("", Host()) as worker:
+            assert _take(worker, 20) == {0: 110, 1: 110}
+            admin.create_partitions([NewPartitions(group.topic, 4)])[group.topic].result()
+            group.feed(producer, range(110, 150))
+            _take(worker, 80)
+    assert group.check() == {0: 110, 1: 110}
+
+
+def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """A table more costs its producer, and no client that asks or reads."""
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
+    with group.input() as producer:
+        group.feed(producer, range(10))
+        with group.worker("", Host()) as worker:
+            next(worker)
+            counts = {len(worker.tables): _threads()}
+            for _ in worker:
+                counts.setdefault(len(worker.tables), _threads())
+                if len(worker.tables) == group.partitions:
+                    break
+            few = min(counts)
+            assert _threads() - counts[few] <= 5 * (group.partitions - few) + 4, counts
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Without a log it is told how a worker makes one, which `statelog init` does not; `standbys` is no other word than
     "all".
@@ -128,6 +212,10 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
             group.feed(producer, range(10))
         with group.worker("", Host()) as worker, pytest.raises(IdentityChanged):
             next(worker)
+
+
+def _check_given(_: int, table: Table[bytes, bytes]) -> None:
+    assert not given(table, table.progress)
 
 
 def _take(worker: Worker[bytes, bytes], messages: int) -> dict[int, int]:

@@ -44,6 +44,7 @@ class _Story(WorkersWorld):
         self.chance = random.Random(seed)
         self.fates = _Fates(self.chance)
         super().__init__(self.fates)
+        self.group.batch = self.chance.choice([1, 2, 7])
 
     def run(self, worker: SteppedWorker, messages: int) -> None:
         """Some messages of one worker, as a user's loop takes them."""

@@ -10,12 +10,14 @@ from statelog.tables.standing.look import Look
 from statelog.tables.standing.open_standby import standby
 from statelog.tables.standing.standby import Standby
 from statelog.tables.table import Table
+from statelog.tables.working.hooks import Hook
 from statelog.tables.working.input import InputStart
 from statelog.tables.working.open_worker import worker
 from statelog.tables.working.worker import Worker
 
 __all__ = [
     "BackendKind",
+    "Hook",
     "InputStart",
     "Loading",
     "Look",

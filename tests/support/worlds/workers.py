@@ -11,6 +11,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Faults
 from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
+from statelog.tables.working.hooks import Hooks
 from statelog.tables.working.reserves import Reserves
 from statelog.tables.working.workplace import Workplace
 from tests.support.processes.group import fold
@@ -42,7 +43,7 @@ class WorkersWorld:
     """The processes of one group, all in one thread."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self.now_s = 0.0
+        self.now_s, self.unsent_max = 0.0, 7
         self.rig: TwinRig = twin_rig("log", cluster=MemoryCluster(faults=faults))
         self.rig.create(partitions=PARTITIONS, key_groups=PARTITIONS, hash_rule="caller").close()
         self.source = MemoryKafka(cluster=MemoryCluster())
@@ -67,6 +68,7 @@ class WorkersWorld:
         *,
         reserves: Reserves | None = None,
         crash: CrashPoint = lambda _: None,
+        hooks: Hooks | None = None,
     ) -> SteppedWorker:
         """One worker more."""
         made: list[FakeMember] = []
@@ -78,14 +80,19 @@ class WorkersWorld:
 
         worker = SteppedWorker(
             Workplace(
-                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open,
+                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open_for,
                 reserves=reserves or Reserves((), _no_standby, self.clock),
-                join=join, start=start, accepts_input_loss=False, patience_s=300.0, unsent_max=7,
-                seams=Host(clock=self.clock, crash=crash),
+                join=join, start=start, accepts_input_loss=False, patience_s=300.0, unsent_max=self.unsent_max,
+                seams=Host(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
             )
         )  # fmt: skip
         self.workers[worker] = made[0]
         return worker
+
+    def open_for(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """A worker's table. None has a directory here, so none is in use."""
+        assert not is_beside
+        return self.open(partition)
 
     def open(self, partition: int) -> Table[Any, Any]:
         """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog.errors import BrokerUnavailable, ClosedError, Fenced, IdentityChanged, Misuse, UncommittedChanges
+from statelog.errors import (
+    BrokerUnavailable,
+    ClosedError,
+    ConfigError,
+    Fenced,
+    IdentityChanged,
+    Misuse,
+    UncommittedChanges,
+)
 from statelog.producer.guard import Life
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
@@ -193,6 +201,39 @@ def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> Non
             if turn == 5:
                 worker.commit()
     assert _progress(world) == [1, 1, 1]
+
+
+def test_an_input_that_grows_while_it_is_read(world: WorkersWorld) -> None:
+    """Keys may be in other partitions from then on: what was read since the last commit is not committed, and no later
+    life goes on either.
+    """
+    with pytest.raises(ConfigError, match="it has grown"), _worker(world) as worker:
+        for turn, (message, table) in enumerate(worker):
+            step(table, int(message.value() or b""))
+            if turn == 2:
+                worker.commit()
+                world.source.cluster.add_partitions("input", 1)
+            if turn == 5:
+                worker.commit()
+    assert _progress(world) == [1, 1, 1]
+    with pytest.raises(ConfigError, match="it has grown"), world.start() as worker:
+        world.group.give(0, world.workers[worker], waits=True)
+        next(worker)
+
+
+def test_what_lag_tools_see(world: WorkersWorld) -> None:
+    """What is committed is published to the group, now and then, and before a partition is given up; what is not
+    committed never is.
+    """
+    with _worker(world) as worker:
+        for turn, (message, table) in enumerate(worker):
+            step(table, int(message.value() or b""))
+            if turn == 4:
+                worker.commit()
+                world.now_s += 1.0
+            if turn == 6:
+                assert world.group.published == {0: 2, 1: 2, 2: 1}
+    assert world.group.published == {0: 4, 1: 4, 2: 4}
 
 
 def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:

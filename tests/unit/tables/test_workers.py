@@ -1,6 +1,7 @@
 """Decisions of a worker: what its group is told, where it reads on, and when it opens a table again."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,17 @@ def test_a_place_that_is_none(progress: Metadata, error: type[StatelogError]) ->
             _start(progress, accepts_loss=True)
 
 
+def test_an_input_that_is_another_one_now() -> None:
+    """Made anew, or grown since it was read: either is loud, and says what to do."""
+    INPUT.check_is(INPUT)
+    with pytest.raises(IdentityChanged):
+        INPUT.check_is(replace(INPUT, topic_id="other"))
+    with pytest.raises(ConfigError, match="it has grown") as grown:
+        INPUT.check_is(replace(INPUT, partitions=4))
+    assert (grown.value.facts["partitions"], grown.value.facts["key_groups"]) == (4, 3)
+    assert "go on in a new log" in grown.value.hint
+
+
 @pytest.mark.parametrize(("rule", "partitions", "key_groups"), [("crc32", 3, 3), ("caller", 2, 3), ("caller", 4, 4)])
 def test_a_log_that_does_not_fit(rule: str, partitions: int, key_groups: int) -> None:
     """It has to have a key group and a partition for each partition of the input, named by callers."""
@@ -156,7 +168,7 @@ def _take(roster: Roster, partition: int) -> None:
 
 
 def _roster(*partitions: int) -> Roster:
-    made = Roster(3, "words")
+    made = Roster("words")
     made.assigned(partitions)
     return made
 
@@ -171,12 +183,6 @@ def test_assigned_partitions_are_opened_once() -> None:
         assert not vacancy.asks
         roster.opened(vacancy.partition, took_s=1.0, limit_s=300.0)
     assert opened == [0, 2]
-
-
-def test_a_topic_that_has_grown() -> None:
-    """A partition that the log has no key group for is loud."""
-    with pytest.raises(ConfigError, match="grown"):
-        _roster(2, 3)
 
 
 @pytest.mark.parametrize("error", [PersistFailed("x"), OutcomeUnknown("x"), BrokerUnavailable("x"), Fenced("x")])
@@ -215,14 +221,24 @@ def test_who_was_fenced_asks_first() -> None:
 
 
 def test_failures_that_are_for_a_person() -> None:
-    """They come out at once; a directory that another process has, once that has lasted."""
+    """They come out at once."""
     with pytest.raises(CommitRefused):
         _roster().failed(1, CommitRefused("x"), 0.0)
-    roster = _roster()
-    for now_s in range(int(IN_USE_MAX_S)):
+
+
+def test_a_directory_that_another_process_has() -> None:
+    """It is waited for, and after a while the table opens beside it; no error ends the worker."""
+    roster = _roster(1)
+    for now_s in range(100):
         roster.failed(1, LogInUse("x"), float(now_s))
-    with pytest.raises(LogInUse):
-        roster.failed(1, LogInUse("x"), IN_USE_MAX_S)
+        vacancy = roster.due(now_s + 1.0)
+        assert vacancy is not None
+        assert vacancy.beside is (now_s >= IN_USE_MAX_S)
+    roster.opened(1, took_s=1.0, limit_s=300.0)
+    roster.failed(1, LogInUse("x"), 100.0)
+    vacancy = roster.due(101.0)
+    assert vacancy is not None
+    assert not vacancy.beside
 
 
 def test_a_table_that_opens_too_slowly() -> None:

@@ -10,20 +10,27 @@ Invariants:
 - A partition is read only while its table is open, from the place that the table's progress names.
 - What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
 - What no commit holds is dropped with its table, and read again by whoever opens the next one.
+- What is published to the group is history, for tools that look at its lag; nothing waits for it, or reads it back.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from statelog.errors import BrokerUnavailable, Unavailable
-from statelog.tables.working.roster import Roster, passes
+from statelog.tables.working.hooks import Hook
+from statelog.tables.working.roster import Roster, Vacancy, passes
 from statelog.tables.working.tenure import Tenure
 from statelog.tables.working.workplace import Workplace
 
 __all__ = ["Holdings"]
 
 _LOG = logging.getLogger("statelog.tables")
+_PUBLISH_S = 1.0
+_LAST_COMMITS = 2
+"""What `on_commit` changes behind the last commit of a partition is committed, too."""
 
 
 class Holdings:
@@ -34,8 +41,11 @@ class Holdings:
         self._workplace = workplace
         self._clock = workplace.seams.clock
         self._reserves = workplace.reserves
-        self._roster = Roster(workplace.key_groups, workplace.topic)
+        self._hooks = workplace.hooks
+        self._roster = Roster(workplace.topic)
         self._stopped: set[int] = set()
+        self._publish_s = -math.inf
+        self._published: dict[int, int] = {}
         self.member = workplace.join(self, lambda text: _LOG.info("input %s: %s", workplace.topic, text))
         self._reserves.decided()  # To have nothing: not every group says so.
 
@@ -68,7 +78,7 @@ class Holdings:
         """Its place is not there: to open it again says what was lost."""
         _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._workplace.topic, reason)
         for tenure in self._taken([partition]):
-            tenure.abandon()
+            self._drop([tenure])
             self._stopped.add(partition)
             error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
             self._roster.failed(partition, error, self._clock())
@@ -97,17 +107,31 @@ class Holdings:
                 self._roster.unconfirmed(vacancy.partition, self._clock())
                 return True
             self._roster.confirmed(vacancy.partition)
-        self._open(vacancy.partition)
+        self._open(vacancy)
         return True
+
+    def tick(self) -> None:
+        """Let those tick whose time it is."""
+        if self._hooks.on_tick is None:
+            return
+        now_s = self._clock()
+        for tenure in list(self.tenures.values()):
+            if now_s >= tenure.tick_s:
+                tenure.tick_s = now_s + self._hooks.tick_s
+                _call(self._hooks.on_tick, tenure)
 
     def _is_held(self, partition: int) -> bool:
         return partition in self.tenures or self._roster.has(partition)
 
-    def _open(self, partition: int) -> None:
-        began_s = self._clock()
+    def _open(self, vacancy: Vacancy) -> None:
+        partition, began_s = vacancy.partition, self._clock()
+        if vacancy.beside:
+            _LOG.warning(
+                "another process has the directory of partition %d, stopped perhaps: it opens beside it", partition
+            )
         tenure: Tenure | None = None
         try:
-            tenure = self._opened(partition)
+            tenure = self._opened(partition, vacancy.beside)
             self.member.read_from({partition: tenure.next_offset})
             self.tenures[partition] = tenure
         except BaseException as error:
@@ -121,15 +145,20 @@ class Holdings:
         warning = self._roster.opened(partition, self._clock() - began_s, self._workplace.patience_s)
         if warning:
             _LOG.warning("%s: raise max.poll.interval.ms", warning)
+        tenure.tick_s = self._clock() + self._hooks.tick_s
+        _call(self._hooks.on_open, tenure)
+        tenure.is_told = True
 
-    def _opened(self, partition: int) -> Tenure:
+    def _opened(self, partition: int, beside: bool) -> Tenure:
         """The table of a partition, and where to read on."""
         place = self._workplace
+        source = place.input()
+        source.check_covered(place.key_groups)
         promoted = self._reserves.promote(partition)
-        table = place.open_table(partition) if promoted is None else promoted
+        table = place.open_table(partition, beside) if promoted is None else promoted
         with ExitStack() as failing:
             failing.callback(table.__exit__, RuntimeError, None, None)
-            last, source = table.last_commit, place.input()
+            last = table.last_commit
             progress = None if last is None else last.metadata
             offset = source.start_offset(
                 progress, partition, place.available(partition), place.start, accepts_loss=place.accepts_input_loss
@@ -143,6 +172,7 @@ class Holdings:
                     )  # fmt: skip
                 tenure.send(always=True)
                 tenure.wait()  # The place that was chosen is one that no later life chooses otherwise.
+                tenure.has_committed()
             place.seams.crash("table-placed")
             failing.pop_all()
         return tenure
@@ -163,7 +193,7 @@ class Holdings:
 
     def _is_same_input(self, tenures: Sequence[Tenure]) -> bool:
         """Whether what is new in them was read from the topic that they name; no if nobody says. Raises
-        IdentityChanged, NotFound.
+        IdentityChanged, NotFound, and ConfigError if it has grown.
         """
         if not any(tenure.has_news for tenure in tenures):
             return True
@@ -181,23 +211,38 @@ class Holdings:
         for tenure in list(self.tenures.values()):
             if tenure.is_waiting:
                 self._try(tenure, tenure.step)
+        self._tell(list(self.tenures.values()))
 
     def wait(self) -> None:
         """Wait for all commits that are under way."""
         for tenure in list(self.tenures.values()):
             self._try(tenure, tenure.wait)
+        self._tell(list(self.tenures.values()))
 
-    def _try(self, tenure: Tenure, work: Callable[[], bool | None]) -> None:
+    def _try(self, tenure: Tenure, work: Callable[[], None]) -> None:
         """Work on a table that may fail: then it is dropped, and opened again later."""
         try:
-            if work():
-                self._roster.committed(tenure.partition)
+            work()
         except Exception as error:  # noqa: BLE001 - the roster knows which of them come out
-            offset = tenure.next_offset
+            offset = tenure.committed_offset
             self._drop([tenure])
             self._stopped.add(tenure.partition)
             self._roster.failed(tenure.partition, error, self._clock(), offset)
             _LOG.warning("the table of partition %d ended, and is opened again: %s", tenure.partition, error)
+
+    def _tell(self, tenures: Sequence[Tenure], *, ends: bool = False) -> None:
+        """Tell whom it concerns of the commits that have become history since."""
+        for tenure in tenures:
+            if tenure.has_committed():
+                self._roster.committed(tenure.partition)
+                _call(self._hooks.on_commit, tenure)
+        now_s = self._clock()
+        if ends or now_s >= self._publish_s:
+            self._publish_s = now_s + _PUBLISH_S
+            places = {one.partition: one.committed_offset for one in tenures}
+            if places.items() - self._published.items():
+                self.member.publish(places)
+                self._published.update(places)
 
     # ---- giving up
 
@@ -214,9 +259,18 @@ class Holdings:
         return [self.tenures.pop(one) for one in partitions if one in self.tenures]
 
     def _drop(self, tenures: Sequence[Tenure]) -> None:
-        for tenure in tenures:
-            self.tenures.pop(tenure.partition, None)
-            tenure.abandon()
+        with ExitStack() as dropping:
+            for tenure in tenures:
+                self.tenures.pop(tenure.partition, None)
+                dropping.callback(self._end, tenure, tenure.abandon)
+
+    def _end(self, tenure: Tenure, close: Callable[[], object]) -> None:
+        """Close a table, which may have hooked something up."""
+        with ExitStack() as ending:
+            ending.callback(close)
+            if tenure.is_told:
+                tenure.is_told = False
+                _call(self._hooks.on_close, tenure)
 
     def _give_up(self, tenures: Sequence[Tenure], *, commits: bool, sends: bool = True) -> None:
         """Close these tables, with their last commits under way together. Raises, once all are closed, what is for a
@@ -227,12 +281,19 @@ class Holdings:
             return
         with ExitStack() as closing:
             for tenure in tenures:
-                closing.callback(_quietly, tenure, tenure.table.close)
+                closing.callback(self._end, tenure, partial(_quietly, tenure, tenure.table.close))
             if sends and not self._is_same_input(tenures):
                 sends = False
-            sent = [tenure for tenure in tenures if not sends or _quietly(tenure, tenure.send)]
-            for tenure in sent:
-                _quietly(tenure, tenure.wait)
+            left = tenures
+            for turn in range(_LAST_COMMITS):
+                sent = [tenure for tenure in left if not sends or _quietly(tenure, tenure.send)]
+                left = [tenure for tenure in sent if _quietly(tenure, tenure.wait)]
+                self._tell(left, ends=turn + 1 == _LAST_COMMITS)
+
+
+def _call(hook: Hook | None, tenure: Tenure) -> None:
+    if hook is not None:
+        hook(tenure.partition, tenure.table)
 
 
 def _quietly(tenure: Tenure, work: Callable[[], object]) -> bool:

@@ -18,6 +18,9 @@ from statelog.storage import OffsetRange
 __all__ = ["Input", "InputStart", "check_fits"]
 
 _MADE_ANEW = "Was it made anew? Offsets of the old one say nothing of it: begin with a new log"
+_GROWN = (
+    "Stop all workers. Keys may be in other partitions now: go on in a new log, which counts the input from its start"
+)
 
 
 class InputStart(StrEnum):
@@ -40,7 +43,9 @@ class Input:
         return {"offset": next_offset, "topic": self.topic, "topic_id": self.topic_id}
 
     def check_is(self, now: "Input") -> None:
-        """Raise IdentityChanged unless it still is the topic that was described then: offsets are those of one."""
+        """Raise IdentityChanged unless it still is the topic that was described then: offsets are those of one;
+        ConfigError if it has grown: what was read since may be of keys whose state is elsewhere.
+        """
         if now.topic_id != self.topic_id:
             raise IdentityChanged(
                 "the input was made anew while it was read",
@@ -48,6 +53,18 @@ class Input:
                 topic_id=now.topic_id,
                 read_topic_id=self.topic_id,
                 hint=_MADE_ANEW,
+            )
+        now.check_covered(self.partitions)
+
+    def check_covered(self, key_groups: int) -> None:
+        """Raise ConfigError if it has more partitions than its log has key groups."""
+        if self.partitions > key_groups:
+            raise ConfigError(
+                "the input has more partitions than its log has key groups: it has grown",
+                topic=self.topic,
+                partitions=self.partitions,
+                key_groups=key_groups,
+                hint=_GROWN,
             )
 
     def start_offset(

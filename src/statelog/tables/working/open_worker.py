@@ -9,6 +9,7 @@
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 from statelog.errors import ConfigError, NotFound
@@ -19,20 +20,27 @@ from statelog.schemas.keys.key_groups import KeyType
 from statelog.storage import StoreSource
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
+from statelog.storage.local.disk import local_disk
+from statelog.storage.local.own_directory import make_own, sweep
 from statelog.tables.backends.backend import BackendKind
 from statelog.tables.opening.open_table import table
 from statelog.tables.settings import TableSettings
 from statelog.tables.standing.open_standby import standby
 from statelog.tables.standing.standby import Standby
 from statelog.tables.table import Table
+from statelog.tables.working.hooks import Hook, Hooks
 from statelog.tables.working.input import Input, InputStart, check_fits
 from statelog.tables.working.reserves import Reserves
 from statelog.tables.working.worker import Worker
 from statelog.tables.working.workplace import Workplace, describe_input
 
 __all__ = ["worker"]
+
+_BESIDE = ".beside-"
+"""No log is called so; what a kill leaves of it is removed by the next worker there."""
 
 
 def worker(
@@ -48,6 +56,11 @@ def worker(
     backend: BackendKind | str = BackendKind.DICT,
     directory: str | PathLike[str] | None = None,
     standbys: Collection[int] | Literal["all"] = (),
+    on_open: Hook | None = None,
+    on_tick: Hook | None = None,
+    on_commit: Hook | None = None,
+    on_close: Hook | None = None,
+    tick_s: float = 1.0,
     settings: TableSettings | None = None,
     key_type: KeyType | str | None = None,
     value_schema: str | None = None,
@@ -81,56 +94,89 @@ def worker(
     `standbys` names partitions, or "all": while such a one is another process's, this one keeps a standby of its table,
     and takes over from it. Then each process needs a `directory` of its own.
 
+    Hooks take a partition and its table. `on_open` is called before the table's first message, `on_tick` every `tick_s`
+    seconds, whether messages come or not, `on_commit` once commits are history, up to the table's `progress`. What they
+    change is in the next commit. `on_close` comes last, whatever ended the table, which takes no commit any more. What
+    they raise comes out of the loop. A worker's method but `stop` is Misuse inside of them.
+
     A table has to open within `max.poll.interval.ms` (five minutes by default). Raises NotFound for the topic, and for
     the log without `create`; ConfigError for a setting, and for a log that does not fit the input; as `statelog.open`.
     """
     group = group_settings(consumer or {}, kafka, default_group=name)
-    where: dict[str, Any] = {
-        "kafka": kafka,
-        "root": root,
-        "allow_unsafe": allow_unsafe,
-        "storage_options": storage_options,
-    }
+    place: dict[str, Any] = {"root": root, "allow_unsafe": allow_unsafe, "storage_options": storage_options}
     made = {"key_type": key_type, "value_schema": value_schema, "replication_factor": replication_factor}
     chosen, machine = settings or TableSettings(), host or Host()
-
-    table_of: dict[str, Any] = {
-        **where,
-        "backend": backend,
-        "directory": directory,
-        "settings": chosen,
-        "host": machine,
-    }
-
-    def opened(partition: int) -> Table[Any, Any]:
-        return table(name, writer=f"{name}-{partition}", own_key_group=partition, **table_of)
-
-    def followed(partition: int) -> Standby[Any, Any]:
-        return standby(name, writer=f"{name}-{partition}", own_key_group=partition, **table_of)
-
+    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen, "host": machine}
+    hooks = Hooks(on_open=on_open, on_tick=on_tick, on_commit=on_commit, on_close=on_close, tick_s=tick_s)
     with ExitStack() as failing:
         source = ConfluentKafka(group.config)
         failing.callback(source.close)
         found = describe_input(source, topic)
-        descriptor = _fitting(name, found, where, made, create=create)
+        descriptor = _fitting(name, found, {"kafka": kafka, **place}, made, create=create)
         check_fits(descriptor, found)
+        shared = ConfluentKafka(client_config(kafka))
+        failing.callback(shared.close)
+        release = failing.pop_all()
+        failing.push(release)
+        doors = _Doors(name, {"kafka": shared.lend(), **place, **kept}, release)
         workplace = Workplace(
             name=name,
             topic=topic,
             key_groups=descriptor.key_groups,
             kafka=source,
-            open_table=opened,
-            reserves=Reserves(_wanted(standbys, found), followed, machine.clock),
+            open_table=doors.table,
+            reserves=Reserves(_wanted(standbys, found), doors.standby, machine.clock),
             join=lambda listener, note: ConfluentMember(group, topic, listener, note),
             start=one_of(InputStart, "start", start),
             accepts_input_loss=accept_input_loss,
             patience_s=group.max_poll_interval_s,
             unsent_max=chosen.uncommitted_changes_max,
             seams=machine,
+            release=release.close,
+            hooks=hooks,
         )
         joined = Worker[Any, Any](workplace)
         failing.pop_all()
         return joined
+
+
+class _Doors:
+    """The ways to the tables of a worker's partitions, by the options of `statelog.table`.
+
+    Who owns a table is said by its Open. A lock on a directory keeps two processes out of one database, and no more: a
+    table opens beside one that is held, in a directory of this process alone, which goes with the stack.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], stack: ExitStack) -> None:
+        self._name = name
+        self._options = options
+        self._stack = stack
+        self._beside: Path | None = None
+        directory = Path(options["directory"] or "")
+        if options["directory"] and directory.exists():
+            with local_disk(directory):
+                sweep(directory, _BESIDE)
+
+    def table(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """The owner's, beside the directory if that is in use."""
+        where: dict[str, Any] = {"directory": self._own()} if is_beside else {}
+        return table(self._name, **self._of(partition), **{**self._options, **where})
+
+    def standby(self, partition: int) -> Standby[Any, Any]:
+        """A follower's."""
+        return standby(self._name, **self._of(partition), **self._options)
+
+    def _of(self, partition: int) -> dict[str, Any]:
+        return {"writer": f"{self._name}-{partition}", "own_key_group": partition}
+
+    def _own(self) -> Path:
+        if self._beside is None:
+            directory = Path(self._options["directory"])
+            with local_disk(directory):
+                own = make_own(directory, _BESIDE, new_id=self._options["host"].new_id)
+            self._stack.callback(own.remove)
+            self._beside = own.path
+        return self._beside
 
 
 def _wanted(standbys: Collection[int] | Literal["all"], found: Input) -> Collection[int]:

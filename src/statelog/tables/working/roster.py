@@ -3,6 +3,7 @@
     assigned ─► due ─► opened ─► (a commit) ─► nothing held against it
                  ▲        │ its table failed: Fenced, PersistFailed, OutcomeUnknown, Unavailable
                  └────────┘ a little later, a few times in a row; then the error is raised
+                            LogInUse: as long as it takes, after a while beside the directory that is in use
 
 Who was fenced is no judge of its own case: the group may have given the partition to another, and not said so yet. It
 opens again only once the group has confirmed that this process is a member of its present generation. If that goes on
@@ -23,8 +24,10 @@ __all__ = ["Roster", "Vacancy", "passes"]
 
 FAILURES_MAX = 4
 """So many failures of a table in a row end the worker."""
-IN_USE_MAX_S = 120.0
-"""So long another process of this machine may keep the directory of a table, being stopped perhaps."""
+IN_USE_MAX_S = 5.0
+"""So long another process of this machine may keep the directory of a table. It is stopped then, perhaps, and who owns
+the table is said by its Open: it opens beside that directory.
+"""
 _PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
 _SLOW_MAX = 2
 
@@ -36,19 +39,21 @@ def passes(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """A partition without a table: when to open it, and whether to ask the group first, naming the offset."""
+    """A partition without a table: when to open it, and whether to ask the group first, naming the offset; `beside` the
+    directory that another process has.
+    """
 
     partition: int
     due_s: float = -math.inf
     asks: bool = False
     offset: int = 0
+    beside: bool = False
 
 
 class Roster:
-    """The vacancies of one worker on a log of so many key groups. `now_s` is any monotonic clock's."""
+    """The vacancies of one worker. `now_s` is any monotonic clock's."""
 
-    def __init__(self, key_groups: int, topic: str) -> None:
-        self._key_groups = key_groups
+    def __init__(self, topic: str) -> None:
         self._topic = topic
         self._vacant: dict[int, Vacancy] = {}
         self._failures: dict[int, int] = {}
@@ -56,16 +61,8 @@ class Roster:
         self._slow: dict[int, int] = {}
 
     def assigned(self, partitions: Iterable[int]) -> None:
-        """The group gave these. Raises ConfigError for one that the log has no key group for."""
+        """The group gave these."""
         for partition in partitions:
-            if partition >= self._key_groups:
-                raise ConfigError(
-                    "the input has more partitions than its log has key groups: it has grown",
-                    topic=self._topic,
-                    partition=partition,
-                    key_groups=self._key_groups,
-                    hint="Stop all workers. Keys may be in other partitions now: go on in a new log, with a new input",
-                )
             self._vacant[partition] = Vacancy(partition=partition)
 
     def gone(self, partitions: Iterable[int]) -> None:
@@ -111,9 +108,8 @@ class Roster:
         """Its table failed, or did not open; `offset` is how far it was. Raises the error if it is to come out."""
         if not passes(error):
             raise error
-        if isinstance(error, LogInUse):
-            if now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S:
-                raise error
+        is_in_use = isinstance(error, LogInUse)
+        if is_in_use:
             failures = 0
         else:
             failures = self._failures[partition] = self._failures.get(partition, 0) + 1
@@ -124,6 +120,7 @@ class Roster:
             was,
             due_s=now_s + min(_PAUSE_S * 2**failures, _PAUSE_MAX_S),
             asks=was.asks or isinstance(error, Fenced),
+            beside=is_in_use and now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S,
             offset=was.offset if offset is None else offset,
         )
 

@@ -1,9 +1,12 @@
 """`Tenure`: a partition while it is this process's: its table, how far it is processed, and its commits.
 
-Invariant: what a commit names as processed is what the table holds: offsets are counted before the table is committed,
-and never in between; the table is committed by nobody else, and gives up nothing of what is counted.
+Invariants:
+- What a commit names as processed is what the table holds: offsets are counted before the table is committed, and never
+  in between; the table is committed by nobody else, and gives up nothing of what is counted.
+- Whoever commits has no message in hand: all that the table holds then is processed, hooks' changes included.
 """
 
+import math
 from typing import Any
 
 from statelog.tables.commits.table_commit import TableCommit
@@ -21,9 +24,14 @@ class Tenure:
         self.table = table
         self.next_offset = next_offset
         self._input = source
+        self.tick_s = -math.inf
+        """When its next tick is due."""
+        self.is_told = False
+        """Whether its `on_open` has returned, and `on_close` is owed."""
         self._commit = table.lend()
-        self._sent_offset = next_offset
+        self._sent = next_offset, table.changes
         self._under_way: TableCommit | None = None
+        self._history = table.last_commit
 
     @property
     def is_waiting(self) -> bool:
@@ -32,8 +40,8 @@ class Tenure:
 
     @property
     def has_news(self) -> bool:
-        """Whether something is processed that no commit says, sent or not."""
-        return self.next_offset != self._sent_offset
+        """Whether something is processed, or changed by a hook, that no commit says, sent or not."""
+        return self._sent != (self.next_offset, self.table.changes)
 
     @property
     def committed_offset(self) -> int:
@@ -41,7 +49,7 @@ class Tenure:
         return int(self.table.progress.get("offset", 0))
 
     def check_input(self, now: Input) -> None:
-        """Raise IdentityChanged unless the input still is the topic that its offsets are of."""
+        """Raise IdentityChanged, ConfigError unless the input still is the topic that its offsets are of."""
         self._input.check_is(now)
 
     def processed(self, end_offset: int) -> None:
@@ -51,23 +59,25 @@ class Tenure:
     def send(self, *, always: bool = False) -> None:
         """Commit what is new, and wait for nothing but room. Raises as `Table.commit_async`."""
         if always or self.has_news:
+            sent = self.next_offset, self.table.changes
             self._under_way = self._commit(self._input.progress(self.next_offset))
-            self._sent_offset = self.next_offset
+            self._sent = sent
 
-    def step(self) -> bool:
-        """Take what has come in; whether a commit has become history. Raises as `TableCommit.result`."""
-        if self._under_way is None or not self._under_way.done():
-            return False
-        self._under_way = None
-        return True
+    def step(self) -> None:
+        """Take what has come in. Raises as `TableCommit.result`."""
+        if self._under_way is not None and self._under_way.done():
+            self._under_way = None
 
-    def wait(self) -> bool:
-        """Wait for the commits that are under way; whether there were any. Raises as `TableCommit.result`."""
-        if self._under_way is None:
-            return False
-        self._under_way.result()
-        self._under_way = None
-        return True
+    def wait(self) -> None:
+        """Wait for the commits that are under way. Raises as `TableCommit.result`."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+    def has_committed(self) -> bool:
+        """Whether a commit has become history since this was asked last."""
+        was, self._history = self._history, self.table.last_commit
+        return was is not self._history
 
     def abandon(self) -> None:
         """Drop the table, with all that no commit holds: another life goes on from its progress."""

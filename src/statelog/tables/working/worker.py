@@ -22,12 +22,13 @@ Invariants:
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from threading import get_ident
 from types import MappingProxyType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from confluent_kafka import Message
 
-from statelog.producer.guard import Guard, Guarded, Life
+from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.tables.standing.standby import Standby
 from statelog.tables.table import Table
 from statelog.tables.working.holdings import Holdings
@@ -41,8 +42,8 @@ V = TypeVar("V")
 
 _POLL_S = 0.1
 """How long one call waits for a message: as late as `stop`, or a commit that is due, may be."""
-_LOOK_S = 0.002
-"""How often answers to commits that are under way are looked for."""
+_LOOK_S, _TURN_S = 0.002, 0.02
+"""How often answers to commits that are under way are looked for, and what the group says, while there are messages."""
 
 
 class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
@@ -71,11 +72,13 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._hand: tuple[Tenure, int, int] | None = None
         """The message that the loop has: whose it is, its offset, and the changes that its table had before."""
         self._interval_s = math.inf
-        self._committed_s = self._look_s = self._clock()
-        self._unsent = 0
+        self._committed_s = self._turn_s = self._clock()
+        """When was committed last; and until when there are only messages at hand to process."""
+        self._unsent, self._unsent_max = 0, workplace.unsent_max
         with ExitStack() as failing:
             failing.callback(self._guard.end)
             self._holdings = Holdings(workplace)
+            self._at_hand = self._holdings.member.at_hand
             failing.pop_all()
 
     # ---- messages
@@ -83,7 +86,6 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def __iter__(self) -> Self:
         return self
 
-    @Guarded.turn
     def __next__(self) -> tuple[Message, Table[K, V]]:
         """Wait for the next message; ends after `stop`.
 
@@ -92,20 +94,44 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         away again and again; PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help;
         NotFound, Damaged.
         """
-        self._settle()
-        with self._guard:
-            while not self._is_stopped:
-                is_opening = self._holdings.serve()
-                message = self._holdings.member.poll(0.0)
-                if message is None and not is_opening:
-                    message = self._holdings.member.poll(self._patience_s())
-                self._pace()
-                tenure = None if message is None else self._holdings.tenures.get(_number(message.partition()))
-                if message is None or tenure is None or _number(message.offset()) < tenure.next_offset:
-                    continue
-                self._hand = tenure, _number(message.offset()), tenure.table.changes
-                return message, tenure.table
+        turn = self._guard
+        if get_ident() != turn.user:
+            turn.check()
+        try:
+            turn.user = NOBODY
+            turn.check_life()
+            if self._hand is not None:
+                self._settle()
+            message = self._at_hand() if self._has_time() else None
+            found = None if message is None else self._taken(message)
+            while found is None and not self._is_stopped:
+                found = self._turn()
+            if found is not None:
+                return found
+        except BaseException:
+            turn.fail()
+            raise
+        finally:
+            turn.leave()
         raise StopIteration
+
+    def _turn(self) -> tuple[Message, Table[K, V]] | None:
+        """Do all that is to be done between two messages, and wait for one for a while."""
+        is_opening = self._holdings.serve()
+        self._holdings.tick()
+        message = self._holdings.member.poll(0.0 if is_opening else self._patience_s())
+        self._pace()
+        if is_opening:
+            self._turn_s = -math.inf  # There may be more to open.
+        return None if message is None else self._taken(message)
+
+    def _taken(self, message: Message) -> tuple[Message, Table[K, V]] | None:
+        """The message, and the table of its partition, if it is to be processed here."""
+        tenure, offset = self._holdings.tenures.get(message.partition()), message.offset()
+        if tenure is None or offset is None or offset < tenure.next_offset:
+            return None
+        self._hand = tenure, offset, tenure.table.changes
+        return message, tenure.table
 
     def stop(self) -> None:
         """End the loop where it asks for the next message. For any thread, and for the handlers of signals."""
@@ -125,7 +151,6 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     # ---- commits
 
-    @Guarded.turn
     def commit_every(self, interval_s: float) -> None:
         """The message is processed; commit all tables, each with its place, if so many seconds have passed since the
         last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log does not
@@ -134,10 +159,22 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         From then on the worker also does so while it waits for messages. A table whose commit fails is opened again by
         and by, from its progress, here or in another process. Raises as the loop does.
         """
-        self._settle()
-        self._interval_s = interval_s
-        with self._guard:
-            self._pace()
+        turn = self._guard
+        if get_ident() != turn.user:
+            turn.check()
+        try:
+            turn.user = NOBODY
+            turn.check_life()
+            if self._hand is not None:
+                self._settle()
+            if interval_s != self._interval_s or not self._has_time():
+                self._interval_s = interval_s
+                self._pace()
+        except BaseException:
+            turn.fail()
+            raise
+        finally:
+            turn.leave()
 
     @Guarded.turn
     def commit(self) -> dict[int, int]:
@@ -156,18 +193,22 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """The message that the loop has is processed."""
         if self._hand is not None:
             tenure, offset, _ = self._hand
-            tenure.processed(offset + 1)
+            tenure.next_offset = offset + 1
             self._unsent += 1
             self._hand = None
+
+    def _has_time(self) -> bool:
+        """Whether there is nothing to do now but to process the messages at hand."""
+        return self._clock() < self._turn_s and self._unsent < self._unsent_max and not self._is_stopped
 
     def _pace(self) -> None:
         """Commit if it is due, and hear of what is under way."""
         now_s = self._clock()
-        if now_s - self._committed_s >= self._interval_s or self._unsent >= self._workplace.unsent_max:
+        if now_s - self._committed_s >= self._interval_s or self._unsent >= self._unsent_max:
             self._send()
-        if now_s >= self._look_s:
-            self._holdings.step()
-            self._look_s = now_s + _LOOK_S
+        self._holdings.step()
+        self._turn_s = now_s + (_LOOK_S if self._holdings.is_waiting else _TURN_S)
+        self._turn_s = min(self._turn_s, self._committed_s + self._interval_s)
 
     def _send(self) -> None:
         self._holdings.send()
@@ -201,14 +242,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         hand, self._hand = self._hand, None
         half_done = hand[0].partition if hand and hand[0].table.changes != hand[2] else None
         with ExitStack() as ending:
-            ending.callback(self._workplace.kafka.close)
+            ending.callback(self._workplace.release)
             self._holdings.close(commits=commits, but=half_done)
 
     def __repr__(self) -> str:
         return f"Worker({self._workplace.name!r}, topic={self._workplace.topic!r}, {self.life.value})"
-
-
-def _number(number: Any) -> int:
-    """A partition or an offset: those of a record are there."""
-    assert number is not None
-    return int(number)

@@ -9,6 +9,7 @@ from statelog.seams import Seams
 from statelog.storage import Kafka, OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
 from statelog.tables.table import Table
+from statelog.tables.working.hooks import Hooks
 from statelog.tables.working.input import Input, InputStart
 from statelog.tables.working.reserves import Reserves
 
@@ -30,15 +31,16 @@ def describe_input(kafka: Kafka, topic: str) -> Input:
 class Workplace:
     """Of one worker, on the log `name`, whose key groups are the partitions of the topic.
 
-    `kafka` is the cluster of the input, and is the worker's to close. `open_table` opens the table of a partition,
-    which fences its former owner. `patience_s` is how long the group waits for a member that does not poll.
+    `open_table` opens the table of a partition, which fences its former owner, if it is told so beside a directory that
+    is in use. `patience_s` is how long the group waits for a member that does not poll. `release` closes `kafka`, the
+    cluster of the input, and what else is here.
     """
 
     name: str
     topic: str
     key_groups: int
     kafka: Kafka
-    open_table: Callable[[int], Table[Any, Any]]
+    open_table: Callable[[int, bool], Table[Any, Any]]
     reserves: Reserves
     join: Join
     start: InputStart
@@ -46,6 +48,8 @@ class Workplace:
     patience_s: float
     unsent_max: int
     seams: Seams
+    release: Callable[[], None]
+    hooks: Hooks
 
     def input(self) -> Input:
         """The input topic, as it is now. Raises NotFound, Unavailable."""

@@ -1,0 +1,198 @@
+"""Hooks of a worker: when each is called, what of their changes counts, and what their errors do."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import statelog
+from statelog.errors import BrokerUnavailable, ConfigError, Misuse, UncommittedChanges
+from statelog.producer.guard import Life
+from statelog.tables import Table
+from statelog.tables.working.hooks import Hooks
+from tests.support.rigs.log import UNSAFE
+from tests.support.told import told
+from tests.support.worlds.workers import SteppedWorker, WorkersWorld
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+Notes = list[tuple[str, int, int]]
+PARTITION = 1
+
+
+def _start(world: WorkersWorld, hooks: Hooks, messages: int = 2) -> SteppedWorker:
+    """A worker that has one partition with some messages."""
+    world.feed(messages)
+    worker = world.start(hooks=hooks)
+    world.group.give(PARTITION, world.workers[worker], waits=True)
+    return worker
+
+
+def _noting(notes: Notes, tick_s: float = 1.0) -> Hooks:
+    """Hooks that note what they are called for, and how far the table is committed."""
+
+    def noting(what: str) -> Callable[[int, Table[Any, Any]], None]:
+        return lambda partition, table: notes.append((what, partition, int(table.progress["offset"])))
+
+    return Hooks(
+        on_open=noting("open"), on_tick=noting("tick"), on_commit=noting("commit"), on_close=noting("close"),
+        tick_s=tick_s,
+    )  # fmt: skip
+
+
+def _found(world: WorkersWorld) -> tuple[dict[bytes, bytes], int]:
+    """The state of the partition, and how far it is, as the log has them."""
+    with statelog.table(
+        "log", kafka=world.rig.kafka(), root=world.rig.store(), own_key_group=PARTITION, writer=f"log-{PARTITION}",
+        allow_unsafe=UNSAFE,
+    ) as table:  # fmt: skip
+        return dict(table.items()), int(table.progress["offset"])
+
+
+def test_the_order_of_hooks() -> None:
+    """Open before the first message, ticks in between, a commit once it is history, and close behind the last one."""
+    world, notes = WorkersWorld(), Notes()
+    worker = _start(world, _noting(notes, tick_s=4.0))
+    with worker:
+        for message, _ in worker:
+            notes.append(("message", message.partition() or 0, message.offset() or 0))
+            worker.commit_every(1e9)
+        worker.commit()
+        notes.append(("end", 0, 0))
+    p = PARTITION
+    began = [("open", p, 0), ("message", p, 0), ("message", p, 1), ("tick", p, 0)]
+    assert notes == [*began, ("commit", p, 2), ("end", 0, 0), ("close", p, 2)]
+
+
+def test_ticks_come_though_there_are_messages() -> None:
+    """And as often as asked for: who is silent for long is not kept waiting by who is not."""
+    world, notes = WorkersWorld(), Notes()
+    with _start(world, _noting(notes, tick_s=0.5), messages=40) as worker:
+        for _ in worker:
+            world.now_s += 0.25
+            if len([what for what, *_ in notes if what == "tick"]) == 8:
+                break
+        assert 4.0 <= world.now_s < 8.0
+
+
+def test_what_hooks_change_is_committed() -> None:
+    """With the next commit, also without any message; and behind the last one there is another for `on_commit`."""
+    world = WorkersWorld()
+
+    def add(name: bytes) -> Callable[[int, Table[Any, Any]], None]:
+        def adding(_: int, table: Table[Any, Any]) -> None:
+            if name not in table:
+                table[name] = b"1"
+
+        return adding
+
+    hooks = Hooks(on_open=add(b"open"), on_tick=add(b"tick"), on_commit=add(b"commit"))
+    with _start(world, hooks, messages=0) as worker:
+        worker.commit_every(1e9)
+        assert list(worker) == []
+    assert _found(world) == ({b"open": b"1", b"tick": b"1", b"commit": b"1"}, 0)
+
+
+def test_a_tick_that_is_due_is_committed_in_time() -> None:
+    """By `commit_every`, while no message comes."""
+    world, commits = WorkersWorld(), list[tuple[float, bool]]()
+    hooks = Hooks(
+        on_tick=lambda _, table: table.put(b"tick", b"1"),
+        on_commit=lambda _, table: commits.append((world.now_s, b"tick" in table)),
+    )
+    with _start(world, hooks, messages=1) as worker:
+        for _ in worker:
+            worker.commit_every(2.0)
+    assert any(has_tick and at_s < 4.0 for at_s, has_tick in commits)
+
+
+def test_a_change_while_it_closes_is_lost_loudly() -> None:
+    """The table takes no more commits then."""
+    world = WorkersWorld()
+    hooks = Hooks(on_close=lambda _, table: table.put(b"close", b"1"))
+    with pytest.warns(UncommittedChanges), _start(world, hooks) as worker:
+        list(worker)
+    assert _found(world) == ({}, 2)
+
+
+@pytest.mark.parametrize("gone", ["revoked", "lost"])
+def test_a_partition_that_the_group_takes(gone: str) -> None:
+    """It is closed for its hooks, once: behind its last commit if there is one."""
+    world, notes = WorkersWorld(), Notes()
+    with _start(world, _noting(notes, tick_s=1e9)) as worker:
+        list(worker)
+        world.group.give(PARTITION, None, waits=gone == "revoked")
+        worker.go_on()
+        with told("lost to the group") if gone == "lost" else nullcontext():
+            list(worker)
+        end = [("commit", PARTITION, 2), ("close", PARTITION, 2)] if gone == "revoked" else [("close", PARTITION, 0)]
+        assert notes == [("open", PARTITION, 0), *end]
+
+
+@pytest.mark.parametrize("failing", ["on_open", "on_tick", "on_commit"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), BrokerUnavailable("mine")])
+def test_an_error_of_a_hook_comes_out(failing: str, error: Exception) -> None:
+    """Whatever it is: it is the program's, and not the table's, which would be opened again. Nothing more is committed,
+    and who was told that the table is open is told of its end.
+    """
+    world, notes = WorkersWorld(), Notes()
+
+    def note(partition: int, _: Table[Any, Any]) -> None:
+        notes.append(("close", partition, 0))
+
+    def fail(_: int, table: Table[Any, Any]) -> None:
+        table[b"half"] = b"done"
+        raise error
+
+    hooks: dict[str, Any] = {"on_close": note, failing: fail}
+    worker = _start(world, Hooks(**hooks))
+    with pytest.raises(type(error), match="mine"), worker:
+        for _ in worker:
+            worker.commit_every(0.0)
+    assert worker.life is Life.CLOSED
+    assert b"half" not in _found(world)[0]
+    assert len(notes) == (failing != "on_open")
+
+
+def test_an_error_while_it_closes_leaves_nothing_open() -> None:
+    """It comes out once all tables are closed, with what was committed."""
+    world = WorkersWorld()
+
+    def fail(_: int, __: Table[Any, Any]) -> None:
+        raise ZeroDivisionError
+
+    tables: list[Table[Any, Any]] = []
+    worker = _start(world, Hooks(on_open=lambda _, table: tables.append(table), on_close=fail))
+    with pytest.raises(ZeroDivisionError), worker:
+        list(worker)
+    assert [table.life for table in tables] == [Life.CLOSED]
+    assert worker.life is Life.CLOSED
+    assert _found(world) == ({}, 2)
+
+
+@pytest.mark.parametrize("hook", ["on_open", "on_tick", "on_commit"])
+@pytest.mark.parametrize("call", ["commit", "__next__", "close", "table.commit"])
+def test_a_hook_does_not_commit(hook: str, call: str) -> None:
+    """It runs inside of a call of the worker: another one is Misuse, as is a commit of the table, which is the
+    worker's. It may look at the tables, and stop the loop.
+    """
+    world = WorkersWorld()
+
+    def calls(_: int, table: Table[Any, Any]) -> None:
+        assert worker.tables is not None
+        worker.stop()
+        table.commit() if call == "table.commit" else getattr(worker, call)()
+
+    hooks: dict[str, Any] = {hook: calls}
+    worker = _start(world, Hooks(**hooks))
+    with pytest.raises(Misuse), worker:
+        for _ in worker:
+            worker.commit_every(0.0)
+    assert worker.life is Life.CLOSED
+
+
+def test_ticks_without_time() -> None:
+    """Are no ticks."""
+    with pytest.raises(ConfigError, match="tick_s is 0"):
+        Hooks(tick_s=0)
