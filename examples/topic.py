@@ -81,7 +81,8 @@ class Place:
 
     def clean(self) -> None:
         """Delete topic and log, if they are there."""
-        AdminClient(self.kafka).delete_topics([self.topic])[self.topic].exception()
+        admin = AdminClient(self.kafka)  # It has to live until it has answered.
+        admin.delete_topics([self.topic])[self.topic].exception()
         try:
             Log.delete(self.name, kafka=self.kafka, root=self.root)
         except NotFound:

@@ -49,10 +49,10 @@ def work(place: Place) -> None:
             worker.commit_every(0.2)  # behind the last change that the message makes
 
 
-def fill(place: Place) -> int:
+def fill(place: Place, partitions: int = PARTITIONS) -> int:
     """Put the words of a text into the topic; returns how many."""
     words = [word.lower() for word in re.findall(rb"\w+", TEXT.read_bytes())]
-    place.fill(((word, word) for word in words), PARTITIONS)
+    place.fill(((word, word) for word in words), partitions)
     return len(words)
 
 

@@ -2,9 +2,11 @@
 
 import faulthandler
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import statelog
-from examples import orders, word_counts
+from examples import orders, outbox, word_counts
 from examples.topic import Place, main
 from statelog.errors import NotFound, Unavailable
 from tests.support.documents import ROOT
@@ -23,6 +25,8 @@ from tests.support.rigs.shell import wait_for
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
+
+KILLS = 3
 
 
 @pytest.fixture
@@ -83,7 +87,8 @@ def _committed(place: Place) -> int:
     try:
         with statelog.open(place.name, **place.where) as log:
             commits = statelog.recover(log).commits
-            return sum(int(commit.metadata.get("offset", 0)) for commit in commits.values())
+            numbers = [value for commit in commits.values() for value in commit.metadata.values()]
+            return sum(number for number in numbers if isinstance(number, int))
     except (NotFound, Unavailable):  # not yet, or not for now
         return 0
 
@@ -151,6 +156,30 @@ def test_word_counts_are_exact_though_a_worker_is_killed(place: Place) -> None:
         for process in lives:
             if process.is_alive() and process.pid:
                 os.kill(process.pid, signal.SIGABRT)
+
+
+@pytest.mark.parametrize("program", [outbox.work, outbox.one_table])
+def test_what_comes_out_is_exact_though_processes_are_killed(place: Place, program: Callable[[Place], None]) -> None:
+    """Lives end at any moment, in the middle of a transaction, too: in the end each record came out once."""
+    context, member = quick_start(), replace(place, member="a")
+    try:
+        for _ in range(KILLS):
+            outbox.fill(place)
+            committed, life = _committed(place), context.Process(target=program, args=(member,))
+            life.start()
+            wait_for(lambda: _committed(place) > committed, tick_s=0.05)  # noqa: B023 - it is called here alone
+            time.sleep(random.random() / 2)
+            life.kill()
+            life.join(120)
+        last = context.Process(target=program, args=(member,))
+        last.start()
+        wait_for(lambda: outbox.check(place), tick_s=0.5)
+        last.terminate()
+        last.join(120)
+        assert last.exitcode == 0
+        assert outbox.check(place)
+    finally:
+        outbox.clean(place)
 
 
 @pytest.mark.soak  # The group misses a process that was killed after six seconds.

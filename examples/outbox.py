@@ -1,0 +1,187 @@
+"""Records that come out of a state, exactly once: an outbox in the state, published in Kafka transactions.
+
+    statelog dev start                          # a Kafka on 127.0.0.1:9092
+    python -m examples.outbox input             # puts words into a topic of three partitions; again for more
+    python -m examples.outbox                   # a worker: in as many terminals as you like, while words come in
+    python -m examples.outbox check             # compares what came out with what a plain loop over the topic says
+    python -m examples.outbox clean             # deletes topics and log
+    python -m examples.outbox table --name one  # the same with one table, for an input of its own (`input --name one`)
+
+Words are counted, and each time that one was seen five times more, a record says so. A commit covers the state and the
+place in the input, and no record of another topic. So what is to come out is part of the state, as keys of the
+same commit. Once that is history it is published, in a Kafka transaction that also stores how far that is, and
+deleted by a later commit. Kill any process with SIGKILL, at any moment: readers with isolation.level=read_committed
+see each record once.
+"""
+
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import closing
+from threading import Event
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import statelog
+from examples import word_counts
+from examples.topic import Place, main, on_signal
+from statelog.tables import Table
+
+__all__ = ["Outbox", "check", "clean", "fill", "one_table", "work"]
+
+PARTITIONS = 3
+EVERY = 5
+_WAIT_S = 60
+
+State = Table[bytes, bytes]
+
+
+class Outbox:
+    """What comes out of one partition of the input. The order of the three steps is what makes it exact."""
+
+    def __init__(self, place: Place, table: State, partition: int) -> None:
+        name = f"{place.name}-output-{partition}"
+        self._table = table  # 1. It is open: whoever had it before makes nothing history any more.
+        self._producer = Producer({**place.kafka, "transactional.id": name})
+        self._producer.init_transactions(_WAIT_S)  # 2. Nor does whoever had it before publish any more.
+        self._part = TopicPartition(place.topic, partition)
+        self._topic = f"{place.name}-output"
+        with closing(Consumer({**place.kafka, "group.id": name, "enable.auto.commit": False})) as reader:
+            self._group = reader.consumer_group_metadata()
+            (published,) = reader.committed([self._part], _WAIT_S)  # 3. So this is the last place, and stays it.
+        self._published = max(published.offset, 0)
+        self._prefix = b"out/%d/" % partition
+        self._keys = deque(key for key, _ in table.prefix(self._prefix))
+
+    def put(self, offset: int, value: bytes) -> None:
+        """What the message at this offset of the input is to send: at most one record here."""
+        key = self._prefix + b"%016d" % offset
+        self._table[key] = value
+        self._keys.append(key)
+
+    def publish(self, committed: int) -> None:
+        """Send what is history: the state is committed up to this offset of the input."""
+        due: list[bytes] = []
+        while self._keys and self._offset(self._keys[0]) < committed:
+            due.append(self._keys.popleft())
+        if not due:
+            return
+        self._producer.begin_transaction()
+        for key in due:
+            value = self._table.get(key)
+            if value is not None and self._offset(key) >= self._published:
+                self._producer.produce(self._topic, value)
+            self._table.delete(key)  # Committed later. Until then the place says that it was published.
+        end = TopicPartition(self._part.topic, self._part.partition, committed)
+        self._producer.send_offsets_to_transaction([end], self._group, _WAIT_S)
+        self._producer.commit_transaction(_WAIT_S)
+        self._published = committed
+
+    def _offset(self, key: bytes) -> int:
+        return int(key.removeprefix(self._prefix))
+
+
+def apply(table: State, outbox: Outbox, message: Message) -> None:
+    """What the program is about."""
+    word = message.value() or b""
+    word_counts.count(table, b"word/" + word)
+    times = int(table[b"word/" + word])
+    if times % EVERY == 0:
+        outbox.put(message.offset() or 0, b"%s %d" % (word, times))
+
+
+def work(place: Place) -> None:
+    """Be a worker, until Ctrl-C or SIGTERM: an outbox is opened, published and closed with its partition's table."""
+    outboxes: dict[int, Outbox] = {}
+
+    def on_open(partition: int, table: State) -> None:
+        outboxes[partition] = Outbox(place, table, partition)
+        on_commit(partition, table)  # what the life before had committed, and not published
+
+    def on_commit(partition: int, table: State) -> None:
+        outboxes[partition].publish(int(table.progress["offset"]))
+
+    def on_close(partition: int, _: State) -> None:
+        del outboxes[partition]
+
+    group: dict[str, Any] = {
+        "topic": place.topic,
+        "consumer": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500"},
+    }
+    if place.member:
+        group["consumer"]["group.instance.id"] = place.member
+    hooks: dict[str, Any] = {"on_open": on_open, "on_commit": on_commit, "on_close": on_close}
+    with statelog.worker(place.name, **group, **hooks, create=True, replication_factor=1, **place.where) as worker:
+        on_signal(worker.stop)
+        for message, table in worker:
+            apply(table, outboxes[message.partition() or 0], message)
+            worker.commit_every(0.05)
+
+
+def one_table(place: Place) -> None:
+    """The same with one table for all partitions, which nobody shares, until Ctrl-C or SIGTERM."""
+    stopped = Event()
+    on_signal(stopped.set)
+    reader = {"group.id": place.name, "enable.auto.commit": False}  # the place in the topic is in the table's commits
+    with (
+        statelog.table(place.name, create=True, replication_factor=1, **place.where) as table,
+        closing(Consumer({**place.kafka, **reader})) as consumer,
+    ):
+        outboxes = [Outbox(place, table, partition) for partition in range(PARTITIONS)]
+        progress = {str(one): int(table.progress.get(str(one), 0)) for one in range(PARTITIONS)}
+        consumer.assign([TopicPartition(place.topic, int(one), offset) for one, offset in progress.items()])
+        while not stopped.is_set():
+            message = consumer.poll(0.1)
+            if message is not None and not message.error():
+                partition = message.partition() or 0
+                apply(table, outboxes[partition], message)
+                progress[str(partition)] = (message.offset() or 0) + 1
+            table.commit_every(0.05, progress)
+            for partition, outbox in enumerate(outboxes):
+                outbox.publish(int(table.progress.get(str(partition), 0)))
+
+
+def fill(place: Place) -> int:
+    """Put the words of a text into the topic, and make the one for what comes out; returns how many words."""
+    admin = AdminClient(place.kafka)
+    output = f"{place.name}-output"
+    if output not in admin.list_topics(timeout=10).topics:
+        admin.create_topics([NewTopic(output, 1, 1)])[output].result()
+    return word_counts.fill(place, PARTITIONS)
+
+
+def clean(place: Place) -> None:
+    """Delete topics and log."""
+    admin, output = AdminClient(place.kafka), f"{place.name}-output"
+    admin.delete_topics([output])[output].exception()
+    place.clean()
+
+
+def check(place: Place) -> bool:
+    """Whether what came out is what has to come out of all words that are in the topic now."""
+    expected, counts = Counter[bytes](), dict[tuple[int, bytes], int]()
+    for message in place.read():
+        word = message.partition() or 0, message.value() or b""
+        counts[word] = counts.get(word, 0) + 1
+        if counts[word] % EVERY == 0:
+            expected[b"%s %d" % (word[1], counts[word])] += 1
+    found = Counter(_published(place))
+    there, there_is = (sum(one.values()) for one in (expected, found))
+    is_exact = found == expected
+    print(f"{there_is} of {there} records came out: {'exact' if is_exact else 'not all yet, or WRONG'}")
+    return is_exact
+
+
+def _published(place: Place) -> Iterator[bytes]:
+    """All records that came out by now, as one who reads what is committed sees them."""
+    reader = {"group.id": "plain-reader", "enable.auto.commit": False, "enable.partition.eof": True}
+    with closing(Consumer({**place.kafka, **reader, "isolation.level": "read_committed"})) as consumer:
+        consumer.assign([TopicPartition(f"{place.name}-output", 0, 0)])
+        while (message := consumer.poll(30.0)) is not None and not message.error():
+            yield message.value() or b""
+
+
+if __name__ == "__main__":
+    sys.exit(main("outbox", {"work": work, "table": one_table, "input": fill, "check": check, "clean": clean}))
