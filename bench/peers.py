@@ -24,17 +24,18 @@ _TIMEOUT_S = 600
 
 
 class Peer:
-    """One library, by the command that runs its program, and what that can do."""
+    """One library, by the command that runs its program, and what that can do; `options` say how it is used."""
 
-    def __init__(self, name: str, command: Sequence[str], kinds: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], kinds: Sequence[str], *options: str) -> None:
         self.name = name
         self.kinds = kinds
         self._command = command
+        self._options = options
 
     def loop(self, bootstrap: str, topic: str, records: int, warm: int, *what: str) -> Cost:
         """What get and put of every record of a topic cost from the record number `warm` on, as it says itself."""
         with tempfile.TemporaryDirectory() as directory:
-            arguments = [bootstrap, topic, str(records), str(warm), directory, *what]
+            arguments = [bootstrap, topic, str(records), str(warm), directory, *what, *self._options]
             run = subprocess.run(  # noqa: S603 - the command that whoever runs the benchmark has named
                 [*self._command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
@@ -49,13 +50,16 @@ def peers() -> list[Peer]:
     found: list[Peer] = []
     quix, streams = (os.environ.get(name) for name in ("STATELOG_BENCH_QUIX", "STATELOG_BENCH_STREAMS"))
     if quix:
-        found.append(Peer("Quix Streams", [quix, str(_PROGRAMS / "quix_loop.py")], ("topic", "state")))
+        command = [quix, str(_PROGRAMS / "quix_loop.py")]
+        found.append(Peer("Quix Streams", command, ("topic", "state"), "at-least-once"))
+        found.append(Peer("Quix Streams, exactly once", command, ("topic",), "exactly-once"))
     else:
         _left_out("Quix Streams", "STATELOG_BENCH_QUIX: a Python interpreter that has quixstreams")
     if streams:
-        path = f"{streams}/*"
-        program = str(_PROGRAMS / "StreamsLoop.java")
-        found.append(Peer("Kafka Streams", ["java", "-Xmx2g", "-cp", path, program], ("topic",)))
+        command = ["java", "-Xmx2g", "-cp", f"{streams}/*", str(_PROGRAMS / "StreamsLoop.java")]
+        found.append(Peer("Kafka Streams", command, ("topic",), "rocksdb", "at_least_once"))
+        found.append(Peer("Kafka Streams, in memory", command, ("topic",), "memory", "at_least_once"))
+        found.append(Peer("Kafka Streams, exactly once", command, ("topic",), "rocksdb", "exactly_once_v2"))
     else:
         _left_out("Kafka Streams", "STATELOG_BENCH_STREAMS: a directory with kafka-streams' jars")
     return found

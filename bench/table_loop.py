@@ -2,8 +2,11 @@
 
 Beside it Quix Streams' and Kafka Streams' state in RocksDB with its changelog, committed every second: what a user of
 each would write, in a process of its own. Over the topic, of eight partitions, reading it is part of the loop, and
-Kafka Streams has two stream threads. Over memory only the state works, and Quix's is called as its application calls
-it; Kafka Streams has no such way in. Ours is one thread, and exactly once; theirs are at-least-once.
+Kafka Streams has two stream threads. A `worker` is what they are: a member of a group with a state for each partition,
+message by message; the loop with one table for all of them is what is left without a group. Over memory only the state
+works, and Quix's is called as its application calls it; Kafka Streams has no such way in. Ours is one thread, and
+exactly once; theirs are at-least-once, and once more exactly once over the topic. Kafka Streams has its store in
+memory, too, as a table in a dict has.
 
 Beside all of them is the same loop with no state, whose calls do nothing: what reading and calling cost by themselves;
 and with two dicts, one for what is not committed and one for what is, and no log: what the memory costs.
@@ -14,10 +17,13 @@ commit. CPU seconds are of the process that holds the state, without the broker'
 
 import tempfile
 import time
+import uuid
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import statelog
 from bench.cost import Cost, figures_of
 from bench.figures import Figure
 from bench.logs import bench_log
@@ -26,13 +32,14 @@ from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import batches, pairs
+from statelog.storage import Log
 from statelog.tables import Table
 
 __all__ = ["table_loop"]
 
-_WAYS = {"topic": "loop over a topic", "state": "get and put"}
+_WAYS = {"topic": "loop over a topic", "worker": "worker over a topic", "state": "get and put"}
 _NO_STATE, _NO_LOG = "no state", "two dicts and no log"
-_KINDS = (*BACKENDS, _NO_LOG, _NO_STATE)
+_FLOORS = (_NO_LOG, _NO_STATE)
 _BATCH = 1000
 
 
@@ -85,12 +92,17 @@ def table_loop(setting: Setting) -> list[Figure]:
     """Changes a second of both backends, on the clock and by processor seconds, beside each peer."""
     few = pairs(batches(setting.scaled(0.2), setting.keys))
     count, warm = len(few), len(few) // 5
-    ours = {(way, kind): list[Cost]() for way in _WAYS for kind in _KINDS}
+    ours = {
+        (way, kind): list[Cost]() for way in _WAYS for kind in (BACKENDS if way == "worker" else (*BACKENDS, *_FLOORS))
+    }
     theirs = {(way, peer): list[Cost]() for peer in peers() for way in peer.kinds}
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as topic:
             topic.produce(few)
             for (way, kind), costs in ours.items():
+                if way == "worker":
+                    costs.append(_worker(setting, kind, topic, count, warm))
+                    continue
                 with _table(setting, kind) as state:
                     costs.append(_over_topic(state, topic, count, warm) if way == "topic" else _over(state, few, warm))
             for (way, peer), costs in theirs.items():
@@ -103,7 +115,8 @@ def _figures(
 ) -> list[Figure]:
     way, kind = named
     name = f"{_WAYS[way]}, {kind}"
-    found = [(peer.name, costs) for (other_way, peer), costs in theirs.items() if other_way == way]
+    same = "topic" if way == "worker" else way
+    found = [(peer.name, costs) for (other_way, peer), costs in theirs.items() if other_way == same]
     return [
         figure
         for peer_name, costs in found or [("", [])]
@@ -145,6 +158,32 @@ def _over_topic(state: Table[bytes, bytes] | _NoState, topic: PlainTopic, count:
     consumer.close()
     assert clock is not None
     return clock.cost()
+
+
+def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: int) -> Cost:
+    """What a user of the peers would write: `commit_every` behind each message, as the guide has it."""
+    name = f"bench-{uuid.uuid4().hex[:12]}"
+    kafka, root = {"bootstrap.servers": setting.bootstrap}, str(setting.root)
+    where: dict[str, Any] = {"kafka": kafka, "root": root, "allow_unsafe": ("replication", "min-insync")}
+    seen, clock = 0, _Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        kept: dict[str, Any] = {"backend": kind, "directory": directory if kind == "rocksdb" else None}
+        with statelog.worker(name, topic=topic.name, create=True, replication_factor=1, **where, **kept) as worker:
+            for message, state in worker:
+                key, value = message.key(), message.value()
+                if key and value:  # Not a probe.
+                    state.get(key)
+                    state.put(key, value)
+                    seen += 1
+                worker.commit_every(1.0)
+                if seen == warm:
+                    clock = _Clock()
+                if seen == count:
+                    break
+            worker.commit()
+            cost = clock.cost()
+    Log.delete(name, kafka=kafka, root=root)
+    return cost
 
 
 def _over(state: Table[bytes, bytes] | _NoState, few: list[tuple[bytes, bytes]], warm: int) -> Cost:

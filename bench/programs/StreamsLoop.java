@@ -1,8 +1,8 @@
-// Kafka Streams' share of `python -m bench table-loop`: get and put of every record of a topic in a persistent key-value
-// store with its changelog. Prints the seconds, on the clock and of the processors, from the record number `warm` to the
+// Kafka Streams' share of `python -m bench table-loop`: get and put of every record of a topic in a key-value store with
+// its changelog. STORE is `rocksdb` or `memory`, GUARANTEE the name of a processing guarantee. Prints the seconds, on the clock and of the processors, from the record number `warm` to the
 // last one.
 //
-//     java -cp 'jars/*' StreamsLoop.java BOOTSTRAP TOPIC RECORDS WARM DIRECTORY
+//     java -cp 'jars/*' StreamsLoop.java BOOTSTRAP TOPIC RECORDS WARM DIRECTORY topic STORE GUARANTEE
 
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
@@ -61,11 +61,15 @@ public final class StreamsLoop {
         topology.addProcessor("loop", Loop::new, "source");
         topology.addStateStore(
                 Stores.keyValueStoreBuilder(
-                                Stores.persistentKeyValueStore("state"), Serdes.ByteArray(), Serdes.ByteArray())
+                                args[6].equals("memory")
+                                        ? Stores.inMemoryKeyValueStore("state")
+                                        : Stores.persistentKeyValueStore("state"),
+                                Serdes.ByteArray(), Serdes.ByteArray())
                         .withCachingEnabled(),  // As the DSL has it: the changelog gets the last value of a key.
                 "loop");
         Properties settings = new Properties();
-        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1] + "-streams");
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, args[1] + "-" + args[6] + "-" + args[7]);
+        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, args[7]);
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         settings.put(StreamsConfig.STATE_DIR_CONFIG, args[4]);
         settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);

@@ -1,11 +1,11 @@
 """Quix Streams' share of `python -m bench table-loop`: get and put of every record of a topic in its state.
 
-    python quix_loop.py BOOTSTRAP TOPIC RECORDS WARM DIRECTORY WHAT
+    python quix_loop.py BOOTSTRAP TOPIC RECORDS WARM DIRECTORY WHAT GUARANTEE
 
 Runs in an environment of its own, which has `quixstreams` and not this project: the two want other confluent-kafkas.
 Prints the seconds, on the clock and of the processors, from the record number `warm` on. WHAT is `topic`: an
 application over the topic, up to its last record; or `state`: the records are in memory, and get, put and commit of the
-state are called as an application calls them, last commit included.
+state are called as an application calls them, last commit included. GUARANTEE is `at-least-once` or `exactly-once`.
 
 The state is in RocksDB with its changelog topic, and is committed every second. Values are bytes: JSON would be slower.
 """
@@ -39,13 +39,14 @@ class Clock:
         print(json.dumps({"wall_s": wall_s, "cpu_s": cpu_s}), flush=True)
 
 
-def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, what: str) -> None:
+def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, what: str, guarantee: str) -> None:
     """Run the application until it has processed all records."""
     quix: Any = importlib.import_module("quixstreams")
     found = _records(bootstrap, topic, records) if what == "state" else []
     app = quix.Application(
         broker_address=bootstrap,
-        consumer_group=f"{topic}-{what}",
+        consumer_group=f"{topic}-{what}-{guarantee}",
+        processing_guarantee=guarantee,
         state_dir=directory,
         auto_offset_reset="earliest",
         commit_interval=1.0,
@@ -94,4 +95,4 @@ def _records(bootstrap: str, topic: str, records: int) -> list[tuple[bytes, byte
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], sys.argv[6])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:8])

@@ -24,6 +24,7 @@ ROWS = {
     "the same, 10 commits that wait": "produce, one flush",
     "put of a Table in rocksdb, 10 commits under way": "produce, one flush",
     "loop over a topic, rocksdb": "",
+    "worker over a topic, rocksdb": "",
     "get and put, rocksdb": "",
     "commit under the loop, 1,000 changes, rocksdb, p50": "",
     "pause of the loop, 1,000 changes, rocksdb, p99": "",
