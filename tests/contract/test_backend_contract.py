@@ -13,9 +13,10 @@ from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.backends.rocksdb import RocksdbBackend
@@ -112,10 +113,10 @@ def test_in_bulk_and_by_commits(make: Make, keys: KeyRule, some: list[Any], sche
     loaded, applied = make(keys, values), make(keys, values)
     assert len(loaded) == 0
     for i, changes in enumerate((first, second, third)):
-        applied.apply(changes, Place(i + 1))
+        applied.apply(changes, StatePlace(Place(i + 1)))
         loaded.load(_table(keys, values, changes))
         if i != 1:  # Two commits may be loaded before the place moves.
-            loaded.move(Place(i + 1))
+            loaded.move(StatePlace(Place(i + 1)))
     expected = {some[1]: value(7), some[2]: value(2), some[3]: value(9)}
     for one in (loaded, applied):
         assert dict(one.items(None)) == expected
@@ -124,7 +125,7 @@ def test_in_bulk_and_by_commits(make: Make, keys: KeyRule, some: list[Any], sche
         assert [one.get(key) for key in some] == [expected.get(key) for key in some]
     loaded.load(_table(keys, values, {}))
     loaded.load(_table(keys, values, dict.fromkeys(some)))
-    loaded.move(Place(4))
+    loaded.move(StatePlace(Place(4)))
     assert dict(loaded.items(None)) == {}
     assert len(loaded) == 0
 
@@ -135,6 +136,6 @@ def test_more_rows_than_are_taken_at_a_time(make: Make) -> None:
     backend = make(keys, values)
     backend.load(_table(keys, values, {n: b"%d" % n for n in range(120_001)}))
     backend.load(_table(keys, values, dict.fromkeys(range(0, 120_001, 2))))
-    backend.move(Place(1))
+    backend.move(StatePlace(Place(1)))
     assert len(backend) == 60_000
     assert dict(backend.items(None)) == {n: b"%d" % n for n in range(1, 120_001, 2)}

@@ -39,7 +39,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
@@ -126,11 +126,6 @@ class Writer(ChangeWriter):
     def place(self) -> Place:
         """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
         return self._committer.place
-
-    @property
-    def last_record(self) -> LastRecord | None:
-        """The ledger record that this writer folded last: what a local copy of the state is compared with later."""
-        return self.place.last
 
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:

@@ -17,7 +17,7 @@ from statelog.materializer import run_round
 from statelog.recovery import Host
 from statelog.seams import Seams
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
@@ -145,7 +145,7 @@ def _newer_format(_: TwinRig, kept: TableRig, __: Path) -> None:
 def _other_losses(_: TwinRig, kept: TableRig, __: Path) -> None:
     def change(data: bytes) -> bytes:
         place = place_from_json(data)
-        return place_to_json(Place(place.position, place.last, 1))
+        return place_to_json(StatePlace(place.ledger, 1))
 
     edit(kept, PLACE_KEY, change)
 

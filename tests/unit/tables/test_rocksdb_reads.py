@@ -10,9 +10,10 @@ from statelog.schemas.changes.changes import PUT, change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.rocksdb import RocksdbBackend
 from statelog.tables.changes.keys import KeyRule
@@ -75,7 +76,7 @@ def test_what_was_committed_last_is_read_back_without_the_database(tmp_path: Pat
     """Deletes, too; a load of what others committed is read from the database again."""
     home = Home(tmp_path, "log", "table")
     backend = RocksdbBackend(home, RULE, ValueRule(OPAQUE), TableSettings())
-    backend.apply({b"put": b"1", b"gone": None}, Place(1))
+    backend.apply({b"put": b"1", b"gone": None}, StatePlace(Place(1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "_database", None)
         assert (backend.get(b"put"), backend.get(b"gone")) == (b"1", None)

@@ -30,7 +30,7 @@ from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.held_lease import LeaseHolder
@@ -135,9 +135,9 @@ class CommitFeed:
         return self._fold.freeze()
 
     @property
-    def asked_last(self) -> LastRecord | None:
-        """The ledger record below it, if it is known."""
-        return self._ledger.last
+    def asked_place(self) -> Place:
+        """That position, and the ledger record below it."""
+        return self._ledger.place
 
     @property
     def losses(self) -> int:

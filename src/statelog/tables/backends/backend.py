@@ -22,10 +22,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from statelog.schemas.ledger import place as ledger
-from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.place import LastRecord, Place
 
-__all__ = ["Backend", "BackendKind", "Place"]
+__all__ = ["Backend", "BackendKind", "StatePlace"]
 
 
 class BackendKind(StrEnum):
@@ -36,19 +35,21 @@ class BackendKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the ledger a state is: its position, the record right below it, if it is known, and how many losses a
-    person had accepted by then.
-    """
+class StatePlace:
+    """How far a state is: its place in the ledger, and how many losses a person had accepted by then."""
 
-    position: int
-    last: LastRecord | None = None
+    ledger: Place
     losses: int = 0
 
     @property
-    def in_ledger(self) -> ledger.Place:
-        """The place in the ledger alone."""
-        return ledger.Place(self.position, self.last)
+    def position(self) -> int:
+        """The ledger position."""
+        return self.ledger.position
+
+    @property
+    def last(self) -> LastRecord | None:
+        """The ledger record right below it, if it is known."""
+        return self.ledger.last
 
 
 class Backend(Protocol):
@@ -75,7 +76,7 @@ class Backend(Protocol):
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
         ...
 
-    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
         """Take committed changes, None deletes, and the place of the state that they make. Raises StorageFull,
         StoreUnavailable.
         """
@@ -90,7 +91,7 @@ class Backend(Protocol):
         """
         ...
 
-    def move(self, place: Place) -> None:
+    def move(self, place: StatePlace) -> None:
         """What was loaded is the state at this place. Raises as `apply`."""
         ...
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statelog.recovery import Recovery
 from statelog.schemas.changes.changes import gone_and_live
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 
@@ -55,7 +55,7 @@ class MemoryBackend:
         keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
         return ((key, self._state[key]) for key in sorted(keys))
 
-    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:  # noqa: ARG002 - a dict is lost with its place
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
         """Change the dict."""
         gone = [key for key, value in changes.items() if value is None]
         self._state.update(changes)
@@ -69,7 +69,7 @@ class MemoryBackend:
             values = self._values.of_column(puts.column("value"))
             self._state.update(zip(self._keys.of_columns(puts), values, strict=True))
 
-    def move(self, place: Place) -> None:
+    def move(self, place: StatePlace) -> None:
         """Nothing: a dict is lost with its place."""
 
     def close(self) -> None:

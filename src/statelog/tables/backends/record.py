@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from statelog.errors import Corrupt
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 
 __all__ = [
     "FAMILY",
@@ -117,18 +117,18 @@ def missing_from_json(data: bytes | None) -> Missing:
         raise Corrupt("the local state does not say what is missing", problem=repr(error)) from error
 
 
-def place_to_json(place: Place) -> bytes:
+def place_to_json(place: StatePlace) -> bytes:
     """As it stands in the database."""
     last = None if place.last is None else [place.last.offset, place.last.hash]
     return json.dumps({"position": place.position, "last": last, "losses": place.losses}).encode()
 
 
-def place_from_json(data: bytes | None) -> Place:
+def place_from_json(data: bytes | None) -> StatePlace:
     """Raises Corrupt if there is none."""
     found = _fields(data, "place")
     try:
         last = None if found["last"] is None else LastRecord(*(int(number) for number in found["last"]))
-        return Place(int(found["position"]), last, int(found["losses"]))
+        return StatePlace(Place(int(found["position"]), last), int(found["losses"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt("the local state does not say how far it is", problem=repr(error)) from error
 

@@ -36,7 +36,7 @@ from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
 from statelog.storage.local.disk import local_disk
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.recent import UNKNOWN, Recent, held_bytes
 from statelog.tables.backends.record import (
@@ -127,7 +127,7 @@ class RocksdbBackend:
             return TableRecord.from_json(self._family.get(TABLE_KEY))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StatePlace:
         """How far it is. Raises Corrupt."""
         with self._reading():
             return place_from_json(self._family.get(PLACE_KEY))
@@ -143,7 +143,7 @@ class RocksdbBackend:
             raise Corrupt("a part of its write-ahead logs is gone", path=str(self._home.database))
         return found[0] if found else 0
 
-    def adopt(self, record: TableRecord, place: Place) -> None:
+    def adopt(self, record: TableRecord, place: StatePlace) -> None:
         """A database that a recovery has just made is a table's from now on."""
         batch = self._batch(place)
         batch.put(TABLE_KEY, record.to_json(), self._handle)
@@ -233,7 +233,7 @@ class RocksdbBackend:
 
     # ---- changes
 
-    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
         """One write batch, place included."""
         batch, raw = self._batch(place), self._raw
         if self._rows is not None:
@@ -261,7 +261,7 @@ class RocksdbBackend:
         self._rows = None
         self._recent.forget()
 
-    def move(self, place: Place) -> None:
+    def move(self, place: StatePlace) -> None:
         """One write, of the place alone."""
         self._write(self._batch(place))
 
@@ -287,7 +287,7 @@ class RocksdbBackend:
     def _delete(self, batch: rocksdict.WriteBatch, keys: Sequence[bytes]) -> None:
         deque(map(batch.delete, keys), maxlen=0)
 
-    def _batch(self, place: Place) -> rocksdict.WriteBatch:
+    def _batch(self, place: StatePlace) -> rocksdict.WriteBatch:
         batch = rocksdict.WriteBatch(raw_mode=True)
         batch.put(PLACE_KEY, place_to_json(place), self._handle)
         return batch

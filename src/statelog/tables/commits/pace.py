@@ -20,7 +20,8 @@ import pyarrow as pa
 from statelog.errors import InvalidMetadata, Misuse
 from statelog.producer.guard import is_refusal
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
-from statelog.tables.backends.backend import Place
+from statelog.schemas.ledger.place import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.commits.queue import CommitQueue
 from statelog.tables.commits.table_commit import TableCommit
@@ -204,10 +205,10 @@ class Pace:
         changes: dict[Any, Any] = {}
         for layer in self._layers.oldest(checkpoints):
             changes = {**changes, **layer.changes} if changes else layer.changes
-        last = writer.last_record
-        place = Place(offset + 1, last if last and last.offset == offset else None, len(writer.accepted_losses))
+        last = writer.place.last
+        place = Place(offset + 1, last if last and last.offset == offset else None)
         self._opened.seams.crash("history")
-        self._opened.backend.apply(changes, place)
+        self._opened.backend.apply(changes, StatePlace(place, len(writer.accepted_losses)))
         self._opened.seams.crash("applied")
         self._layers.committed(checkpoints)
         self._applied()

@@ -26,7 +26,7 @@ from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrup
 from statelog.recovery import AtPosition, Host, newest_changes, plan_changes, recover
 from statelog.recovery.targets.rocksdb_read import require_rocksdict
 from statelog.storage import Log
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import TableRecord, difference
 from statelog.tables.backends.rocksdb import RocksdbBackend, without_unsynced
@@ -53,7 +53,7 @@ class LocalOpening:
     def __init__(
         self,
         log: Log,
-        place: Place,
+        place: StatePlace,
         home: Home,
         keys: KeyRule,
         values: ValueRule,
@@ -133,7 +133,7 @@ class LocalOpening:
         """Why a database that may lack a part of the state cannot be used; empty if it can."""
         return "a part of its state is in a snapshot only" if record.is_partial else ""
 
-    def _lost(self, place: Place) -> str:
+    def _lost(self, place: StatePlace) -> str:
         """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.
 
         Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
@@ -168,7 +168,7 @@ class LocalOpening:
                 self._until,
                 key_groups=self._keys.owned,
                 value_schema_id=self._values.schema.id,
-                seen=[self._place.in_ledger],
+                seen=[self._place.ledger],
             )
             if not plan.is_empty:
                 with closing(newest_changes(self._log, plan, settings=self._recovery, host=self._host)) as tables:
@@ -194,7 +194,7 @@ class LocalOpening:
             self._log,
             key_groups=self._keys.owned,
             at=self._until,
-            at_least=self._place.in_ledger,
+            at_least=self._place.ledger,
             progress=lambda _: self._beat(),
             settings=self._recovery,
             host=self._host,

@@ -22,7 +22,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.storage import KafkaSource, Log, StoreSource
 from statelog.storage import open as open_log
-from statelog.tables.backends.backend import Backend, BackendKind, Place
+from statelog.tables.backends.backend import Backend, BackendKind, StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
@@ -141,9 +141,9 @@ def _open(
     )
 
 
-def owners_place(writer: Writer) -> Place:
+def owners_place(writer: Writer) -> StatePlace:
     """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""
-    return Place(writer.position, writer.last_record, len(writer.accepted_losses))
+    return StatePlace(writer.place, len(writer.accepted_losses))
 
 
 def _recovered(

@@ -24,7 +24,7 @@ import pyarrow as pa
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.remote.base import Base
@@ -138,7 +138,7 @@ class RemoteBackend:
 
     # ---- changes
 
-    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
         """To the local part, between two rows of what is loaded. Raises what ended the loading, too."""
         if self._failure is not None:
             raise self._failure
@@ -172,7 +172,7 @@ class RemoteBackend:
             self._rows = None
             self._part.load(changes)
 
-    def move(self, place: Place) -> None:
+    def move(self, place: StatePlace) -> None:
         """The local part's."""
         self._part.move(place)
         self._base.stand(place.position)

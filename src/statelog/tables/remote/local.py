@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import Missing, TableRecord
 from statelog.tables.opening.local import LocalOpening
@@ -28,13 +28,13 @@ __all__ = ["open_part"]
 _NOT_COVERED = "what it lacks is in no snapshot any more"
 
 
-def open_part(remote: RemoteOpening, place: Place, home: Home) -> tuple[Backend, Opening]:
+def open_part(remote: RemoteOpening, place: StatePlace, home: Home) -> tuple[Backend, Opening]:
     """The backend of an owner at `place`, and how it was opened. Raises as `LocalOpening.open`, Fenced."""
     return _PartOpening(remote, place, home).open_part()
 
 
 class _PartOpening(LocalOpening):
-    def __init__(self, remote: RemoteOpening, place: Place, home: Home) -> None:
+    def __init__(self, remote: RemoteOpening, place: StatePlace, home: Home) -> None:
         super().__init__(remote.log, place, home, remote.keys, remote.values, remote.settings, remote.host)
         self._remote = remote
         self._base: Base | None = None

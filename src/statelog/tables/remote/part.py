@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.schemas.changes.changes import DELETE
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
@@ -61,7 +61,7 @@ class MemoryPart(MemoryBackend):
         gone = self._gone.get(key_group)
         return gone is not None and key in gone
 
-    def apply(self, changes: Mapping[Any, Any], place: Place) -> None:
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
         """Change the dict; deletes are remembered first."""
         if self.missing:
             for key, value in changes.items():

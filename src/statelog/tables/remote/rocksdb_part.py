@@ -20,7 +20,7 @@ import rocksdict
 from statelog.recovery.targets.raw_keys import raw_keys
 from statelog.recovery.targets.rocksdb_state import STATE_KEY
 from statelog.schemas.values.avro import avro_values
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import (
     GONE,
@@ -109,7 +109,7 @@ class RocksdbPart(RocksdbBackend):
 
     # ---- changes
 
-    def adopt(self, record: TableRecord, place: Place) -> None:
+    def adopt(self, record: TableRecord, place: StatePlace) -> None:
         """As a whole one's, and what is missing."""
         batch = self._batch(place)
         batch.put(TABLE_KEY, record.as_partial(bool(self.missing)).to_json(), self._handle)

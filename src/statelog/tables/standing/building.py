@@ -15,7 +15,7 @@ from statelog.recovery import Host, Recovery, recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage import Log
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
@@ -105,7 +105,7 @@ class Builder:
         self, recovery: Recovery, schema: ValueSchema, feed: CommitFeed, anew: Anew | None, level_s: float
     ) -> Version:
         plan, values = recovery.plan, ValueRule(schema)
-        place = Place(plan.position, plan.last, len(plan.state.accepted))
+        place = StatePlace(plan.place, len(plan.state.accepted))
 
         def version(made: tuple[Backend, Opening]) -> Version:
             return Version(

@@ -18,7 +18,7 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.opening.opened import Opening
 
@@ -38,7 +38,7 @@ class Version:
 
     backend: Backend
     values: ValueRule
-    place: Place
+    place: StatePlace
     last_commit: LastCommit | None
     level_s: float
     opening: Opening

@@ -28,7 +28,7 @@ from statelog.recovery import Host
 from statelog.recovery.host import GRACE_S
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.backends.backend import Backend, Place
+from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.standing.building import Anew, Builder, Built
 from statelog.tables.standing.followed import FollowedState, Version
 
@@ -162,7 +162,7 @@ class Follower:
         feed, old = self._feed, self.state.version
         moved = replace(
             old,
-            place=Place(feed.asked_position, feed.asked_last, old.place.losses),
+            place=StatePlace(feed.asked_place, old.place.losses),
             last_commit=feed.last_commit(self._builder.owner),
             level_s=asked_s,
         )
