@@ -62,7 +62,12 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         home.close()
 
 
-def _keys(key_type: KeyType = KeyType.BYTES, hash_rule: HashRule = HashRule.CRC32, one: int | None = None) -> KeyRule:
+def _keys(
+    key_type: KeyType = KeyType.BYTES,
+    hash_rule: HashRule = HashRule.CRC32,
+    one: int | None = None,
+    prefix_bytes: int | None = None,
+) -> KeyRule:
     descriptor = Descriptor(
         name="log",
         identity=IDENTITY,
@@ -72,6 +77,7 @@ def _keys(key_type: KeyType = KeyType.BYTES, hash_rule: HashRule = HashRule.CRC3
         key_type=key_type,
         value_schema_id=0,
         nonce=b"nonce",
+        prefix_bytes=prefix_bytes,
     )
     return KeyRule(descriptor, None if one is None else frozenset([one]), one)
 
@@ -96,8 +102,10 @@ def _table(keys: KeyRule, values: ValueRule, changes: dict[Any, Any]) -> pa.Tabl
         (_keys(KeyType.LONG), [0, -1, 1 << 62, -(1 << 63)]),
         (_keys(hash_rule=HashRule.CALLER), [(0, b"a"), (1, b"a"), (15, b""), (2, b"b")]),
         (_keys(hash_rule=HashRule.CALLER, one=3), [b"a", b"", b"b", b"c"]),
+        (_keys(hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=2), [b"ab", b"", b"abc", b"\xff\xff\x00"]),
+        (_keys(KeyType.STRING, HashRule.CRC32_PREFIX, prefix_bytes=2), ["aä", "", "aäb", "\U0001f600"]),
     ],
-    ids=["bytes", "text", "numbers", "pairs", "one-key-group"],
+    ids=["bytes", "text", "numbers", "pairs", "one-key-group", "prefixes", "prefixes-of-text"],
 )
 @pytest.mark.parametrize("schema", [OPAQUE, TYPED], ids=["bytes", "typed"])
 def test_in_bulk_and_by_commits(make: Make, keys: KeyRule, some: list[Any], schema: ValueSchema) -> None:

@@ -22,7 +22,7 @@ from statelog.errors import (
 )
 from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.tables import TableCommit, TableSettings
 from tests.support.processes.forks import in_fork
 from tests.support.rigs.log import LogRig
@@ -313,6 +313,44 @@ def test_key_groups_that_the_caller_names(tables: TableRig) -> None:
         assert [key for key, _ in two.range(b"l")] == [b"l"]
     with tables.open(own_key_group=2, **made) as two:
         assert (content(two), two.progress) == ({b"k": b"5", b"l": b"3"}, {"n": 2})
+
+
+@pytest.mark.parametrize("key_type", ["bytes", "string"])
+def test_key_groups_by_prefix(tables: TableRig, key_type: str) -> None:
+    """Put, get, prefix and range are those of a dict, whether a prefix is shorter or longer than what key groups
+    go by; all keys of a prefix are recovered with its key group, and a share has them all.
+    """
+    made: dict[str, Any] = {"hash_rule": "crc32-prefix", "prefix_bytes": 3, "key_type": key_type}
+    texts = [user + rest for user in ("", "ab", "é", "üÿ", "u01", "u02") for rest in ("", "/1", "/2", "ÿ")]
+    texts += ["u", "u0", "u01/", "üÿ/", "zz", "é\x80"]
+    bounds: list[Any] = texts if key_type == "string" else [text.encode() for text in texts]
+    model = {key: str(number).encode() for number, key in enumerate(bounds[:-6])}
+    with tables.open(**made) as table:
+        table.update(model)
+        for turn in range(2):
+            assert {key: table.get(key) for key in bounds} == {key: model.get(key) for key in bounds}
+            for first in bounds:
+                assert list(table.prefix(first)) == [one for one in sorted(model.items()) if one[0].startswith(first)]
+                for last in bounds:
+                    between = [one for one in sorted(model.items()) if first <= one[0] < last]
+                    assert list(table.range(first, last)) == between
+            table.commit({"turn": turn})
+    with tables.open(**made) as table, tables.rig.open() as log:
+        assert content(table) == model
+        for first in bounds:
+            assert list(table.prefix(first)) == [one for one in sorted(model.items()) if one[0].startswith(first)]
+        user = "u01" if key_type == "string" else b"u01"
+        group = log.descriptor.key_group_of(user)
+        begun = dict(table.prefix(user))
+        assert len(begun) == 4
+        assert begun.items() <= recover(log, key_groups=[group]).to_dict().items()
+        part = partition_of(group, log.descriptor.partitions, log.descriptor.key_groups)
+    with tables.standby() as standby:
+        assert dict(standby.prefix(user)) == begun
+    with tables.open(own_partitions=[part], writer="share", **made) as share:
+        assert dict(share.prefix(user)) == begun
+        share[user] = b"shared"
+        share.commit()
 
 
 def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:

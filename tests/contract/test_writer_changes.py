@@ -1,5 +1,6 @@
 """Changes on their way in, on twin and broker: what is refused at append, order, types of keys and values."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from statelog.errors import (
 )
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
+from statelog.recovery import recover
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.storage.log.log import Log
@@ -164,6 +166,23 @@ def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
         writer.commit(1)
 
     assert rig.state() == {b"k": b"in 0", b"k2": b"in 15", b"m": b"batch"}
+
+
+def test_a_named_key_group_must_be_that_of_the_prefix(rig: LogRig) -> None:
+    """One by one and in a batch: what would be right for the whole key is refused, and the prefix's is taken."""
+    with rig.create(hash_rule="crc32-prefix", prefix_bytes=2) as log, Writer(log, "w") as writer:
+        own, of_whole = key_group_of(b"ab", KeyType.BYTES, 16), key_group_of(b"abc", KeyType.BYTES, 16)
+        assert own != of_whole
+        for group in (own, of_whole):
+            changes = pa.table({"key": [b"abc"], "value": [b"2"], "key_group": pa.array([group], pa.uint16())})
+            with nullcontext() if group == own else pytest.raises(KeyGroupMismatch):
+                writer.append(group, b"abd", b"1") if group == own else writer.append(group, b"abc", b"1")
+            with nullcontext() if group == own else pytest.raises(KeyGroupMismatch):
+                writer.append_batch(changes)
+        writer.put(b"a", b"3")
+        writer.commit(1)
+        assert recover(log, key_groups=[own]).to_dict() == {b"abc": b"2", b"abd": b"1"}
+        assert recover(log).to_dict() == {b"abc": b"2", b"abd": b"1", b"a": b"3"}
 
 
 def test_a_named_key_group_must_be_the_keys_own(log: Log) -> None:

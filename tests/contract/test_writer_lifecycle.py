@@ -312,7 +312,7 @@ def test_statistics_are_for_any_thread(log: Log) -> None:
     assert found
 
 
-@pytest.mark.parametrize("hash_rule", list(HashRule))
+@pytest.mark.parametrize("hash_rule", [HashRule.CRC32, HashRule.CALLER])
 def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: LogRig, hash_rule: HashRule) -> None:
     """Named by the caller or hashed, a change for another's partition is a typed refusal, and the writer goes on."""
     with rig.create(partitions=2, key_groups=4, hash_rule=hash_rule) as log, Writer(log, "w", partitions=[1]) as writer:

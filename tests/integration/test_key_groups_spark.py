@@ -42,6 +42,17 @@ def test_spark_computes_the_vectors(spark: SparkSession, key_type: KeyType) -> N
     assert found == {n: tuple(v["key_groups"][str(count)] for count in counts) for n, v in enumerate(vectors)}
 
 
+def test_spark_computes_the_vectors_of_prefixes(spark: SparkSession) -> None:
+    """Also where a prefix ends inside of a character, and for keys that are shorter."""
+    text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
+    for vector in json.loads(text)["prefix_vectors"]:
+        key_type = KeyType(vector["key_type"])
+        spark_type, native = TYPES[key_type]
+        frame = spark.createDataFrame([(native(vector["key"]),)], StructType([StructField("k", spark_type)]))
+        expressions = [spark_expression("k", key_type, int(n), vector["prefix_bytes"]) for n in vector["key_groups"]]
+        assert list(frame.selectExpr(*expressions).collect()[0]) == list(vector["key_groups"].values())
+
+
 def test_narrow_integers_hash_as_longs(spark: SparkSession) -> None:
     """A column of a narrower integer type has the key groups of the same numbers as longs, negative ones too."""
     frame = spark.sql("SELECT CAST(id - 3 AS SMALLINT) AS k FROM range(6)")

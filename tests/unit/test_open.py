@@ -114,6 +114,26 @@ def test_options_that_agree_are_no_error(world: _World) -> None:
         assert log.name == "visits"
 
 
+def test_key_groups_by_prefix_are_an_option_of_the_log(world: _World) -> None:
+    """Both words are needed, and no numbers as keys; nothing is made of a half. An open that names others fails."""
+    for half in ({"hash_rule": "crc32-prefix"}, {"prefix_bytes": 8}, {"hash_rule": "caller", "prefix_bytes": 8}):
+        with pytest.raises(ConfigError, match="prefix_bytes"):
+            world.open(**half)
+    with pytest.raises(ConfigError, match="long"):
+        world.open(hash_rule="crc32-prefix", prefix_bytes=8, key_type="long")
+    with pytest.raises(NotFound):
+        world.open(create=False)
+    with world.open(hash_rule="crc32-prefix", prefix_bytes=8) as log:
+        assert log.descriptor.prefix_bytes == 8
+    with world.open(create=False) as log:
+        assert log.descriptor.key_group_of(b"12345678x") == log.descriptor.key_group_of(b"12345678y")
+    with pytest.raises(ConfigError, match="prefix_bytes is 8 and not 4") as raised:
+        world.open(prefix_bytes=4)
+    assert "hash_rule" not in str(raised.value)
+    with pytest.raises(ConfigError, match="hash_rule is crc32-prefix and not crc32"):
+        world.open(hash_rule="crc32")
+
+
 def test_an_unknown_kind_is_refused(world: _World) -> None:
     """It is no difference, but a word that says nothing."""
     with world.open():

@@ -1,8 +1,9 @@
 """The descriptor: what a log is, written once into its directory when the log is created.
 
 Invariants:
-- Nothing in the file ever changes. A log whose topics or cluster differ from it is refused, and both values are named;
-  unless a manifest says that a person accepted other topics in their place. `at` is the descriptor with those.
+- Nothing in the file ever changes, nor its version, for the ledger's Mark has its hash. A log whose topics or cluster
+  differ from it is refused, and both values are named; unless a manifest says that a person accepted other topics in
+  their place. `at` is the descriptor with those.
 - What is read back passes the same checks as what a caller gives: a file is untrusted input.
 """
 
@@ -12,31 +13,55 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from typing import cast
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
 from statelog.schemas.avro import Datum, FileCodec
-from statelog.schemas.keys.key_groups import KeyType, check_counts, key_groups_of_partition
+from statelog.schemas.keys.key_groups import (
+    KeyType,
+    check_counts,
+    check_prefix_bytes,
+    key_bytes,
+    key_groups_of,
+    key_groups_of_partition,
+)
 from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 
-__all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "verify"]
+__all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "check_hashing", "verify"]
 
-FORMAT_VERSION = 1
-_FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor)
+FORMAT_VERSION = 2
+_FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier={1: "descriptor-1"})
+_FILE_1 = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
 
 
 class HashRule(StrEnum):
-    """How a key's key group is known: it follows from the key, or the caller names it (then no look-up by key)."""
+    """How a key's key group is known: from the key, its first bytes, or the caller (then no look-up by key)."""
 
     CRC32 = "crc32"
+    CRC32_PREFIX = "crc32-prefix"
     CALLER = "caller"
+
+
+def check_hashing(hash_rule: HashRule, key_type: KeyType, prefix_bytes: object) -> None:
+    """Raise ConfigError unless key groups can follow from keys in this way."""
+    check_prefix_bytes(prefix_bytes, key_type)
+    if (prefix_bytes is None) is (hash_rule is HashRule.CRC32_PREFIX):
+        raise ConfigError(
+            f"hash_rule is {hash_rule} and prefix_bytes {prefix_bytes}",
+            hint=f"Give both for key groups by prefix: hash_rule={str(HashRule.CRC32_PREFIX)!r}, prefix_bytes=8, say",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptor:
     """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
     `nonce` is random, so that no two logs have the same descriptor. `made_with` is the identity that the file names,
-    where the log has other topics now.
+    where the log has other topics now. `prefix_bytes` is how many bytes of a key name its key group, None for all.
 
     Raises InvalidName, ConfigError.
     """
@@ -50,10 +75,12 @@ class Descriptor:
     value_schema_id: int
     nonce: bytes = field(repr=False)
     made_with: LogIdentity | None = None
+    prefix_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
         check_counts(self.partitions, self.key_groups)
+        check_hashing(self.hash_rule, self.key_type, self.prefix_bytes)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
 
@@ -76,6 +103,21 @@ class Descriptor:
         """The SHA-256 of the file: what the ledger's first record says of its owner."""
         return hashlib.sha256(self.to_bytes()).digest()
 
+    def key_group_of(self, key: bytes | str | int) -> int:
+        """The key group of a key, by the log's hash. Raises InvalidChange; Misuse where callers name it."""
+        if self.hash_rule is HashRule.CALLER:
+            raise self._named_by_callers()
+        return crc32(key_bytes(key, self.key_type)[: self.prefix_bytes]) % self.key_groups
+
+    def key_groups_of(self, keys: pa.Array) -> NDArray[np.uint16]:
+        """Those of a column of keys of the log's type. Raises as `key_group_of`."""
+        if self.hash_rule is HashRule.CALLER:
+            raise self._named_by_callers()
+        return key_groups_of(keys, self.key_groups, self.prefix_bytes)
+
+    def _named_by_callers(self) -> Misuse:
+        return Misuse("the callers of this log name the key groups: none follows from a key", log=self.name)
+
     def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
         """The key groups that these partitions hold: what a worker restores that writes them."""
         held = (key_groups_of_partition(partition, self.partitions, self.key_groups) for partition in partitions)
@@ -83,18 +125,19 @@ class Descriptor:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        return _FILE.encode(
-            {
-                "name": self.name,
-                "identity": (self.made_with or self.identity).to_datum(),
-                "partitions": self.partitions,
-                "key_groups": self.key_groups,
-                "hash_rule": self.hash_rule.value,
-                "key_type": self.key_type.value,
-                "value_schema_id": self.value_schema_id,
-                "nonce": self.nonce,
-            }
-        )
+        datum: Datum = {
+            "name": self.name,
+            "identity": (self.made_with or self.identity).to_datum(),
+            "partitions": self.partitions,
+            "key_groups": self.key_groups,
+            "hash_rule": self.hash_rule.value,
+            "key_type": self.key_type.value,
+            "value_schema_id": self.value_schema_id,
+            "nonce": self.nonce,
+        }
+        if self.prefix_bytes is None:
+            return _FILE_1.encode(datum)
+        return _FILE.encode({**datum, "prefix_bytes": self.prefix_bytes})
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Descriptor":
@@ -116,6 +159,7 @@ def _from_datum(datum: Datum) -> Descriptor:
         key_type=KeyType(cast("str", datum["key_type"])),
         value_schema_id=cast("int", datum["value_schema_id"]),
         nonce=cast("bytes", datum["nonce"]),
+        prefix_bytes=cast("int | None", datum.get("prefix_bytes")),
     )
 
 

@@ -16,7 +16,7 @@ from statelog.storage.log.log import Log
 __all__ = ["key_group_column", "repartition_by_key_group"]
 
 
-def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Column:
+def key_group_column(name: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> Column:
     """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null.
 
     It needs no look at the log:
@@ -25,7 +25,7 @@ def key_group_column(name: str, key_type: KeyType | str, key_groups: int) -> Col
         >>> people.select(key_group_column("name", "string", 128)).first()[0]
         71
     """
-    return F.expr(spark_expression(name, key_type, key_groups))
+    return F.expr(spark_expression(name, key_type, key_groups, prefix_bytes))
 
 
 def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | None = None) -> DataFrame:
@@ -46,6 +46,6 @@ def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | 
     if descriptor.hash_rule is HashRule.CALLER:
         group = F.col("key_group").cast(IntegerType())
     else:
-        group = key_group_column("key", descriptor.key_type, descriptor.key_groups)
+        group = key_group_column("key", descriptor.key_type, descriptor.key_groups, descriptor.prefix_bytes)
     task = F.floor(group * F.lit(count) / F.lit(descriptor.key_groups)).cast(IntegerType())
     return df.repartitionById(count, task)

@@ -252,7 +252,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys.
 
-        RocksDB seeks to them in every key group; a dict looks at all of its keys and sorts. Raises InvalidChange.
+        RocksDB seeks in every key group, or in that of the prefix; a dict looks at all its keys. Raises InvalidChange.
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
         committed = self._backend.range(first, behind)

@@ -17,7 +17,7 @@ import xxhash
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.changes.replay_plan import plan_replay
-from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.keys.key_groups import partition_of
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
@@ -77,7 +77,7 @@ class HistoryRig:
 
     def key_group(self, key: Any) -> int:
         """The key group of a key."""
-        return key_group_of(key, self.log.descriptor.key_type, self.log.descriptor.key_groups)
+        return self.log.descriptor.key_group_of(key)
 
     def partition(self, key: Any) -> int:
         """The partition of a key."""

@@ -82,6 +82,7 @@ class LogRig:
         key_groups: int = 16,
         key_type: KeyType | str = KeyType.BYTES,
         hash_rule: HashRule | str = HashRule.CRC32,
+        prefix_bytes: int | None = None,
         value_schema: str | None = None,
     ) -> Log:
         """Make the log, with few partitions, and open it."""
@@ -93,6 +94,7 @@ class LogRig:
             key_groups=key_groups,
             key_type=key_type,
             hash_rule=hash_rule,
+            prefix_bytes=prefix_bytes,
             value_schema=value_schema,
             replication_factor=1,
             allow_unsafe=UNSAFE,

@@ -175,7 +175,7 @@ def _examples() -> dict[str, Example]:
             "format-descriptor",
             descriptor,
             descriptor.to_bytes(),
-            _schema_text("descriptor"),
+            _schema_text("descriptor-1"),
             partial(Descriptor.from_bytes, path=DESCRIPTOR_PATH),
         ),
     }

@@ -109,6 +109,21 @@ def test_keys_of_a_caller_hashed_log_need_their_group(tmp_path: Path) -> None:
         state.key(b"a", key_group=8)
 
 
+def test_keys_lie_in_the_key_group_of_their_prefix(tmp_path: Path) -> None:
+    """The database says how many bytes key groups go by; one that lacks them gives no key a place."""
+    rig = history_rig(hash_rule="crc32-prefix", prefix_bytes=2)
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"ab", b"1"), (b"abc", b"2"), (b"b", b"3")])
+    recover(rig.log).to_rocksdb(tmp_path / "db")
+    state = read_rocksdb_state(tmp_path / "db")
+    with rocksdict.Rdict(str(tmp_path / "db")) as database:
+        assert [database[state.key(key)] for key in (b"ab", b"abc", b"b")] == [b"1", b"2", b"3"]
+    assert state.key(b"ab")[:2] == state.key(b"abc")[:2]
+    for lie in ({"prefix_bytes": None}, {"hash_rule": "crc32"}):
+        with pytest.raises(Corrupt):
+            RocksdbState.from_json(json.dumps(json.loads(state.to_json()) | lie).encode())
+
+
 def test_a_wrong_key_has_no_place(tmp_path: Path) -> None:
     """A key of another type, or under a key group that is not its own, is refused."""
     recover(_filled().log).to_rocksdb(tmp_path / "db")

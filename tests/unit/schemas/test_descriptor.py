@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, UnknownFormat
+from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, Misuse, UnknownFormat
 from statelog.schemas.avro import FileCodec, RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.keys.key_groups import KeyType
@@ -22,10 +23,11 @@ DESCRIPTOR = Descriptor(
     value_schema_id=1,
     nonce=bytes(range(16)),
 )
-SCHEMA_TEXT = RecordCodec("descriptor").text.encode()
+BY_PREFIX = replace(DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=8, key_type=KeyType.STRING)
+SCHEMA_TEXT, TEXT_BY_PREFIX = (RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor"))
 
 
-@pytest.mark.parametrize("rule", list(HashRule))
+@pytest.mark.parametrize("rule", [HashRule.CRC32, HashRule.CALLER])
 @pytest.mark.parametrize("key_type", list(KeyType))
 def test_a_descriptor_survives_its_file(rule: HashRule, key_type: KeyType) -> None:
     """The file decodes to the descriptor."""
@@ -33,9 +35,39 @@ def test_a_descriptor_survives_its_file(rule: HashRule, key_type: KeyType) -> No
     assert Descriptor.from_bytes(descriptor.to_bytes(), "descriptor.avro") == descriptor
 
 
-def test_every_mutation_of_the_file_is_refused() -> None:
+@pytest.mark.parametrize("key_type", [KeyType.BYTES, KeyType.STRING])
+def test_key_groups_by_prefix_survive_their_file(key_type: KeyType) -> None:
+    """The file decodes to the descriptor, with the length of the prefix."""
+    descriptor = replace(BY_PREFIX, key_type=key_type)
+    assert Descriptor.from_bytes(descriptor.to_bytes(), "descriptor.avro") == descriptor
+
+
+def test_only_key_groups_by_prefix_need_the_second_version() -> None:
+    """Who knows version 1 alone reads all other logs, whose files and digests stay as they are; this one it refuses by
+    its version, before it could take the key groups for those of whole keys.
+    """
+    former = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
+    for rule in (HashRule.CRC32, HashRule.CALLER):
+        data = replace(DESCRIPTOR, hash_rule=rule).to_bytes()
+        assert former.encode(former.decode(data, "descriptor.avro")) == data
+    with pytest.raises(UnknownFormat) as caught:
+        former.decode(BY_PREFIX.to_bytes(), "descriptor.avro")
+    assert (caught.value.facts["found"], caught.value.facts["known"]) == (2, 1)
+
+
+def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
+    """The descriptor does not make one up."""
+    log = replace(DESCRIPTOR, hash_rule=HashRule.CALLER)
+    with pytest.raises(Misuse):
+        log.key_group_of(1)
+    with pytest.raises(Misuse):
+        log.key_groups_of(pa.array([1]))
+
+
+@pytest.mark.parametrize(("descriptor", "text"), [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX)])
+def test_every_mutation_of_the_file_is_refused(descriptor: Descriptor, text: bytes) -> None:
     """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
-    for damaged in mutations(DESCRIPTOR.to_bytes(), spare=SCHEMA_TEXT):
+    for damaged in mutations(descriptor.to_bytes(), spare=text):
         with pytest.raises((CorruptDescriptor, UnknownFormat)):
             Descriptor.from_bytes(damaged, "descriptor.avro")
 
@@ -50,20 +82,34 @@ def test_a_change_in_the_schema_text_changes_nothing() -> None:
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version says so, instead of looking damaged."""
-    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x022")
+    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x023")
     with pytest.raises(UnknownFormat):
         Descriptor.from_bytes(newer, "descriptor.avro")
 
 
 @pytest.mark.parametrize(
     "lie",
-    [{"name": "../x"}, {"partitions": 0}, {"partitions": 200}, {"hash_rule": "md5"}, {"key_type": "date"}],
+    [
+        {"name": "../x"}, {"partitions": 0}, {"partitions": 200}, {"hash_rule": "md5"}, {"key_type": "date"},
+        {"hash_rule": "crc32-prefix"},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> None:
     """A right checksum does not excuse what no descriptor says."""
-    codec = FileCodec("descriptor", version=1, error=CorruptDescriptor)
+    codec = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
     datum = codec.decode(DESCRIPTOR.to_bytes(), "descriptor.avro")
+    with pytest.raises(CorruptDescriptor):
+        Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
+
+
+@pytest.mark.parametrize(
+    "lie", [{"prefix_bytes": 0}, {"prefix_bytes": 257}, {"hash_rule": "crc32"}, {"key_type": "long"}]
+)
+def test_a_prefix_that_no_log_has_is_corrupt(lie: dict[str, object]) -> None:
+    """A length that is none, and one beside another rule or behind numbers, is not left aside."""
+    codec = FileCodec("descriptor", version=2, error=CorruptDescriptor)
+    datum = codec.decode(BY_PREFIX.to_bytes(), "descriptor.avro")
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
 
@@ -76,6 +122,9 @@ def test_a_caller_cannot_make_one_that_says_nonsense() -> None:
         replace(DESCRIPTOR, partitions=129)
     with pytest.raises(ConfigError):
         replace(DESCRIPTOR, value_schema_id=-1)
+    for lie in ({"hash_rule": HashRule.CRC32_PREFIX}, {"prefix_bytes": 8}):
+        with pytest.raises(ConfigError):
+            replace(DESCRIPTOR, **lie)  # type: ignore[arg-type]  # of each field one value
 
 
 def test_the_same_cluster_and_topics_verify() -> None:

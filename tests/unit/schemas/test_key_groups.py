@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.keys.binary_column import binary_column
@@ -33,10 +35,10 @@ from statelog.schemas.keys.key_groups import (
 Key = bytes | str | int
 
 
-def vectors() -> list[dict[str, Any]]:
+def vectors(kind: str = "vectors") -> list[dict[str, Any]]:
     """The published test vectors."""
     text = resources.files("statelog.schemas").joinpath("key_group_vectors.json").read_text("utf-8")
-    found: list[dict[str, Any]] = json.loads(text)["vectors"]
+    found: list[dict[str, Any]] = json.loads(text)[kind]
     return found
 
 
@@ -62,6 +64,51 @@ def test_vectors_hold(vector: dict[str, Any]) -> None:
     for count, key_group in vector["key_groups"].items():
         assert key_group_of(key, key_type, int(count)) == key_group
         assert key_groups_of(column, int(count)).tolist() == [key_group]
+
+
+@pytest.mark.parametrize("vector", vectors("prefix_vectors"), ids=lambda v: f"{v['key_type']}-{v['key']}")
+def test_vectors_of_prefixes_hold(vector: dict[str, Any]) -> None:
+    """The first bytes are hashed, in the middle of a character, too; a shorter key is hashed whole."""
+    key, key_type, length = vector_key(vector), KeyType(vector["key_type"]), vector["prefix_bytes"]
+    assert key_bytes(key, key_type)[:length].hex() == vector["hashed"]
+    for count, key_group in vector["key_groups"].items():
+        assert key_group_of(key, key_type, int(count), length) == key_group
+        assert key_groups_of(pa.array([key], key_type.arrow_type), int(count), length).tolist() == [key_group]
+        assert key_group_of(bytes.fromhex(vector["hashed"]), KeyType.BYTES, int(count)) == key_group
+
+
+@given(prefix=st.binary(min_size=3, max_size=3), rests=st.lists(st.binary(max_size=20), min_size=1))
+def test_all_keys_of_a_prefix_share_a_key_group(prefix: bytes, rests: list[bytes]) -> None:
+    """Whatever follows it, for one key and for a column, of which a slice is asked."""
+    keys = [prefix + rest for rest in rests]
+    groups = {key_group_of(key, KeyType.BYTES, 128, 3) for key in keys}
+    assert groups == set(key_groups_of(pa.array([b"other", *keys], pa.binary()).slice(1), 128, 3).tolist())
+    assert groups == {key_group_of(prefix, KeyType.BYTES, 128)}
+
+
+@given(texts=st.lists(st.text(max_size=8)), length=st.integers(1, 12))
+def test_a_column_of_texts_goes_by_the_prefixes_of_each(texts: list[str], length: int) -> None:
+    """The column agrees with one key at a time."""
+    one_by_one = [key_group_of(text, KeyType.STRING, 128, length) for text in texts]
+    assert key_groups_of(pa.array(texts, pa.string()), 128, length).tolist() == one_by_one
+
+
+@pytest.mark.parametrize("length", [0, 257, -1, True, "8", 1.0])
+def test_lengths_of_prefixes_that_are_refused(length: Any) -> None:
+    """What is no length of a prefix is refused by name, and so is every length for numbers."""
+    with pytest.raises(ConfigError, match="prefix_bytes"):
+        key_group_of(b"a", KeyType.BYTES, 128, length)
+    with pytest.raises(ConfigError, match="prefix_bytes"):
+        key_groups_of(pa.array([b"a"]), 128, length)
+    with pytest.raises(ConfigError, match="prefix_bytes"):
+        spark_expression("k", KeyType.BYTES, 128, length)
+    for ask in (
+        lambda: key_group_of(1, KeyType.LONG, 8, 4),
+        lambda: key_groups_of(pa.array([1]), 8, 4),
+        lambda: spark_expression("k", KeyType.LONG, 8, 4),
+    ):
+        with pytest.raises(ConfigError, match="long"):
+            ask()
 
 
 @pytest.mark.parametrize("key_type", list(KeyType))
@@ -193,6 +240,12 @@ def test_key_type_of_an_arrow_type() -> None:
 def test_spark_expression_quotes_the_column() -> None:
     """A backtick in a column's name cannot end the name."""
     assert spark_expression("a`b", KeyType.STRING, 8) == "CAST(pmod(crc32(CAST(`a``b` AS BINARY)), 8) AS INT)"
+
+
+def test_spark_hashes_the_same_first_bytes() -> None:
+    """Of the binary form, so that bytes are counted and not characters; Spark's positions begin at 1."""
+    found = spark_expression("k", KeyType.STRING, 8, 4)
+    assert found == "CAST(pmod(crc32(substring(CAST(`k` AS BINARY), 1, 4)), 8) AS INT)"
 
 
 def test_a_column_whose_offsets_end_with_a_part_of_a_number() -> None:

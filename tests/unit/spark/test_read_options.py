@@ -21,7 +21,9 @@ from statelog.spark.source.wanted import Wanted, narrowed, wanted
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 
 
-def _log(key_type: KeyType = KeyType.LONG, rule: HashRule = HashRule.CRC32) -> Descriptor:
+def _log(
+    key_type: KeyType = KeyType.LONG, rule: HashRule = HashRule.CRC32, prefix_bytes: int | None = None
+) -> Descriptor:
     return Descriptor(
         name="flights",
         identity=LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l"),
@@ -31,6 +33,7 @@ def _log(key_type: KeyType = KeyType.LONG, rule: HashRule = HashRule.CRC32) -> D
         key_type=key_type,
         value_schema_id=0,
         nonce=bytes(16),
+        prefix_bytes=prefix_bytes,
     )
 
 
@@ -128,3 +131,7 @@ def test_filters_narrow_and_never_widen() -> None:
     for unknown in (IsNotNull(("key",)), Not(EqualTo(("key",), 7)), EqualTo(("n",), 7), EqualTo(("key",), "text")):
         assert left(unknown) == every
     assert left(EqualTo(("key",), 7), log=_log(rule=HashRule.CALLER)) == Wanted(tuple(range(16)), (7,))
+    by_prefix = _log(KeyType.STRING, HashRule.CRC32_PREFIX, prefix_bytes=2)
+    theirs = key_group_of("ab", KeyType.STRING, 16)
+    assert left(EqualTo(("key",), "abc"), log=by_prefix) == Wanted((theirs,), ("abc",))
+    assert wanted(by_prefix, None, ["abd", "abe"]) == Wanted((theirs,), ("abd", "abe"))

@@ -86,6 +86,7 @@ def _what_it_is(found: LogDescription) -> tuple[Fact, ...]:
         Fact("key_type", descriptor.key_type.value),
         Fact("values", "typed" if descriptor.value_schema_id else "bytes"),
         Fact("hash", descriptor.hash_rule.value),
+        Fact("prefix_bytes", descriptor.prefix_bytes, Unit.COUNT),
     )
 
 

@@ -19,7 +19,6 @@ from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, re
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.streaming.commit_feed import CommitFeed, ToldCommit
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import key_groups_of
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]
@@ -202,4 +201,4 @@ def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: De
         return frozenset(asked)
     if keys is None or descriptor.hash_rule is HashRule.CALLER:
         return None
-    return frozenset(key_groups_of(keys, descriptor.key_groups).tolist())
+    return frozenset(descriptor.key_groups_of(keys).tolist())

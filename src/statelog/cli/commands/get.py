@@ -16,7 +16,6 @@ from statelog.cli.which_state import at_options, bytes_option, lease_option, par
 from statelog.errors import ConfigError
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import key_groups_of
 
 __all__ = ["command"]
 
@@ -84,7 +83,7 @@ def _key_groups(keys: pa.Array, named: int | None, descriptor: Descriptor) -> li
         return [named]
     if named is not None:
         raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
-    return sorted(set(key_groups_of(keys, descriptor.key_groups).tolist()))
+    return sorted(set(descriptor.key_groups_of(keys).tolist()))
 
 
 def _in_order(found: pa.Table, keys: pa.Array) -> pa.Table:

@@ -24,8 +24,9 @@ __all__ = ["command"]
 )
 @click.option(
     "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
-    help="How a key's group is found: hashed from the key, or named by the caller.",
+    help="How a key's group is found: hashed from the key, or from its first bytes, or named by the caller.",
 )  # fmt: skip
+@click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
 def command(
@@ -36,6 +37,7 @@ def command(
     key_type: str,
     value_schema: Path | None,
     hash_rule: str,
+    prefix_bytes: int | None,
 ) -> None:
     """Make a log."""
     config = session.config
@@ -48,6 +50,7 @@ def command(
             key_groups=key_groups,
             key_type=key_type,
             hash_rule=hash_rule,
+            prefix_bytes=prefix_bytes,
             value_schema=None if value_schema is None else avsc_text(value_schema),
             replication_factor=config.replication_factor,
             allow_unsafe=config.allow_unsafe,
@@ -70,6 +73,7 @@ def _report(log: Log, replication_factor: int) -> Report:
             Fact("key_type", descriptor.key_type.value),
             Fact("values", "typed" if descriptor.value_schema_id else "bytes"),
             Fact("hash", descriptor.hash_rule.value),
+            Fact("prefix_bytes", descriptor.prefix_bytes, Unit.COUNT),
             Fact("replication_factor", replication_factor, Unit.COUNT),
         ),
     )

@@ -21,7 +21,7 @@ from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
 from statelog.producer.sending.lists import LARGE, ChangeLists, Unquick
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
+from statelog.schemas.keys.key_groups import KeyType, key_bytes
 from statelog.schemas.values.schema import ValueSchema
 
 __all__ = ["ChangeBuffer", "Key", "Value"]
@@ -100,7 +100,7 @@ class ChangeBuffer:
 
     def group_of(self, key: Key) -> int:
         """The key group of a key, by the log's hash. Raises InvalidChange."""
-        return key_group_of(key, self._descriptor.key_type, self._descriptor.key_groups)
+        return self._descriptor.key_group_of(key)
 
     def extend(self, table: object) -> Iterator[bool]:
         """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the buffer is

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schema, changes_batch, chunk_slices
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_groups_of, key_groups_of_partition, partition_of
+from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition, partition_of
 from statelog.schemas.keys.shares import ranges_text
 from statelog.schemas.numbers import numbers_of
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
@@ -113,7 +113,7 @@ class ChangeMaker:
             raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
 
     def _own_groups(self, keys: pa.Array) -> NDArray[np.uint16]:
-        return key_groups_of(keys, self._descriptor.key_groups)
+        return self._descriptor.key_groups_of(keys)
 
     # ---- the columns of a batch
 

@@ -103,6 +103,7 @@ def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
         place=plan.place,
         key_type=descriptor.key_type,
         hash_rule=descriptor.hash_rule,
+        prefix_bytes=descriptor.prefix_bytes,
         key_groups=descriptor.key_groups,
         recovered_key_groups=None if plan.key_groups is None else tuple(sorted(plan.key_groups)),
         value_schema_id=schema.id,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from statelog.errors import Corrupt, KeyGroupMismatch, UnknownFormat
-from statelog.schemas.descriptor import HashRule
+from statelog.errors import ConfigError, Corrupt, KeyGroupMismatch, UnknownFormat
+from statelog.schemas.descriptor import HashRule, check_hashing
 from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.metadata import Metadata
@@ -56,6 +56,10 @@ class RocksdbState:
     value_schema: str
     rows: int
     commits: Mapping[str, ResumePoint]
+    prefix_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_hashing(self.hash_rule, self.key_type, self.prefix_bytes)
 
     @property
     def position(self) -> int:
@@ -69,8 +73,8 @@ class RocksdbState:
         """
         data = key_bytes(key, self.key_type)
         group = key_group
-        if self.hash_rule is HashRule.CRC32:
-            group = key_group_of(key, self.key_type, self.key_groups)
+        if self.hash_rule is not HashRule.CALLER:
+            group = key_group_of(key, self.key_type, self.key_groups, self.prefix_bytes)
         if group is None or not 0 <= group < self.key_groups or key_group not in (None, group):
             hint = "Name the key group that the key was written to" if group is None else "Leave key_group out"
             raise KeyGroupMismatch("a key's key group", hint=hint, named=key_group, own=group)
@@ -87,6 +91,7 @@ class RocksdbState:
                 "place": self.place.to_json(),
                 "key_type": self.key_type.value,
                 "hash_rule": self.hash_rule.value,
+                "prefix_bytes": self.prefix_bytes,
                 "key_groups": self.key_groups,
                 "recovered_key_groups": self.recovered_key_groups,
                 "value_schema_id": self.value_schema_id,
@@ -108,7 +113,7 @@ class RocksdbState:
             if found["format"] != _FORMAT:
                 raise UnknownFormat("a database made by another version of statelog", format=str(found["format"]))
             return _state_of(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise Corrupt("the database does not say what state it holds", problem=repr(error)) from error
 
 
@@ -133,6 +138,7 @@ def _state_of(found: dict[str, object]) -> RocksdbState:
         value_schema_id=cast("int", found["value_schema_id"]),
         value_schema=str(found["value_schema"]),
         rows=cast("int", found["rows"]),
+        prefix_bytes=cast("int | None", found.get("prefix_bytes")),
         commits={
             writer: ResumePoint(
                 checkpoint_id=cast("int", point["checkpoint_id"]),

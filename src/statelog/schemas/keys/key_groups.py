@@ -1,7 +1,8 @@
 """Key groups: the key group of a key, and the partition of a key group.
 
 The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
-bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement.
+bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
+`prefix_bytes` of them, and a shorter key whole: whoever has its descriptor asks that.
 
 This module answers for one key, for an Arrow column of keys, and as a Spark SQL expression; the three agree, and
 `key_group_vectors.json` beside this file holds published test vectors for other implementations.
@@ -20,6 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
@@ -33,6 +35,7 @@ __all__ = [
     "KeyType",
     "bitmaps_overlap",
     "check_counts",
+    "check_prefix_bytes",
     "crc32_column",
     "from_bitmap",
     "key_bytes",
@@ -48,6 +51,7 @@ __all__ = [
 
 DEFAULT_KEY_GROUPS = 128
 MAX_KEY_GROUPS = 65536
+_MAX_PREFIX_BYTES = 256
 _WIDEST = 256  # Longer keys go to zlib one by one; its call costs little next to so many bytes.
 _BLOCK_ROWS = 8192  # Bounds the padded matrix of keys of mixed lengths to 2 MiB, and keeps it near the cache.
 _FEW = 64  # So many key groups become a bitmap faster one by one than by numpy.
@@ -92,6 +96,16 @@ def check_counts(partitions: int, key_groups: int) -> None:
         )
 
 
+def check_prefix_bytes(prefix_bytes: object, key_type: KeyType) -> None:
+    """Raise ConfigError unless key groups of such keys can go by so many of their first bytes; None is all of them."""
+    if prefix_bytes is None:
+        return
+    if type(prefix_bytes) is not int or not 1 <= prefix_bytes <= _MAX_PREFIX_BYTES:
+        raise ConfigError(f"prefix_bytes is {prefix_bytes!r} and must be a whole number from 1 to {_MAX_PREFIX_BYTES}")
+    if key_type is KeyType.LONG:
+        raise ConfigError("keys of type long have no prefixes", hint="Use keys of type string or bytes")
+
+
 # ---- one key
 
 
@@ -122,25 +136,31 @@ def _utf8(key: str) -> bytes:
         ) from error
 
 
-def key_group_of(key: bytes | str | int, key_type: KeyType | str, key_groups: int) -> int:
-    """The key group of one key.
+def key_group_of(
+    key: bytes | str | int, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None
+) -> int:
+    """The key group of one key; by its first `prefix_bytes` alone, if the log's `prefix_bytes` is not None.
 
         >>> key_group_of("alice", "string", 128)
         71
 
-    Raises InvalidChange as `key_bytes` does, ConfigError for a key type or a number of key groups that no log has.
+    Raises InvalidChange as `key_bytes` does, ConfigError for a key type or a number that no log has.
     """
     if not isinstance(key_type, KeyType):
         key_type = one_of(KeyType, "key_type", key_type)
     check_counts(1, key_groups)
-    return zlib.crc32(key_bytes(key, key_type)) % key_groups
+    check_prefix_bytes(prefix_bytes, key_type)
+    return zlib.crc32(key_bytes(key, key_type)[:prefix_bytes]) % key_groups
 
 
 # ---- a column of keys
 
 
-def key_groups_of(keys: pa.Array, key_groups: int) -> NDArray[np.uint16]:
-    """The key group of every key of a column. Raises InvalidChange as `crc32_column` does."""
+def key_groups_of(keys: pa.Array, key_groups: int, prefix_bytes: int | None = None) -> NDArray[np.uint16]:
+    """The key group of every key of a column. Raises InvalidChange as `crc32_column` does, and ConfigError."""
+    if prefix_bytes is not None:
+        check_prefix_bytes(prefix_bytes, KeyType.of(keys.type))
+        keys = pc.binary_slice(keys.cast(pa.binary()), 0, prefix_bytes)
     return (crc32_column(keys) % np.uint32(key_groups)).astype(np.uint16)
 
 
@@ -306,14 +326,18 @@ def bitmaps_overlap(a: bytes, b: bytes) -> bool:
 # ---- Spark
 
 
-def spark_expression(column: str, key_type: KeyType | str, key_groups: int) -> str:
+def spark_expression(column: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> str:
     """The Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys.
 
-    Raises ConfigError for a key type that there is not.
+    Raises ConfigError for a key type that there is not, and for a prefix of longs.
     """
     name = "`" + column.replace("`", "``") + "`"
-    if one_of(KeyType, "key_type", key_type) is KeyType.LONG:
+    kind = one_of(KeyType, "key_type", key_type)
+    check_prefix_bytes(prefix_bytes, kind)
+    if kind is KeyType.LONG:
         canonical = f"unhex(lpad(hex(CAST({name} AS BIGINT)), 16, '0'))"
     else:
         canonical = f"CAST({name} AS BINARY)"
+    if prefix_bytes is not None:
+        canonical = f"substring({canonical}, 1, {prefix_bytes})"
     return f"CAST(pmod(crc32({canonical}), {key_groups}) AS INT)"

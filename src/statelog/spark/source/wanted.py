@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.keys.key_groups import KeyType
 
 __all__ = ["Wanted", "narrowed", "wanted"]
 
@@ -62,7 +62,7 @@ def _with_keys(before: Wanted, keys: list[Key], descriptor: Descriptor) -> Wante
     kept = tuple(dict.fromkeys(key for key in keys if before.keys is None or key in before.keys))
     groups = before.key_groups
     if descriptor.hash_rule is not HashRule.CALLER:
-        theirs = {key_group_of(key, descriptor.key_type, descriptor.key_groups) for key in kept}
+        theirs = {descriptor.key_group_of(key) for key in kept}
         groups = tuple(group for group in groups if group in theirs)
     return Wanted(groups, kept)
 

@@ -33,6 +33,7 @@ def make_log(
     key_groups: int,
     key_type: KeyType,
     hash_rule: HashRule,
+    prefix_bytes: int | None,
     value_schema: ValueSchema | None,
     replication_factor: int,
     waived: frozenset[Waiver],
@@ -59,6 +60,7 @@ def make_log(
         key_type=key_type,
         value_schema_id=1 if value_schema else 0,
         nonce=begun.nonce if begun else os.urandom(16),
+        prefix_bytes=prefix_bytes,
     )
     if value_schema is not None:
         put_first_schema(store, value_schema.avsc)

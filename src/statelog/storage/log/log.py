@@ -18,7 +18,7 @@ from statelog.closing import Closing
 from statelog.errors import IdentityChanged, NotFound
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
@@ -106,6 +106,7 @@ class Log(Closing):
         key_groups: int = 128,
         key_type: KeyType | str = KeyType.BYTES,
         hash_rule: HashRule | str = HashRule.CRC32,
+        prefix_bytes: int | None = None,
         value_schema: str | None = None,
         replication_factor: int = 3,
         allow_unsafe: Collection[str] = (),
@@ -115,11 +116,13 @@ class Log(Closing):
 
         `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL;
         `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names waived checks.
+        With `hash_rule="crc32-prefix"` keys whose first `prefix_bytes` are equal lie in one key group.
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
         check_log_counts(partitions, key_groups, replication_factor)
         rule, kind = one_of(HashRule, "hash_rule", hash_rule), one_of(KeyType, "key_type", key_type)
+        check_hashing(rule, kind, prefix_bytes)
         schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
         with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
             descriptor = make_log(
@@ -130,6 +133,7 @@ class Log(Closing):
                 key_groups=key_groups,
                 key_type=kind,
                 hash_rule=rule,
+                prefix_bytes=prefix_bytes,
                 value_schema=schema,
                 replication_factor=replication_factor,
                 waived=waived,

@@ -32,6 +32,7 @@ class LogOptions:
     key_groups: int | None = None
     key_type: KeyType | str | None = None
     hash_rule: HashRule | str | None = None
+    prefix_bytes: int | None = None
     value_schema: str | None = None
     replication_factor: int | None = None
 
@@ -55,7 +56,7 @@ class LogOptions:
 
     def _differing_counts(self, descriptor: Descriptor) -> Iterator[str]:
         kinds = {"key_type": KeyType, "hash_rule": HashRule}
-        for name in ("partitions", "key_groups", *kinds):
+        for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
             wanted, found = getattr(self, name), getattr(descriptor, name)
             if wanted is not None and (one_of(kinds[name], name, wanted) if name in kinds else wanted) != found:
                 yield f"{name} is {found} and not {wanted}"
@@ -77,6 +78,7 @@ def open(  # noqa: A001 - the name for users is statelog.open, as it is gzip.ope
     key_groups: int | None = None,
     key_type: KeyType | str | None = None,
     hash_rule: HashRule | str | None = None,
+    prefix_bytes: int | None = None,
     value_schema: str | None = None,
     replication_factor: int | None = None,
     allow_unsafe: Collection[str] = (),
@@ -99,6 +101,7 @@ def open(  # noqa: A001 - the name for users is statelog.open, as it is gzip.ope
         key_groups=key_groups,
         key_type=key_type,
         hash_rule=hash_rule,
+        prefix_bytes=prefix_bytes,
         value_schema=value_schema,
         replication_factor=replication_factor,
     )

@@ -185,16 +185,9 @@ class RocksdbBackend:
             yield from self._raw_range(*_bounds(group))
 
     def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """One seek in each key group, and a merge of them."""
-        if not self._keys.is_paired:
-            return heapq.merge(*(self._group_range(group, start, end) for group in self._keys.groups), key=_key)
-        first, last = (0 if start is None else start[0]), (MAX_KEY_GROUPS if end is None else end[0])
-        bounds = (  # Pairs are in the order of their key groups.
-            (group, start[1] if start and group == first else None, end[1] if end and group == last else None)
-            for group in self._keys.groups
-            if first <= group <= last
-        )
-        return chain.from_iterable(starmap(self._group_range, bounds))
+        """One seek in each key group where such keys may lie, and a merge of them."""
+        ranges = starmap(self._group_range, self._keys.group_bounds(self._keys.groups, start, end))
+        return chain.from_iterable(ranges) if self._keys.is_paired else heapq.merge(*ranges, key=_key)
 
     def _group_range(self, group: int, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
         """The keys of one key group between two plain keys, in their order. In raw order negative longs come last."""

@@ -8,7 +8,7 @@ Invariants:
 - A key of another type is an error in every method: to say "not there" would be a wrong answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any, cast
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of, key_groups_of
+from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.keys.shares import ranges_text
 from statelog.tables.changes.merging import prefix_end
 from statelog.tables.changes.values import NoClass
@@ -71,7 +71,7 @@ class KeyRule:
         if not self.is_paired:
             plain = self._plain(key)
             if self.owned is not None and self.one is None:
-                self._check_owned(key_group_of(plain, self.descriptor.key_type, self.descriptor.key_groups))
+                self._check_owned(self.descriptor.key_group_of(plain))
             return plain
         pair = self._pair(key)
         self._check_owned(pair[0])
@@ -96,6 +96,32 @@ class KeyRule:
             return bound, (bound[0] + 1, type(plain)()) if behind is None else (bound[0], behind)
         return bound, behind
 
+    def group_bounds(self, among: Iterable[int], start: Any, end: Any) -> Iterator[tuple[int, Any, Any]]:
+        """Those of these key groups where keys from `start` on and below `end` may lie (None: no bound), and between
+        which plain keys. Pairs are in the order of their key groups.
+        """
+        if not self.is_paired:
+            alone = self._group_between(start, end)
+            yield from ((group, start, end) for group in among if alone in (None, group))
+            return
+        first, last = (0 if start is None else start[0]), (MAX_KEY_GROUPS if end is None else end[0])
+        for group in among:
+            if first <= group <= last:
+                below = end[1] if end and group == last else None
+                yield group, start[1] if start and group == first else None, below
+
+    def _group_between(self, start: Any, end: Any) -> int | None:
+        """The key group of all keys between two plain bounds, if they begin alike for as long as key groups go by."""
+        length = self.descriptor.prefix_bytes
+        if length is None or start is None or len(data := key_bytes(start, self.descriptor.key_type)) < length:
+            return None
+        alike: bytes | str = data[:length]
+        if isinstance(start, str):  # Whole characters, the last of which may end behind those bytes.
+            alike = start[: len(data[: length - 1].decode(errors="ignore")) + 1]
+        behind: Any = prefix_end(alike)
+        is_alone = behind is None or (end is not None and end <= behind)
+        return self.descriptor.key_group_of(start) if is_alone else None
+
     def group(self, key: Any) -> int:
         """The key group of an admitted key."""
         if self.one is not None:
@@ -103,7 +129,7 @@ class KeyRule:
         if self.is_paired:
             group: int = key[0]
             return group
-        return key_group_of(key, self.descriptor.key_type, self.descriptor.key_groups)
+        return self.descriptor.key_group_of(key)
 
     def groups_of(self, keys: Sequence[Any]) -> Sequence[int]:
         """The key groups of many admitted keys."""
@@ -112,7 +138,7 @@ class KeyRule:
         if self.is_paired:
             return [key[0] for key in keys]
         column = pa.array(keys, self.descriptor.key_type.arrow_type)
-        found: list[int] = key_groups_of(column, self.descriptor.key_groups).tolist()
+        found: list[int] = self.descriptor.key_groups_of(column).tolist()
         return found
 
     def plain(self, key: Any) -> Any:
@@ -173,12 +199,12 @@ class KeyRule:
         if self.one is not None:
             return self.raw if self.descriptor.key_type is not KeyType.BYTES else self.one.to_bytes(2, "big").__add__
         count = self.descriptor.key_groups
-        prefixes = [group.to_bytes(2, "big") for group in range(count)]
+        prefixes, length = [group.to_bytes(2, "big") for group in range(count)], self.descriptor.prefix_bytes
         match self.descriptor.key_type:
             case KeyType.BYTES:
-                return lambda key: prefixes[crc32(key) % count] + key
+                return lambda key: prefixes[crc32(key[:length]) % count] + key
             case KeyType.STRING:
-                return lambda key: prefixes[crc32(data := key.encode()) % count] + data
+                return lambda key: prefixes[crc32((data := key.encode())[:length]) % count] + data
             case KeyType.LONG:
                 return lambda key: prefixes[crc32(data := key.to_bytes(8, "big", signed=True)) % count] + data
 

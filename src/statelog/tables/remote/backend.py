@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
 from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
@@ -130,9 +129,9 @@ class RemoteBackend:
                 yield from self._shown(table)
 
     def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """A merge of what is local and of every missing key group. Nothing is loaded meanwhile."""
+        """A merge of what is local and of missing key groups where such keys may be. Nothing is loaded meanwhile."""
         with self._scanning():
-            bounds = list(self._group_bounds(start, end))
+            bounds = list(self._keys.group_bounds(sorted(self.missing), start, end))
             far = (self._far_range(*one, streams=len(bounds)) for one in bounds)
             yield from heapq.merge(self._part.range(start, end), *far, key=_key)
 
@@ -253,20 +252,6 @@ class RemoteBackend:
     def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         for rows in self._part.unchanged(table).to_batches():
             yield from zip(self._keys.of_columns(rows), self._values.of_column(rows.column("value")), strict=True)
-
-    def _group_bounds(self, start: Any, end: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Each missing key group, and between which plain keys it is wanted. Pairs are in the order of key groups."""
-        if not self._keys.is_paired:
-            yield from ((group, start, end) for group in sorted(self.missing))
-            return
-        first, last = (0 if start is None else start[0]), (MAX_KEY_GROUPS if end is None else end[0])
-        for group in sorted(self.missing):
-            if first <= group <= last:
-                yield (
-                    group,
-                    start[1] if start and group == first else None,
-                    end[1] if end and group == last else None,
-                )
 
 
 def _key(item: tuple[Any, Any]) -> Any:
