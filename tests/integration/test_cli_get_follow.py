@@ -81,6 +81,24 @@ def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
     shell.run("delete", log_name, "--yes")
 
 
+def test_get_and_follow_in_a_log_of_key_groups_by_prefix(broker: Broker, tmp_path: Path, log_name: str) -> None:
+    """They read the key group of the prefix, in which the keys are, and `describe` says how long it is."""
+    shell = Shell(broker.bootstrap, tmp_path, log_name)
+    assert (
+        shell.json("init", log_name, "--hash", "crc32-prefix", "--key-type", "string", code=2)["error"] == "ConfigError"
+    )
+    made = ("--hash", "crc32-prefix", "--prefix-bytes", 2, "--key-type", "string")
+    assert shell.json("init", log_name, *made)["prefix_bytes"] == 2
+    rows = [{"key": "ab" + rest, "value": rest} for rest in ("", "c", "cde", "f")]
+    shell.json("append", log_name, write_lines(tmp_path / "in.jsonl", rows))
+    for row in rows:
+        assert shell.run("get", log_name, row["key"]).stdout == row["value"] + "\n"
+    shown = shell.run("follow", log_name, "--once", "--from", "oldest", "abcde").stdout.splitlines()
+    assert shown[1:] == ["  put abcde cde"]
+    assert shell.json("describe", log_name)["prefix_bytes"] == 2
+    shell.run("delete", log_name, "--yes")
+
+
 def test_follow_shows_commits_of_the_past(shell: Shell) -> None:
     """From the oldest, a position, a time or the state; of some keys, key groups or writers; for people and as JSON."""
     with shell.open_log() as log:
