@@ -89,10 +89,11 @@ def test_get_and_follow_in_a_log_of_key_groups_by_prefix(broker: Broker, tmp_pat
     )
     made = ("--hash", "crc32-prefix", "--prefix-bytes", 2, "--key-type", "string")
     assert shell.json("init", log_name, *made)["prefix_bytes"] == 2
-    rows = [{"key": "ab" + rest, "value": rest} for rest in ("", "c", "cde", "f")]
+    rests = ("", "c", "cde", "f")
+    rows: list[dict[str, object]] = [{"key": "ab" + rest, "value": rest} for rest in rests]
     shell.json("append", log_name, write_lines(tmp_path / "in.jsonl", rows))
-    for row in rows:
-        assert shell.run("get", log_name, row["key"]).stdout == row["value"] + "\n"
+    for rest in rests:
+        assert shell.run("get", log_name, "ab" + rest).stdout == rest + "\n"
     shown = shell.run("follow", log_name, "--once", "--from", "oldest", "abcde").stdout.splitlines()
     assert shown[1:] == ["  put abcde cde"]
     assert shell.json("describe", log_name)["prefix_bytes"] == 2

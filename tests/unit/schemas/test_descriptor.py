@@ -124,7 +124,7 @@ def test_a_caller_cannot_make_one_that_says_nonsense() -> None:
         replace(DESCRIPTOR, value_schema_id=-1)
     for lie in ({"hash_rule": HashRule.CRC32_PREFIX}, {"prefix_bytes": 8}):
         with pytest.raises(ConfigError):
-            replace(DESCRIPTOR, **lie)  # type: ignore[arg-type]  # of each field one value
+            replace(DESCRIPTOR, **lie)
 
 
 def test_the_same_cluster_and_topics_verify() -> None:

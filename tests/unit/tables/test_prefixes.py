@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import Place
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.rocksdb import RocksdbBackend
 from statelog.tables.changes.keys import KeyRule
@@ -42,7 +43,7 @@ def _rule(key_type: KeyType) -> KeyRule:
     )
 
 
-RULES = {bytes: _rule(KeyType.BYTES), str: _rule(KeyType.STRING)}
+RULES: dict[type, KeyRule] = {bytes: _rule(KeyType.BYTES), str: _rule(KeyType.STRING)}
 
 
 @given(prefix=BYTES | TEXTS)
@@ -70,7 +71,7 @@ def test_rocksdb_seeks_once(tmp_path: Path, prefix: bytes, looks: int) -> None:
     home, rule = Home(tmp_path, "log", "table"), RULES[bytes]
     backend = RocksdbBackend(home, rule, ValueRule(OPAQUE), TableSettings())
     wanted = [prefix + b"%d" % number for number in range(10)]
-    backend.apply(dict.fromkeys([*wanted, b"other", b"u"], b""), Place(1))
+    backend.apply(dict.fromkeys([*wanted, b"other", b"u"], b""), StatePlace(Place(1)))
     with patch.object(backend, "_raw_range", wraps=backend._raw_range) as seeks:
         assert [key for key, _ in backend.range(*rule.prefix_bounds(prefix))] == wanted
     assert seeks.call_count == looks
