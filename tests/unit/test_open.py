@@ -117,7 +117,8 @@ def test_options_that_agree_are_no_error(world: _World) -> None:
 def test_key_groups_by_prefix_are_an_option_of_the_log(world: _World) -> None:
     """Both words are needed, and no numbers as keys; nothing is made of a half. An open that names others fails."""
     halves: list[dict[str, Any]] = [{"hash_rule": "crc32-prefix"}, {"prefix_bytes": 8}]
-    for half in [*halves, {"hash_rule": "caller", "prefix_bytes": 8}]:
+    halves.append({"hash_rule": "caller", "prefix_bytes": 8})
+    for half in halves:
         with pytest.raises(ConfigError, match="prefix_bytes"):
             world.open(**half)
     with pytest.raises(ConfigError, match="long"):
