@@ -62,7 +62,7 @@ class Follower:
 
     def begin_position(self) -> int:
         """The position of the state that it began with."""
-        return int(self._offset(0)["beginPosition"])
+        return int(self._offset(0)["beginPlace"][0])
 
     def finish(self) -> None:
         """Let it read what is committed by now, and end. Raises DemoFailed if it does not end well and in time."""
@@ -85,7 +85,7 @@ class Follower:
     def _read_on(self) -> None:
         commits = self._place.followed_checkpoint / "commits"
         while (commits / str(self._batches)).exists():
-            self.reached.append(Reached(int(self._offset(self._batches)["position"]), time.monotonic()))
+            self.reached.append(Reached(int(self._offset(self._batches)["place"][0]), time.monotonic()))
             self._batches += 1
 
     def _offset(self, batch: int) -> Mapping[str, Any]:

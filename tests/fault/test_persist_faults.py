@@ -292,7 +292,7 @@ def test_a_failure_ends_the_wait_for_room(world: World, log: Log) -> None:
         with pytest.raises(PersistFailed):
             for i in range(100):
                 writer.put(b"%d" % i, bytes(100))
-        assert world.now_s < 20
+        assert world.now_s < 25
         assert writer.life is Life.FAILED
 
 

@@ -23,6 +23,7 @@ from statelog.errors import (
     UnsafeTopic,
 )
 from statelog.producer.writer import Writer
+from statelog.schemas.ledger.identity import shown_id
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
@@ -107,7 +108,7 @@ def test_a_recreated_topic_is_noticed(rig: LogRig) -> None:
     with pytest.raises(IdentityChanged) as caught:
         rig.open()
 
-    shown(caught.value, spec.topic_id)
+    shown(caught.value, shown_id(spec.topic_id))
 
 
 @pytest.mark.broker

@@ -109,7 +109,7 @@ def _begin(directory: Path) -> int:
     """Where the query began, by Spark's own log of offsets: rounds may have cut off what was committed before."""
     offsets = (path for path in (directory / "checkpoint" / "offsets").iterdir() if path.name.isdecimal())
     newest = max(offsets, key=lambda path: int(path.name))  # Each says it, and Spark keeps a hundred.
-    return int(json.loads(newest.read_text("utf-8").splitlines()[-1])["beginPosition"])
+    return int(json.loads(newest.read_text("utf-8").splitlines()[-1])["beginPlace"][0])
 
 
 def _storm(rig: SparkLog, directory: Path, kills: int, seed: int) -> None:

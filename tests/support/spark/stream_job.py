@@ -71,7 +71,7 @@ class StreamJob:
         if _next_batch(self.checkpoint / "offsets") == number:
             return None
         end = self._offset(number)
-        return (self._offset(number - 1)["position"] if number else end["beginPosition"]), end["position"]
+        return (self._offset(number - 1)["place"][0] if number else end["beginPlace"][0]), end["place"][0]
 
     def _offset(self, batch: int) -> dict[str, int]:
         """What Spark has written down as the end of a micro-batch."""

@@ -35,6 +35,8 @@ _MOVING = _ABSENT | {
 }  # fmt: skip
 """Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
 _INCLUDED = "READ, WRITE and DELETE include it"
+_LONGER_S = 600.0
+"""A request to a group may take so much longer than it is waited for: the client is gone by then."""
 _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
 """Answers about a group that pass by themselves."""
 
@@ -212,7 +214,9 @@ class ConfluentKafka:
         """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset, metadata)])
         self._ask_group(
-            lambda client, limit_s: [client.alter_consumer_group_offsets([request], request_timeout=limit_s)],
+            lambda client, limit_s: [
+                client.alter_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)
+            ],
             "publishing a group offset",
             request,
         )
@@ -221,7 +225,9 @@ class ConfluentKafka:
         """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
         places = self._ask_group(
-            lambda client, limit_s: [client.list_consumer_group_offsets([request], request_timeout=limit_s)],
+            lambda client, limit_s: [
+                client.list_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)
+            ],
             "asking for a group offset",
             request,
         )
@@ -232,8 +238,8 @@ class ConfluentKafka:
         group, (place,) = request.group_id, request.topic_partitions or []
         facts: dict[str, Fact] = {"group": group, "topic": place.topic, "partition": place.partition}
         self._admin.guard.check()
-        # A client of its own, which goes at once: where it gave up looking for a coordinator and then finds it,
-        # librdkafka frees the request a second time.
+        # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
+        # then finds it, it frees the request a second time.
         session = AdminSession(self._config, self._timeout_s, self._clock)
         retries = self._retries()
         try:
