@@ -17,6 +17,7 @@ Invariants:
 - Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
 - Of two calls one is over before the other begins, in whichever step a signal comes.
 - In a forked child the copy is unusable: its clients belong to the parent.
+- It has one owner, or none: who hands it over is refused from then on, and the thread that adopts it is the next one.
 - Who uses a writer that has failed is told why it failed, if that was an error of ours.
 - A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
 """
@@ -25,10 +26,10 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from enum import Enum
-from functools import wraps
+from functools import partial, wraps
 from inspect import currentframe
 from threading import get_ident
 from types import TracebackType
@@ -198,6 +199,21 @@ class Guard:
         """Everything reported as committed counts; what comes next belongs to another writer."""
         self._is_overtaken = True
         self.fail()
+
+    def hand_over(self, *parts: Callable[[], None]) -> Callable[[], None]:
+        """In a turn of the owner's: it is nobody's, until what this returns is called, in the thread whose it is then.
+        That calls `parts`, too, and raises as `check`.
+        """
+        self._thread = NOBODY
+        return partial(self._adopt, parts)
+
+    def _adopt(self, parts: Sequence[Callable[[], None]]) -> None:
+        if self._thread == NOBODY and not self.is_inherited:
+            self._thread = get_ident()
+            self.leave()
+        self.check()
+        for adopt in parts:
+            adopt()
 
     def disown(self) -> None:
         """Leave it without an owner."""

@@ -269,6 +269,11 @@ class Writer(ChangeWriter):
             self._pipeline.wait_for_checkpoints(from_sqn)
         self._end(is_loss=self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
 
+    @Guarded.turn
+    def hand_over(self) -> Callable[[], None]:
+        """Give it to another thread: nobody uses it until that thread calls what this returns, once."""
+        return self._guard.hand_over()
+
     def _has_uncommitted(self) -> bool:
         return bool(self._buffer.changes or self._meta or not self._pipeline.is_untouched)
 

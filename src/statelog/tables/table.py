@@ -59,18 +59,13 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             "table", opened.writer.name, again="Open it again", apart="Open one in each, on a share each"
         )
         self._keys, self._values = opened.keys, opened.values
-        self._quick = opened.keys.quick_class
-        self._quick_value = opened.values.quick_class
+        self._quick, self._quick_value = opened.keys.quick_class, opened.values.quick_class
         self._opaque = opened.values.is_opaque
         self._every = opened.settings.every_change
         self._backend = opened.backend
-        self._read = opened.backend.get
         self._layers = Layers()
-        self._active = self._layers.active.changes
-        self._below = self._layers.below
-        self._history = self._layers.active.history
-        self._count = self._bytes = 0
-        self._applies = 0
+        self._refresh()
+        self._count = self._bytes = self._applies = 0
         self._is_lent = False
         self._clock = opened.seams.clock
         self._pace = Pace(opened, self._layers, self._applied, self._advance)
@@ -340,6 +335,11 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         self._is_lent = True
         return self._commit_lent
+
+    @Guarded.turn
+    def hand_over(self) -> Callable[[], None]:
+        """For a worker, which opens tables in other threads: nobody's until its own thread calls what this returns."""
+        return self._guard.hand_over(self._opened.writer.hand_over())
 
     def _check_unlent(self) -> None:
         if self._is_lent:

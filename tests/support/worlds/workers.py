@@ -5,6 +5,7 @@ from typing import Any
 
 import statelog
 from statelog.recovery import Host
+from statelog.recovery.host import Start
 from statelog.seams import CrashPoint
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
@@ -51,6 +52,7 @@ class WorkersWorld:
         self.group = FakeGroup([0] * PARTITIONS)
         self.workers: dict[SteppedWorker, FakeMember] = {}
         self.heard = [0] * PARTITIONS
+        self.start_opening: Start = lambda work: work()
 
     def feed(self, count: int) -> None:
         """So many messages more in each partition."""
@@ -80,9 +82,9 @@ class WorkersWorld:
 
         worker = SteppedWorker(
             Workplace(
-                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open_for,
+                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open_for, start_opening=self.start_opening,
                 reserves=reserves or Reserves((), _no_standby, self.clock),
-                join=join, start=start, accepts_input_loss=False, patience_s=300.0, unsent_max=self.unsent_max,
+                join=join, start=start, accepts_input_loss=False, unsent_max=self.unsent_max,
                 seams=Host(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
             )
         )  # fmt: skip

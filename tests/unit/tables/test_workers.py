@@ -168,7 +168,7 @@ def _take(roster: Roster, partition: int) -> None:
 
 
 def _roster(*partitions: int) -> Roster:
-    made = Roster("words")
+    made = Roster()
     made.assigned(partitions)
     return made
 
@@ -181,7 +181,7 @@ def test_assigned_partitions_are_opened_once() -> None:
     while (vacancy := roster.due(0.0)) is not None:
         opened.append(vacancy.partition)
         assert not vacancy.asks
-        roster.opened(vacancy.partition, took_s=1.0, limit_s=300.0)
+        roster.opened(vacancy.partition)
     assert opened == [0, 2]
 
 
@@ -234,18 +234,8 @@ def test_a_directory_that_another_process_has() -> None:
         vacancy = roster.due(now_s + 1.0)
         assert vacancy is not None
         assert vacancy.beside is (now_s >= IN_USE_MAX_S)
-    roster.opened(1, took_s=1.0, limit_s=300.0)
+    roster.opened(1)
     roster.failed(1, LogInUse("x"), 100.0)
     vacancy = roster.due(101.0)
     assert vacancy is not None
     assert not vacancy.beside
-
-
-def test_a_table_that_opens_too_slowly() -> None:
-    """Once is a warning, twice in a row means that nobody will ever have it for long; in between it may be quick."""
-    roster = _roster()
-    assert "waits 300 s" in roster.opened(1, took_s=301.0, limit_s=300.0)
-    assert roster.opened(1, took_s=1.0, limit_s=300.0) == ""
-    assert roster.opened(1, took_s=301.0, limit_s=300.0)
-    with pytest.raises(ConfigError, match="longer to open"):
-        roster.opened(1, took_s=301.0, limit_s=300.0)

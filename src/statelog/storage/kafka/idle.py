@@ -43,15 +43,17 @@ class IdleConsumers:
         """Keep it for the next, or close it."""
         guard = ProcessGuard("reader")
         guard.hold(idle.client)
-        if self._is_closed or self._idle.setdefault(topic, (idle, guard))[0] is not idle:
+        if self._idle.setdefault(topic, (idle, guard))[0] is not idle:
             _close(idle, guard)
+        if self._is_closed:  # By another thread, which may have looked before.
+            self.close()
 
     def close(self) -> None:
         """Release them. Idempotent."""
         self._is_closed = True
-        while self._idle:
-            idle, guard = self._idle.popitem()[1]
-            if not guard.is_foreign:
+        for topic in list(self._idle):
+            idle, guard = self._idle.pop(topic, (None, None))
+            if idle is not None and guard is not None and not guard.is_foreign:
                 _close(idle, guard)
 
 

@@ -1,12 +1,13 @@
 """`Holdings`: the tables of the partitions that the group gave this process: opened, committed, given up.
 
-    assigned    noted; opened one by one between two polls, each placed at its progress
-    revoked     committed, all at once, and closed, before the group may give them to another
+    assigned    noted; opened beside the loop, several at once, each placed at its progress: openings.py
+    revoked     committed, all at once, and closed, before the group may give them to another; what is being opened, too
     lost        closed without a commit: another may have them already
     failed      closed, and opened again by and by: roster.py
 
 Invariants:
-- In a call of the group nothing is opened, and no client of the group is used.
+- In a call of the group nothing begins to open, and no client of the group is used.
+- Tables open in other threads, and are used, hooks included, in the worker's: in the order of their partitions.
 - A partition is read only while its table is open, from the place that the table's progress names.
 - What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
 - What no commit holds is dropped with its table, and read again by whoever opens the next one.
@@ -21,6 +22,7 @@ from functools import partial
 
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.working.hooks import Hook
+from statelog.tables.working.openings import Openings
 from statelog.tables.working.roster import Roster, Vacancy, passes
 from statelog.tables.working.tenure import Tenure
 from statelog.tables.working.workplace import Workplace
@@ -42,7 +44,8 @@ class Holdings:
         self._clock = workplace.seams.clock
         self._reserves = workplace.reserves
         self._hooks = workplace.hooks
-        self._roster = Roster(workplace.topic)
+        self._roster = Roster()
+        self._openings = Openings(workplace.start_opening)
         self._stopped: set[int] = set()
         self._publish_s = -math.inf
         self._published: dict[int, int] = {}
@@ -64,7 +67,9 @@ class Holdings:
         self._reserves.decided()
         self._roster.gone(partitions)
         self._workplace.seams.crash("revoked")
-        self._give_up(self._taken(partitions), commits=True)
+        with ExitStack() as ending:
+            ending.callback(self._openings.drop, partitions)
+            self._give_up(self._taken(partitions), commits=True)
         self._workplace.seams.crash("given-up")
 
     def lost(self, partitions: Sequence[int]) -> None:
@@ -72,7 +77,9 @@ class Holdings:
         _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._workplace.topic)
         self._reserves.decided()
         self._roster.gone(partitions)
-        self._give_up(self._taken(partitions), commits=False)
+        with ExitStack() as ending:
+            ending.callback(self._openings.drop, partitions)
+            self._give_up(self._taken(partitions), commits=False)
 
     def refused(self, partition: int, reason: str) -> None:
         """Its place is not there: to open it again says what was lost."""
@@ -94,21 +101,21 @@ class Holdings:
     # ---- between two polls
 
     def serve(self) -> bool:
-        """Open the table that is due, if any; whether there may be more. Raises what is not to be tried again."""
+        """Begin to open the table that is due, and take the next one that is open, if any; whether there may be more.
+        Raises what is not to be tried again.
+        """
         if self._stopped:
             self.member.stop(sorted(self._stopped))
             self._stopped.clear()
-        vacancy = self._roster.due(self._clock())
-        if vacancy is None:
-            self._reserves.keep(self._is_held)
-            return False
-        if vacancy.asks:
-            if not self.member.is_current(vacancy.partition, vacancy.offset):
-                self._roster.unconfirmed(vacancy.partition, self._clock())
-                return True
-            self._roster.confirmed(vacancy.partition)
-        self._open(vacancy)
-        return True
+        vacancy = self._roster.due(self._clock(), self._openings.partitions) if self._openings.has_room else None
+        if vacancy is not None:
+            self._begin(vacancy)
+        elif not self.is_opening:
+            self._reserves.keep(self._is_held)  # Which nobody promotes meanwhile.
+        opened = self._openings.over()
+        if opened is not None:
+            self._take(opened)
+        return vacancy is not None or opened is not None
 
     def tick(self) -> None:
         """Let those tick whose time it is."""
@@ -123,15 +130,29 @@ class Holdings:
     def _is_held(self, partition: int) -> bool:
         return partition in self.tenures or self._roster.has(partition)
 
-    def _open(self, vacancy: Vacancy) -> None:
-        partition, began_s = vacancy.partition, self._clock()
+    @property
+    def is_opening(self) -> bool:
+        """Whether a table is being opened."""
+        return bool(self._openings.partitions)
+
+    def _begin(self, vacancy: Vacancy) -> None:
+        partition = vacancy.partition
+        if vacancy.asks:
+            if not self.member.is_current(partition, vacancy.offset):
+                self._roster.unconfirmed(partition, self._clock())
+                return
+            self._roster.confirmed(partition)
         if vacancy.beside:
             _LOG.warning(
                 "another process has the directory of partition %d, stopped perhaps: it opens beside it", partition
             )
+        self._openings.begin(partition, partial(self._opened, partition, vacancy.beside))
+
+    def _take(self, partition: int) -> None:
+        """A table is open, or did not open."""
         tenure: Tenure | None = None
         try:
-            tenure = self._opened(partition, vacancy.beside)
+            tenure = self._openings.take(partition)
             self.member.read_from({partition: tenure.next_offset})
             self.tenures[partition] = tenure
         except BaseException as error:
@@ -142,15 +163,13 @@ class Holdings:
             self._roster.failed(partition, error, self._clock())
             _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
             return
-        warning = self._roster.opened(partition, self._clock() - began_s, self._workplace.patience_s)
-        if warning:
-            _LOG.warning("%s: raise max.poll.interval.ms", warning)
+        self._roster.opened(partition)
         tenure.tick_s = self._clock() + self._hooks.tick_s
         _call(self._hooks.on_open, tenure)
         tenure.is_told = True
 
     def _opened(self, partition: int, beside: bool) -> Tenure:
-        """The table of a partition, and where to read on."""
+        """The table of a partition, and where to read on. In another thread than the worker's."""
         place = self._workplace
         source = place.input()
         source.check_covered(place.key_groups)
@@ -251,6 +270,7 @@ class Holdings:
         with ExitStack() as ending:
             ending.callback(self._reserves.close)
             ending.callback(self.member.close)
+            ending.callback(self._openings.drop, self._openings.partitions)
             unsettled = self._taken([] if but is None else [but])
             ending.callback(self._give_up, unsettled, commits=commits, sends=False)
             self._give_up(self._taken(list(self.tenures)), commits=commits)

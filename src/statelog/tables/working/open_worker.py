@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from statelog.errors import ConfigError, NotFound
@@ -99,8 +100,8 @@ def worker(
     change is in the next commit. `on_close` comes last, whatever ended the table, which takes no commit any more. What
     they raise comes out of the loop. A worker's method but `stop` is Misuse inside of them.
 
-    A table has to open within `max.poll.interval.ms` (five minutes by default). Raises NotFound for the topic, and for
-    the log without `create`; ConfigError for a setting, and for a log that does not fit the input; as `statelog.open`.
+    Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
+    not fit the input; as `statelog.open`.
     """
     group = group_settings(consumer or {}, kafka, default_group=name)
     place: dict[str, Any] = {"root": root, "allow_unsafe": allow_unsafe, "storage_options": storage_options}
@@ -125,11 +126,11 @@ def worker(
             key_groups=descriptor.key_groups,
             kafka=source,
             open_table=doors.table,
+            start_opening=machine.start,
             reserves=Reserves(_wanted(standbys, found), doors.standby, machine.clock),
             join=lambda listener, note: ConfluentMember(group, topic, listener, note),
             start=one_of(InputStart, "start", start),
             accepts_input_loss=accept_input_loss,
-            patience_s=group.max_poll_interval_s,
             unsent_max=chosen.uncommitted_changes_max,
             seams=machine,
             release=release.close,
@@ -151,6 +152,7 @@ class _Doors:
         self._name = name
         self._options = options
         self._stack = stack
+        self._making = Lock()
         self._beside: Path | None = None
         directory = Path(options["directory"] or "")
         if options["directory"] and directory.exists():
@@ -170,13 +172,14 @@ class _Doors:
         return {"writer": f"{self._name}-{partition}", "own_key_group": partition}
 
     def _own(self) -> Path:
-        if self._beside is None:
-            directory = Path(self._options["directory"])
-            with local_disk(directory):
-                own = make_own(directory, _BESIDE, new_id=self._options["host"].new_id)
-            self._stack.callback(own.remove)
-            self._beside = own.path
-        return self._beside
+        with self._making:
+            if self._beside is None:
+                directory = Path(self._options["directory"])
+                with local_disk(directory):
+                    own = make_own(directory, _BESIDE, new_id=self._options["host"].new_id)
+                self._stack.callback(own.remove)
+                self._beside = own.path
+            return self._beside
 
 
 def _wanted(standbys: Collection[int] | Literal["all"], found: Input) -> Collection[int]:

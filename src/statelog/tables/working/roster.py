@@ -15,10 +15,10 @@ Invariants:
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
-from statelog.errors import ConfigError, Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
+from statelog.errors import Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
 
 __all__ = ["Roster", "Vacancy", "passes"]
 
@@ -29,7 +29,6 @@ IN_USE_MAX_S = 5.0
 the table is said by its Open: it opens beside that directory.
 """
 _PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
-_SLOW_MAX = 2
 
 
 def passes(error: BaseException) -> bool:
@@ -53,12 +52,10 @@ class Vacancy:
 class Roster:
     """The vacancies of one worker. `now_s` is any monotonic clock's."""
 
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
+    def __init__(self) -> None:
         self._vacant: dict[int, Vacancy] = {}
         self._failures: dict[int, int] = {}
         self._in_use_s: dict[int, float] = {}
-        self._slow: dict[int, int] = {}
 
     def assigned(self, partitions: Iterable[int]) -> None:
         """The group gave these."""
@@ -76,33 +73,18 @@ class Roster:
         """Whether a partition is waiting for its table."""
         return partition in self._vacant
 
-    def due(self, now_s: float) -> Vacancy | None:
-        """One to open now, the longest due first."""
+    def due(self, now_s: float, begun: Container[int] = ()) -> Vacancy | None:
+        """One to open now, the longest due first, of those that are not `begun`."""
         if not self._vacant:
             return None
-        found = min(self._vacant.values(), key=lambda one: one.due_s, default=None)
+        waiting = (one for one in self._vacant.values() if one.partition not in begun)
+        found = min(waiting, key=lambda one: one.due_s, default=None)
         return found if found is not None and found.due_s <= now_s else None
 
-    def opened(self, partition: int, took_s: float, limit_s: float) -> str:
-        """It has a table now; returns what to warn of. Raises ConfigError if that takes longer than the group waits."""
+    def opened(self, partition: int) -> None:
+        """It has a table now."""
         self._vacant.pop(partition, None)
         self._in_use_s.pop(partition, None)
-        if took_s < limit_s:
-            self._slow.pop(partition, None)
-            return ""
-        self._slow[partition] = self._slow.get(partition, 0) + 1
-        if self._slow[partition] < _SLOW_MAX:
-            return (
-                f"opening the table of partition {partition} took {took_s:.0f} s, and the group waits {limit_s:.0f} s"
-            )
-        raise ConfigError(
-            "a table takes longer to open than the group waits, so that no process ever has it for long",
-            topic=self._topic,
-            partition=partition,
-            took_s=took_s,
-            max_poll_interval_s=limit_s,
-            hint='Raise max.poll.interval.ms, keep a directory (backend="rocksdb"), or set loading="behind"',
-        )
 
     def failed(self, partition: int, error: Exception, now_s: float, offset: int | None = None) -> None:
         """Its table failed, or did not open; `offset` is how far it was. Raises the error if it is to come out."""

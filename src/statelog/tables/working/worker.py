@@ -16,7 +16,7 @@ Invariants:
 - Each message of the input is in the state once: a table and the place behind its input are committed together.
 - A message is processed once the next one is asked for, or the worker is told to commit. Nothing of one that is not
   processed is ever committed.
-- Only the worker's own thread touches it and its tables; `stop` is anybody's.
+- Only the worker's own thread touches it and its tables, once they are open; `stop` is anybody's.
 """
 
 import math
@@ -219,8 +219,9 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """How long to wait for a message before there is something else to do."""
         if self._holdings.is_waiting:
             return _LOOK_S
-        due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else _POLL_S
-        return min(max(due_s, 0.0), _POLL_S)
+        limit_s = _TURN_S if self._holdings.is_opening else _POLL_S
+        due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else limit_s
+        return min(max(due_s, 0.0), limit_s)
 
     # ---- end
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from statelog.errors import NotFound
+from statelog.recovery.host import Start
 from statelog.seams import Seams
 from statelog.storage import Kafka, OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
@@ -32,8 +33,8 @@ class Workplace:
     """Of one worker, on the log `name`, whose key groups are the partitions of the topic.
 
     `open_table` opens the table of a partition, which fences its former owner, if it is told so beside a directory that
-    is in use. `patience_s` is how long the group waits for a member that does not poll. `release` closes `kafka`, the
-    cluster of the input, and what else is here.
+    is in use; `start_opening` begins that on a thread of its own. `release` closes `kafka`, the cluster of the input, and what
+    else is here.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Workplace:
     key_groups: int
     kafka: Kafka
     open_table: Callable[[int, bool], Table[Any, Any]]
+    start_opening: Start
     reserves: Reserves
     join: Join
     start: InputStart
     accepts_input_loss: bool
-    patience_s: float
     unsent_max: int
     seams: Seams
     release: Callable[[], None]
