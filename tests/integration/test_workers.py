@@ -159,6 +159,25 @@ def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_pat
             assert _threads() - counts[few] <= 5 * (group.partitions - few) + 4, counts
 
 
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+def test_tables_open_at_once(broker: Broker, log_name: str, tmp_path: Path, is_kept: bool) -> None:
+    """Each waits half way for another one, in two lives; what comes out of them is the fold."""
+    group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
+    options = {"backend": "rocksdb", "directory": tmp_path / "kept"} if is_kept else {}
+    pair = threading.Barrier(2)
+
+    def wait(point: str) -> None:
+        if point == "table-open":
+            pair.wait(60.0)
+
+    with group.input() as producer:
+        for life in (0, 1):
+            group.feed(producer, range(life * 50, life * 50 + 50))
+            with group.worker("", Host(crash=wait), **options) as worker:
+                assert _take(worker, 400) == dict.fromkeys(range(8), life * 50 + 50)
+    assert group.check() == dict.fromkeys(range(8), 100)
+
+
 def _threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 

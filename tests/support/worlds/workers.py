@@ -82,7 +82,8 @@ class WorkersWorld:
 
         worker = SteppedWorker(
             Workplace(
-                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(), open_table=self.open_for, start_opening=self.start_opening,
+                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(),
+                open_table=self.open_for, start_opening=self.start_opening,
                 reserves=reserves or Reserves((), _no_standby, self.clock),
                 join=join, start=start, accepts_input_loss=False, unsent_max=self.unsent_max,
                 seams=Host(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),

@@ -34,7 +34,6 @@ _REFUSED = {
 }
 _STRATEGY = "partition.assignment.strategy"
 _DEFAULT_STRATEGY = "cooperative-sticky"
-_POLL, _POLL_DEFAULT_MS = "max.poll.interval.ms", 300_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +58,6 @@ class GroupSettings:
     def is_static(self) -> bool:
         """Whether the member has a name, under which its next life finds its partitions."""
         return bool(self.properties.get("group.instance.id"))
-
-    @property
-    def max_poll_interval_s(self) -> float:
-        """Seconds without a poll after which the group takes all partitions away."""
-        given = self.properties.get(_POLL, "")
-        return int(given) / 1000 if given.strip().isdecimal() else _POLL_DEFAULT_MS / 1000
 
 
 def group_settings(given: Mapping[str, str], connection: Mapping[str, str], *, default_group: str) -> GroupSettings:

@@ -16,7 +16,7 @@ from statelog.tables.working.tenure import Tenure
 
 __all__ = ["AT_ONCE", "Openings"]
 
-AT_ONCE = 8
+AT_ONCE = 4
 """Most of an opening is waiting for answers; but each may recover a state, so there are not more."""
 _Opened = tuple[Tenure, Callable[[], None]]
 """And what adopts its table."""

@@ -1,12 +1,13 @@
 """`Reserves`: standbys of partitions that are not this process's now, so that it may take over soon.
 
-    not ours ─► opened on a thread of its own, which follows ─► assigned ─► promoted, in the worker's thread ─► a table
+    not ours ─► opened on a thread of its own, which follows ─► assigned ─► promoted, as any table opens ─────► a table
         ▲                                                                                                        │
         └──────────────────────────────────────── revoked, lost ◄────────────────────────────────────────────────┘
 
 Invariants:
 - A partition of this process has a table or none, and no standby beside it.
 - A standby that fails is told, and made again after a while: none of it ends the worker.
+- While one is promoted, in whatever thread, nobody asks to `keep` them.
 """
 
 import logging

@@ -33,8 +33,8 @@ class Workplace:
     """Of one worker, on the log `name`, whose key groups are the partitions of the topic.
 
     `open_table` opens the table of a partition, which fences its former owner, if it is told so beside a directory that
-    is in use; `start_opening` begins that on a thread of its own. `release` closes `kafka`, the cluster of the input, and what
-    else is here.
+    is in use; `start_opening` begins that, on a thread of its own. `release` closes `kafka`, the cluster of the input,
+    and what else is here.
     """
 
     name: str

@@ -1,0 +1,178 @@
+"""Tables of a worker that open at once, each in a thread of its own: order, errors, what the group takes, Ctrl-C."""
+
+import concurrent.futures
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from statelog.errors import Damaged
+from statelog.producer.guard import Life
+from statelog.recovery.host import start_thread
+from statelog.tables import Table
+from statelog.tables.working import openings
+from statelog.tables.working.hooks import Hooks
+from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+_LIMIT_S = 60.0
+
+
+class _Doors:
+    """Ways to the tables of a world that a test holds up."""
+
+    def __init__(self, world: WorkersWorld, gates: dict[int, Callable[[], None]]) -> None:
+        self._world = world
+        self._gates = gates
+        self.tables: dict[int, Table[Any, Any]] = {}
+        self.over = threading.Semaphore(0)
+        """So many are open, or failed."""
+
+    def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """A table, once its gate opens."""
+        assert not is_beside
+        try:
+            self._gates.get(partition, lambda: None)()
+            self.tables[partition] = self._world.open(partition)
+        finally:
+            self.over.release()
+        return self.tables[partition]
+
+
+def _start(world: WorkersWorld, gates: dict[int, Callable[[], None]], **seams: Any) -> tuple[SteppedWorker, _Doors]:
+    """A worker that has all partitions, and opens them in threads."""
+    doors = _Doors(world, gates)
+    world.open_for, world.start_opening = doors.open, start_thread  # type: ignore[method-assign]  # held up
+    world.feed(2)
+    worker = world.start(**seams)
+    for partition in range(PARTITIONS):
+        world.group.give(partition, world.workers[worker], waits=True)
+    return worker, doors
+
+
+def _open_all(worker: SteppedWorker, partitions: list[int]) -> None:
+    """Let the loop go on until these have tables, and no others."""
+    end_s = time.monotonic() + _LIMIT_S
+    while list(worker.tables) != partitions:
+        assert time.monotonic() < end_s
+        worker.go_on()
+        list(worker)
+
+
+def _wait(event: threading.Event) -> Callable[[], None]:
+    def gate() -> None:
+        assert event.wait(_LIMIT_S)
+
+    return gate
+
+
+def test_several_open_at_once() -> None:
+    """The first one opens last, and all the same its hook comes first; all hooks are the worker's thread's, as are the
+    tables from then on.
+    """
+    notes: list[tuple[int, int]] = []
+    world = WorkersWorld()
+
+    def after_the_others() -> None:
+        for _ in range(PARTITIONS - 1):
+            assert doors.over.acquire(timeout=_LIMIT_S)
+
+    hooks = Hooks(on_open=lambda partition, _: notes.append((partition, threading.get_ident())))
+    worker, doors = _start(world, {0: after_the_others}, hooks=hooks)
+    with worker:
+        _open_all(worker, [0, 1, 2])
+        assert notes == [(partition, threading.get_ident()) for partition in range(PARTITIONS)]
+        assert all(doors.tables[one] is worker.tables[one] for one in range(PARTITIONS))
+        assert worker.commit() == {0: 2, 1: 2, 2: 2}
+
+
+def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third one waits for the first of two."""
+    monkeypatch.setattr(openings, "AT_ONCE", 2)
+    world, pair = WorkersWorld(), threading.Barrier(2)
+
+    def two() -> None:
+        pair.wait(_LIMIT_S)
+
+    def alone() -> None:
+        assert 0 in worker.__dict__["_holdings"].tenures
+
+    worker, _ = _start(world, {0: two, 1: two, 2: alone})
+    with worker:
+        _open_all(worker, [0, 1, 2])
+
+
+def test_an_error_of_one() -> None:
+    """It comes out once it is its turn; what is open by then is closed, and so is what opens later."""
+    world, closing = WorkersWorld(), threading.Event()
+
+    def damaged() -> None:
+        raise Damaged("mine")
+
+    hooks = Hooks(on_close=lambda _, __: closing.set())
+    worker, doors = _start(world, {1: damaged, 2: _wait(closing)}, hooks=hooks)
+    with pytest.raises(Damaged, match="mine"), worker:
+        _open_all(worker, [0, 1, 2])
+    assert {one: table.life for one, table in doors.tables.items()} == {0: Life.CLOSED, 2: Life.CLOSED}
+
+
+def test_a_partition_that_goes_while_it_opens() -> None:
+    """The group hears that it is given up once its table is closed, and nobody ever had it."""
+    world, revoked = WorkersWorld(), threading.Event()
+    lives: list[Life] = []
+
+    def note(point: str) -> None:
+        if point == "revoked":
+            revoked.set()
+        if point == "given-up":
+            lives.append(doors.tables[1].life)
+
+    def take(partition: int, _: Table[Any, Any]) -> None:
+        assert partition != 1
+        world.group.give(1, None, waits=True)
+
+    worker, doors = _start(world, {1: _wait(revoked)}, hooks=Hooks(on_open=take), crash=note)
+    with worker:
+        _open_all(worker, [0, 2])
+        assert lives == [Life.CLOSED]
+        world.open(1).close()
+
+
+def test_an_interrupt_while_openings_are_waited_for() -> None:
+    """Ctrl-C breaks it off; what opens later is closed all the same, by the thread that opens it."""
+    world, broken, threads = WorkersWorld(), threading.Event(), list[threading.Thread]()
+
+    def interrupt() -> None:
+        while not _waits(concurrent.futures.wait.__code__):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert broken.wait(_LIMIT_S)
+
+    def stop(*_: object) -> None:
+        raise ZeroDivisionError
+
+    worker, doors = _start(world, {1: interrupt}, hooks=Hooks(on_open=stop))
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt), worker:
+        try:
+            _open_all(worker, [0, 1, 2])
+        finally:
+            threads += set(threading.enumerate()) - before
+    broken.set()
+    for thread in threads:
+        thread.join(_LIMIT_S)
+    assert {one: table.life for one, table in doors.tables.items()} == dict.fromkeys(range(PARTITIONS), Life.CLOSED)
+
+
+def _waits(code: object) -> bool:
+    """Whether the main thread is inside of this function."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]  # pyright: ignore[reportPrivateUsage]  # the one way
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]  # None ends it
+    return frame is not None
