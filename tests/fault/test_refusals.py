@@ -42,12 +42,17 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
 
 
 def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:
-    """Change one setting of a topic, as an operator would."""
+    """Change one setting of a topic, as an operator would, and wait until brokers tell of it."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    deadline_s = time.monotonic() + 60
+    while admin.describe_configs([asked])[asked].result(20)[name].value != value:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def shown(error: StatelogError, *words: str) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
@@ -73,7 +74,7 @@ class StreamJob:
         end = self._offset(number)
         return (self._offset(number - 1)["place"][0] if number else end["beginPlace"][0]), end["place"][0]
 
-    def _offset(self, batch: int) -> dict[str, int]:
+    def _offset(self, batch: int) -> dict[str, Any]:
         """What Spark has written down as the end of a micro-batch."""
         text = (self.checkpoint / "offsets" / str(batch)).read_text("utf-8")
         return json.loads(text.splitlines()[-1])  # type: ignore[no-any-return]  # JSON has any type; an object here
