@@ -8,6 +8,8 @@ _OPTIONS = {
     "replication_factor": "--replication-factor",
     "allow_unsafe": "--allow-unsafe",
     "key_groups": "--key-groups",
+    "hash_rule": "--hash",
+    "prefix_bytes": "--prefix-bytes",
     "alarm_age_s": "--alarm-age",
 }
 _NAMED = re.compile(rf"\b({'|'.join(_OPTIONS)})\b(?:=(\[[^]]*\]|[\w,.-]+))?")

@@ -139,6 +139,7 @@ class RocksdbBackend:
         while rows.valid() and (key := rows.key()).startswith(WRITE):
             found.append(int.from_bytes(key[len(WRITE) :], "big"))
             rows.next()
+        del rows  # It holds the database open, and would live on in the traceback of what is raised.
         if len(found) > 1:
             raise Corrupt("a part of its write-ahead logs is gone", path=str(self._home.database))
         return found[0] if found else 0
