@@ -216,3 +216,14 @@ def test_a_log_opens_beside_its_first_truncation() -> None:
     kafka = TruncatedMeanwhile(cluster=twin.cluster)
     with Log.open("log", kafka=kafka, root=MemoryStore(twin.disk, "log"), allow_unsafe=UNSAFE) as log:
         assert log.kafka.offsets("log.ledger", [0])[0].start == 2
+
+
+def test_a_barrier_appends_nothing_where_records_were_lost() -> None:
+    """It would stand in the place of a lost one, and take away what proves the loss."""
+    twin = written()
+    lose(twin, 11)
+    with impatient(twin) as log:
+        for _ in range(2):
+            with pytest.raises(BeyondEnd):
+                log.barrier()
+        assert log.kafka.offsets(log.ledger_topic, [0])[0].end == 11
