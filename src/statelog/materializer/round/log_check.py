@@ -12,7 +12,7 @@ from statelog.schemas.ledger.records import LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.anchors import check_anchors
+from statelog.storage.log.anchors import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
 __all__ = ["check_data", "check_ledger", "prove_truncation"]
@@ -33,8 +33,7 @@ def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
     there = log.data_offsets(at_least=not_given_up(target.accepted, needed))
     for partition, held in there.items():
         _check(log.data_topic, partition, needed.get(partition, 0), held, target.accepted)
-    anchors = newest.anchors if newest else ()
-    check_anchors(log, [one for one in anchors if one.topic == "data"], target.accepted, there)
+    check_data_anchors(log, newest, range(log.descriptor.partitions), target.accepted, there)
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:

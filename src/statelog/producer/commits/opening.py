@@ -27,7 +27,7 @@ from statelog.schemas.topics.rights import WRITING
 from statelog.seams import REAL, Clock, Seams
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
-from statelog.storage.log.anchors import check_anchors
+from statelog.storage.log.anchors import check_data_anchors
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
 from statelog.storage.log.witnesses import check_ledger
@@ -144,9 +144,7 @@ def _attempt(
         producer.connect()  # Which takes about as long as the checks.
         ledger.fold_end()
         there = _check_data(log, ledger.fold, partitions)
-        anchors = newest.anchors if newest else ()
-        data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
-        check_anchors(log, data, ledger.fold.accepted, there)
+        check_data_anchors(log, newest, partitions, ledger.fold.accepted, there)
         check_ledger(log, ledger, there=there)
         for _ in range(_OPENS):
             grant = _open(log, ledger, producer, writer, partitions, next_nonce(), clock)

@@ -8,7 +8,7 @@ from statelog.errors import NotFound, OffsetGone
 from statelog.recovery.planning.planner import log_offsets
 from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.anchors import check_anchors
+from statelog.storage.log.anchors import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
 __all__ = ["check_held", "check_plan"]
@@ -38,8 +38,7 @@ def check_plan(log: Log, plan: RecoveryPlan) -> None:
     anchors = plan.manifest.anchors if plan.manifest else ()
     check_anchors(log, [anchor for anchor in anchors if anchor.topic == "ledger"])
     there = {partition: OffsetRange(*held) for partition, held in offsets.data.items()}
-    data = [one for one in anchors if one.topic == "data" and one.partition in plan.partitions]
-    check_anchors(log, data, plan.state.accepted, there)
+    check_data_anchors(log, plan.manifest, plan.partitions, plan.state.accepted, there)
 
 
 def _check_manifest(log: Log, plan: RecoveryPlan) -> None:

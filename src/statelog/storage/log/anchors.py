@@ -7,7 +7,7 @@ Invariants:
 - Offsets whose loss a person accepted carry no anchor.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import xxhash
 
@@ -19,7 +19,7 @@ from statelog.storage.kafka import OffsetRange, Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, is_restarted
 from statelog.storage.log.log import Log
 
-__all__ = ["check_anchors", "take_anchors"]
+__all__ = ["check_anchors", "check_data_anchors", "take_anchors"]
 
 
 def take_anchors(log: Log, state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
@@ -70,6 +70,19 @@ def check_anchors(
             topic == log.ledger_topic and _is_restarted(log, offset)
         ):
             raise _mismatch(topic, partition, offset)
+
+
+def check_data_anchors(
+    log: Log,
+    newest: Manifest | None,
+    partitions: Collection[int],
+    accepted: tuple[LossRange, ...],
+    there: Mapping[int, OffsetRange],
+) -> None:
+    """As `check_anchors`, for those that a snapshot has of these data partitions; None: there is no snapshot."""
+    anchors = newest.anchors if newest else ()
+    data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
+    check_anchors(log, data, accepted, there)
 
 
 def _is_restarted(log: Log, offset: int) -> bool:
