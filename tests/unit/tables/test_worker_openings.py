@@ -167,7 +167,9 @@ def test_an_interrupt_while_openings_are_waited_for() -> None:
     broken.set()
     for thread in threads:
         thread.join(_LIMIT_S)
-    assert {one: table.life for one, table in doors.tables.items()} == dict.fromkeys(range(PARTITIONS), Life.CLOSED)
+    lives = {one: table.life for one, table in doors.tables.items()}
+    assert {0, 1} <= set(lives)  # The third has not begun if the first was open before its turn came.
+    assert set(lives.values()) == {Life.CLOSED}
 
 
 def _waits(code: object) -> bool:

@@ -2,6 +2,7 @@
 
     1  open the log                       storage
     2  lock the local directory, if any   backends/home.py
+       compare it with the ledger         opening/local.py: one that proves a loss is kept, and nothing is appended
     3  the owner's Open                   producer: fences the former owner, so what is committed is final
     4  the state at or above that Open    the backend
 
@@ -114,20 +115,23 @@ def _open(
 ) -> Opened:
     owner = share.owner(writer_name)
     home = None if directory is None else Home(Path(directory), log.name, owner)
+    keys = KeyRule(log.descriptor, share.key_groups, share.one)
+    part = None
     if home is not None:
         stack.callback(home.close)
+        from statelog.tables.remote.local import PartOpening
+
+        part = PartOpening(log, home, keys, ValueRule(log.value_schemas.newest()), settings, host)
+        part.look()
     writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, seams=host)
     stack.push(writer)
-    keys = KeyRule(log.descriptor, share.key_groups, share.one)
     values = ValueRule(writer.grant.value_schema)
     found: Backend
-    if home is None:
+    if part is None:
         found, opening = _recovered(log, writer, keys, values, settings, host)
     else:
-        from statelog.tables.remote.local import open_part
-
         remote = RemoteOpening(log, writer, keys, values, settings, host)
-        found, opening = open_part(remote, owners_place(writer), home)
+        found, opening = part.open_part(remote, owners_place(writer))
     stack.callback(found.close)
     host.crash("table-open")
     return Opened(

@@ -1,6 +1,6 @@
 """`PartOpening`: opens the database of a home that may lack key groups, or makes one that does.
 
-    1  judge it, and bring it up to date     as one that is whole     opening/local.py
+    1  look at it, and once the owner's Open stands bring it up to date, as one that is whole     opening/local.py
     2  stand     on a snapshot that has what is missing; if there is none any more, set it aside
     3  or else   make one at once: the commits behind a snapshot, and what is missing below; or a whole one
 
@@ -12,34 +12,40 @@ Invariants:
 from contextlib import ExitStack
 from pathlib import Path
 
+from statelog.recovery import Host
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage import Log
 from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.backends.home import Home
 from statelog.tables.backends.record import Missing, TableRecord
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
 from statelog.tables.opening.local import LocalOpening
 from statelog.tables.opening.opened import Opening
 from statelog.tables.remote.base import Base
 from statelog.tables.remote.opening import RemoteOpening
 from statelog.tables.remote.rocksdb_part import RocksdbPart
-from statelog.tables.settings import Loading
+from statelog.tables.settings import Loading, TableSettings
 
-__all__ = ["open_part"]
+__all__ = ["PartOpening"]
 
 _NOT_COVERED = "what it lacks is in no snapshot any more"
 
 
-def open_part(remote: RemoteOpening, place: StatePlace, home: Home) -> tuple[Backend, Opening]:
-    """The backend of an owner at `place`, and how it was opened. Raises as `LocalOpening.open`, Fenced."""
-    return _PartOpening(remote, place, home).open_part()
+class PartOpening(LocalOpening):
+    """Opens the database of an owner."""
 
-
-class _PartOpening(LocalOpening):
-    def __init__(self, remote: RemoteOpening, place: StatePlace, home: Home) -> None:
-        super().__init__(remote.log, place, home, remote.keys, remote.values, remote.settings, remote.host)
-        self._remote = remote
+    def __init__(
+        self, log: Log, home: Home, keys: KeyRule, values: ValueRule, settings: TableSettings, host: Host
+    ) -> None:
+        super().__init__(log, home, keys, values, settings, host)
         self._base: Base | None = None
 
-    def open_part(self) -> tuple[Backend, Opening]:
+    def open_part(self, remote: RemoteOpening, place: StatePlace) -> tuple[Backend, Opening]:
+        """The backend at the place of the owner's Open, and how it was opened. Raises as `look`, Fenced."""
+        self._remote = remote
+        self.to(place)
+        self._reread(remote.values)
         with ExitStack() as undo:
             undo.callback(self._let_go)
             found, opening = self.open()

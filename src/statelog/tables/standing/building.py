@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from statelog.errors import NotFound, OffsetGone
-from statelog.recovery import Host, Recovery, recover
+from statelog.recovery import AtPosition, Host, Recovery, recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage import Log
@@ -123,10 +123,9 @@ class Builder:
             return whole if anew is None else anew.install(lambda: whole)
         from statelog.tables.opening.local import LocalOpening
 
-        local = LocalOpening(
-            self.log, place, self.home, self.keys, values, self.settings, self.host, is_final=False, beat=feed.renew
-        )
+        local = LocalOpening(self.log, self.home, self.keys, values, self.settings, self.host, beat=feed.renew)
+        local.to(place, until=AtPosition(place.position))
         if anew is None:
-            return version(local.open())
+            return version(local.look().open())
         local.make()
         return anew.install(lambda: version(local.replace(anew.reason)))
