@@ -110,7 +110,7 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
             assert n >= max(told, default=1), f"at line {at}"
         return has_come
 
-    assert _sweep(stride, run) > 100
+    assert _sweep(stride, run) > 20  # A rollback has 33 lines.
 
 
 @pytest.mark.parametrize("stride", _strides(37))
@@ -156,7 +156,7 @@ def test_a_writer(nested: str, stride: int) -> None:
         assert not is_told or set(state) == {b"a", b"b", b"d"}
         return has_come
 
-    assert _sweep(stride, run) > 100
+    assert _sweep(stride, run) > 20  # A rollback has 33 lines.
 
 
 @pytest.mark.parametrize("stride", _strides(211))
