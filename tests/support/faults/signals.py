@@ -1,14 +1,17 @@
 """A signal at any line of the package: its handler runs in the thread that is in the middle of a call.
 
-Lines are more moments than there are: between two of them Python may have none at which it looks for signals.
+Lines are more moments than there are: between two of them Python may have none at which it looks for signals. One that
+is never such a moment is left out: the end of a `with` block, where an exception would leave the block unclosed.
 """
 
+import dis
 import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import statelog
@@ -42,7 +45,7 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
         nonlocal left
         if left < 0 or not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
-        if event == "line":
+        if event == "line" and frame.f_lasti not in _ends_of_with(frame.f_code):
             left -= 1
             if left < 0:
                 sys.settrace(former)
@@ -55,3 +58,13 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
     finally:
         sys.settrace(former)
     return left < 0
+
+
+@cache
+def _ends_of_with(code: CodeType) -> frozenset[int]:
+    """Where the code begins to leave a `with` block: it loads three times None, for `__exit__`."""
+    steps = list(dis.get_instructions(code))
+    ends = zip(steps, steps[1:], steps[2:], strict=False)
+    return frozenset(
+        three[0].offset for three in ends if all(one.opname == "LOAD_CONST" and one.argval is None for one in three)
+    )
