@@ -121,7 +121,8 @@ def test_every_way_in_is_loud_or_right(struck: Struck) -> None:
     """On a real broker. Where Kafka shows nothing, those who remember are loud all the same."""
     wrong: dict[str, set[str]] = {}
     for case, world in struck.worlds.items():
-        found = {name: verdict(world, door) for name, door in DOORS.items()} | {"get": get(struck, world)}
+        with world.living:
+            found = {name: verdict(world, door) for name, door in DOORS.items()} | {"get": get(struck, world)}
         silent = {name for name, one in found.items() if one is Verdict.SILENT}
         strangers = {"get", *(name for name, door in DOORS.items() if not door.remembers)} - {"recover an early state"}
         wrong[case.name] = silent ^ (strangers if case.hides_from_strangers else set())

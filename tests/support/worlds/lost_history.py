@@ -1,13 +1,14 @@
 """Worlds whose brokers lost what they had acknowledged, in each way and grown again in each way, and every way in.
 
 A world has two logs: `log`, which writers write, and `table`, whose owner keeps a directory. Both get three commits,
-the moment to which the brokers go back, and three commits more. What somebody kept by then is `Memory`. A way in is a
-`Door`: it ends in an error of Damaged, or says what it found, which is right or silent.
+the moment to which the brokers go back, and three commits more. What somebody kept by then is `Memory`, and a follower
+and a standby live through all of it. A way in is a `Door`: it ends in an error of Damaged, or says what it found, which
+is right or silent.
 """
 
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import statelog
-from statelog.errors import Damaged
+from statelog.errors import Damaged, Fenced
 from statelog.materializer import run_round
-from statelog.producer import Coordinator, Writer
-from statelog.recovery import AtPosition, Cursor, newest_changes, plan_changes, recover
+from statelog.producer import Coordinator, Grant, Writer
+from statelog.recovery import AtPosition, Cursor, Stream, newest_changes, plan_changes, recover
 from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.keys.key_groups import partition_of
@@ -29,7 +30,7 @@ from statelog.spark.stream.offset import StreamOffset
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.bulk import append_all
-from statelog.tables import Table
+from statelog.tables import Standby, Table
 from tests.support.rigs.log import UNSAFE, LogRig, settings_for
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
@@ -39,6 +40,7 @@ _LAST = 2 * _EACH
 _MORE = 12
 """So many records let a ledger grow beyond where it had been."""
 _PARTITIONS, _KEY_GROUPS = 2, 8
+_SOON_S = 10.0
 
 
 class Loss(StrEnum):
@@ -104,6 +106,7 @@ class Memory:
     offsets: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     place: Place = ORIGIN
     early: int = 0
+    grant: Grant | None = None
 
 
 @dataclass(slots=True)
@@ -115,6 +118,9 @@ class World:
     table: LogRig
     scratch: Path
     memory: Memory = field(default_factory=Memory)
+    living: ExitStack = field(default_factory=ExitStack)
+    follower: Stream | None = None
+    standing: Standby[Any, Any] | None = None
 
     # ---- before
 
@@ -139,6 +145,15 @@ class World:
             export(log, str(self.lake))
             for reader in ("", "reader"):
                 self.memory.offsets[reader] = _read_on(log, _stream(reader))
+        self._live()
+
+    def _live(self) -> None:
+        """A follower and a standby that have seen all six commits, and go on when the brokers are back."""
+        log = self.living.enter_context(self.open())
+        self.follower = self.living.enter_context(recover(log)).follow()
+        while self.follower.take(0.2) is not None:
+            pass
+        self.standing = self.living.enter_context(self.stand_by())
 
     def _write(self, first: int) -> None:
         numbers = range(first, first + _EACH)
@@ -146,6 +161,7 @@ class World:
             for number in numbers:
                 writer.put(_key(0, number), b"%d" % number)
                 writer.commit(number)
+            self.memory.grant = writer.grant
         with self.own(self.directory) as table:
             for number in numbers:
                 table[_key(0, number)] = b"%d" % number
@@ -209,6 +225,12 @@ class World:
     def open(self) -> Log:
         """The log of the writers, as a new process opens it."""
         return _impatient(self.log)
+
+    def stand_by(self) -> Standby[Any, Any]:
+        """A standby of the table, in memory."""
+        rig = self.table
+        where: Mapping[str, Any] = {"kafka": rig.kafka(), "root": rig.store(), "allow_unsafe": UNSAFE}
+        return statelog.standby(rig.name, own_partitions=[0], **where)
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
         """The table, by its owner: on the directory that it keeps, or anew in memory."""
@@ -295,10 +317,22 @@ def _follow(world: World) -> object:
 
 
 def _standby(world: World) -> object:
-    rig = world.table
-    where: Mapping[str, Any] = {"kafka": rig.kafka(), "root": rig.store(), "allow_unsafe": UNSAFE}
-    with statelog.standby(rig.name, own_partitions=[0], **where) as standby:
+    with world.stand_by() as standby:
         return dict(standby.items())
+
+
+def _living_follower(world: World) -> object:
+    """It asks once in a while."""
+    assert world.follower is not None
+    while world.follower.take(_SOON_S) is not None:
+        pass
+    return None
+
+
+def _living_standby(world: World) -> object:
+    assert world.standing is not None
+    world.standing.refresh()
+    return dict(world.standing.items())
 
 
 def _table(world: World) -> object:
@@ -324,6 +358,13 @@ def _writer(world: World) -> object:
 def _coordinator(world: World) -> object:
     with world.open() as log, Coordinator(log, "a", partitions=[0]) as coordinator:
         return coordinator.last_commit.checkpoint.id if coordinator.last_commit else 0
+
+
+def _grant_of_before(world: World) -> object:
+    """A job that was started again opens nothing under its grant; whose Open is gone, or another's, is refused."""
+    with suppress(Fenced), world.open() as log, Coordinator(log, "a", grant=world.memory.grant) as coordinator:
+        return coordinator.last_commit
+    raise Damaged("the grant is over")
 
 
 def _round(world: World) -> object:
@@ -387,6 +428,9 @@ DOORS: dict[str, Door] = {
     "follow": Door(_follow, remembers=True),
     "a query of before": Door(_query_of_before(""), remembers=True),
     "a query of before with a readerId": Door(_query_of_before("reader"), remembers=True),
+    "a follower that lived on": Door(_living_follower, remembers=True),
+    "a standby that lived on": Door(_living_standby, remembers=True),
+    "a grant of before": Door(_grant_of_before, remembers=True),
     "export": Door(_export, remembers=True),
     "table on its directory": Door(_table_on_its_directory, remembers=True),
     "barrier": Door(_recover_behind_a_barrier),
