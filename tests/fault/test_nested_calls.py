@@ -3,7 +3,7 @@ other begins; nothing is lost, nothing is committed under another progress, and 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,8 @@ from tests.support.rigs.table import TableRig, content
 pytestmark = [
     pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # Python ignores the exit of a handler that runs inside of a finalizer, and says so.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 Call = Callable[[Table[Any, Any], dict[str, int]], Any]
@@ -30,6 +32,12 @@ def _in_transaction(table: Table[Any, Any], place: dict[str, int]) -> None:
         table[b"n"] = b"never"
         del table[b"no such key"]
     table.commit(place)
+
+
+def _progress(table: Table[Any, Any]) -> dict[str, int]:
+    """That of what the table has now; inside of a transaction no commit takes it."""
+    n = table[b"n"]
+    return {} if n == b"never" else {"n": int(n)}
 
 
 def _ended(table: Table[Any, Any], place: dict[str, int]) -> None:
@@ -46,8 +54,8 @@ CALLS: dict[str, Call] = {
     "transaction": _in_transaction,
 }
 NESTED: dict[str, Callable[[Table[Any, Any]], Any]] = {
-    "commit": lambda table: table.commit({"n": int(table[b"n"])}).metadata["n"],
-    "commit_every": lambda table: table.commit_every(0.0, {"n": int(table[b"n"])}),
+    "commit": lambda table: table.commit(_progress(table)).metadata["n"],
+    "commit_every": lambda table: table.commit_every(0.0, _progress(table)),
     "close": lambda table: table.close(),
     "put": lambda table: table.put(b"other", b"x"),
     "get": lambda table: table.get(b"n"),
@@ -102,7 +110,8 @@ def test_a_table(call: str, nested: str, is_raising: bool, stride: int) -> None:
                 told += [2] if call in ("commit", "commit_async", "transaction") else []
             except (SystemExit, ClosedError):
                 has_come = True
-        table.close()
+        with suppress(Misuse) if is_raising and call == "transaction" else nullcontext():
+            table.close()  # The exit of a handler may break off the undo itself: then the transaction is open.
         assert table.life is Life.CLOSED
         with tables.open() as again:
             n = int(again.progress["n"])

@@ -402,28 +402,28 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         with table.transaction():
             table[b"alice"], table[b"bob"] = b"0", b"2"
         """
-        count = self._count
-        before = self._begin()
+        count, begun = self._count, list[Layer]()
         try:
+            self._begin(begun)
             yield self
-        except BaseException:
-            self._end_transaction(before, count, keep=False)
+            self._end_transaction(begun, count, keep=True)
+        except BaseException:  # Of a signal's handler, too, wherever it comes: what has begun ends once.
+            self._end_transaction(begun, count, keep=False)
             raise
-        self._end_transaction(before, count, keep=True)
 
     @Guarded.turn
-    def _begin(self) -> Layer:
+    def _begin(self, begun: list[Layer]) -> None:
         with self._failing():
             self._pace.look_at_once()
-            return self._layers.begin()
+            begun.append(self._layers.begin())
 
     @Guarded.late_turn
-    def _end_transaction(self, before: Layer, count: int, *, keep: bool) -> None:
-        if self.life is not Life.OPEN:
+    def _end_transaction(self, begun: list[Layer], count: int, *, keep: bool) -> None:
+        if self.life is not Life.OPEN or not begun:
             return
         with self._failing(), self._pace.refusing():
             try:
-                self._layers.end(before, keep=keep)
+                self._layers.end(begun.pop(), keep=keep)
             except Misuse:
                 self._count += 1
                 raise

@@ -1,7 +1,8 @@
 """A signal at any line of the package: its handler runs in the thread that is in the middle of a call.
 
 Lines are more moments than there are: between two of them Python may have none at which it looks for signals. One that
-is never such a moment is left out: the end of a `with` block, where an exception would leave the block unclosed.
+is never such a moment is left out: the end of a `with` block, where an exception would leave the block unclosed. Nor
+does it come in the middle of the twin of a broker, which would be another process.
 """
 
 import dis
@@ -19,6 +20,7 @@ import statelog
 __all__ = ["at_line", "handled"]
 
 _PACKAGE = str(Path(statelog.__file__).parent)
+_ELSEWHERE = ("memory_cluster.py", "memory_partition.py")
 
 
 @contextmanager
@@ -43,7 +45,8 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
 
     def count(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if left < 0 or not frame.f_code.co_filename.startswith(_PACKAGE):
+        file = frame.f_code.co_filename
+        if left < 0 or not file.startswith(_PACKAGE) or file.endswith(_ELSEWHERE):
             return None
         if event == "line" and frame.f_lasti not in _ends_of_with(frame.f_code):
             left -= 1
