@@ -7,11 +7,12 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Fenced
 from statelog.storage.kafka import member as members
+from statelog.storage.kafka.group import Taken
 from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.native import native
@@ -150,10 +151,10 @@ class _Reading(_Listener):
             self.member.stop([gone])
             self._new.add(gone)
 
-    def _take(self, message: Message | None) -> None:
-        if message is not None:
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
+    def _take(self, taken: Taken | None) -> None:
+        if taken is not None:
+            message, partition, offset = taken
+            assert (message.partition(), message.offset()) == (partition, offset)
             assert offset == self.places[partition]
             self.places[partition] += 1
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
-from statelog.storage.kafka.group import GroupListener
+from statelog.storage.kafka.group import GroupListener, Taken
 
 __all__ = ["FakeGroup", "FakeMember"]
 
@@ -65,7 +65,7 @@ class FakeMember:
         """The group has something to say, at the next poll."""
         self._told.append((what, partition, then))
 
-    def poll(self, timeout_s: float) -> Message | None:
+    def poll(self, timeout_s: float) -> Taken | None:
         """Everything that there is to be told, and a message of the partition that is furthest behind."""
         if not self.is_deaf:
             self._hear()
@@ -78,13 +78,14 @@ class FakeMember:
                 self._idle(timeout_s)
         return self.at_hand()
 
-    def at_hand(self) -> Message | None:
+    def at_hand(self) -> Taken | None:
         """One of those that were fetched, unless its partition is not read any more."""
         while self._batch:
             partition, offset = self._batch.popleft()
             if partition in self.places:
                 self.places[partition] = offset + 1
-                return Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
+                message = Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
+                return message, partition, offset
         return None
 
     def _fetch(self) -> None:

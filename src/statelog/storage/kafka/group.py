@@ -20,7 +20,7 @@ from typing import Protocol
 
 from confluent_kafka import Message
 
-__all__ = ["GroupListener", "GroupMember"]
+__all__ = ["GroupListener", "GroupMember", "Taken"]
 
 
 class GroupListener(Protocol):
@@ -47,17 +47,21 @@ class GroupListener(Protocol):
         ...
 
 
+Taken = tuple[Message, int, int]
+"""A record that the member was given, with its partition and its offset."""
+
+
 class GroupMember(Protocol):
     """A member of a consumer group on one topic. Owned by one thread; never shared across a fork."""
 
-    def poll(self, timeout_s: float) -> Message | None:
+    def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None if none came in that time. Whatever the group has decided is told meanwhile.
 
         Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable for what ends the member.
         """
         ...
 
-    def at_hand(self) -> Message | None:
+    def at_hand(self) -> Taken | None:
         """The next record of those that are here already: asks nobody, and hears nothing of the group. None if there is
         none; then `poll`, and now and then in between, for only `poll` keeps the member in its group.
         """

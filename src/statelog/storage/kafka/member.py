@@ -33,7 +33,7 @@ from confluent_kafka import Message, TopicPartition
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
 from statelog.seams import Clock
 from statelog.storage.kafka.errors import ENDING, client_error
-from statelog.storage.kafka.group import GroupListener
+from statelog.storage.kafka.group import GroupListener, Taken
 from statelog.storage.kafka.group_settings import GroupSettings
 from statelog.storage.kafka.native import kafka_error, make_client, native
 from statelog.storage.kafka.process import ProcessGuard
@@ -92,7 +92,7 @@ class ConfluentMember:
             self.close()
             raise
 
-    def poll(self, timeout_s: float) -> Message | None:
+    def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None. Raises as the port says."""
         if self._guard.is_closed:
             self._guard.check()
@@ -106,16 +106,17 @@ class ConfluentMember:
             self._reraise()
         return self.at_hand()
 
-    def at_hand(self) -> Message | None:
+    def at_hand(self) -> Taken | None:
         """The next record of those that were taken."""
+        places = self._places
         while self._batch:
             message = self._batch.popleft()
             error, partition, offset = message.error(), message.partition(), message.offset()
             if error is not None:
                 self._hear(error, message)
-            elif partition in self._places and offset is not None:  # Else it was taken back meanwhile.
-                self._places[partition] = offset + 1
-                return message
+            elif partition in places and offset is not None:  # Else it was taken back meanwhile.
+                places[partition] = offset + 1
+                return message, partition, offset
         return None
 
     def read_from(self, offsets: Mapping[int, int]) -> None:

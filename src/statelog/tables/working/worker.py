@@ -24,11 +24,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from threading import get_ident
 from types import MappingProxyType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from confluent_kafka import Message
 
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
+from statelog.storage.kafka.group import Taken
 from statelog.tables.standing.standby import Standby
 from statelog.tables.table import Table
 from statelog.tables.working.holdings import Holdings
@@ -71,6 +72,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._is_stopped = False
         self._hand: tuple[Tenure, int, int] | None = None
         """The message that the loop has: whose it is, its offset, and the changes that its table had before."""
+        self._is_processed = False
+        """Whether the loop has said so of this message."""
         self._interval_s = math.inf
         self._committed_s = self._turn_s = self._clock()
         """When was committed last; and until when there are only messages at hand to process."""
@@ -83,8 +86,39 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     # ---- messages
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[tuple[Message, Table[K, V]]]:
+        """The messages from now on. Raises as `next` of the worker."""
+        turn, clock, at_hand, tenures = self._guard, self._clock, self._at_hand, self._holdings.tenures
+        while (found := self._next()) is not None:
+            yield found
+            # As `_next`, while there is nothing to do but to process the messages at hand: without a call.
+            while clock() < self._turn_s and self._unsent < self._unsent_max and not self._is_stopped:
+                user = get_ident()
+                if user != turn.user:
+                    break
+                try:
+                    turn.user = NOBODY
+                    if (hand := self._hand) is not None:
+                        hand[0].next_offset = hand[1] + 1
+                        self._unsent += 1
+                        self._hand = None
+                    taken = at_hand()
+                    if taken is None:
+                        break
+                    message, partition, offset = taken
+                    tenure = tenures.get(partition)
+                    if tenure is None or offset < tenure.next_offset:
+                        continue
+                    table = tenure.table
+                    self._hand = tenure, offset, table.changes
+                    self._is_processed = False
+                except BaseException:
+                    turn.fail()
+                    raise
+                finally:
+                    if turn.life is Life.OPEN:
+                        turn.user = user
+                yield message, table
 
     def __next__(self) -> tuple[Message, Table[K, V]]:
         """Wait for the next message; ends after `stop`.
@@ -94,26 +128,19 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         away again and again; PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help;
         NotFound, Damaged.
         """
-        turn = self._guard
-        if get_ident() != turn.user:
-            turn.check()
-        try:
-            turn.user = NOBODY
-            turn.check_life()
-            if self._hand is not None:
-                self._settle()
-            message = self._at_hand() if self._has_time() else None
-            found = None if message is None else self._taken(message)
+        found = self._next()
+        if found is None:
+            raise StopIteration
+        return found
+
+    @Guarded.turn
+    def _next(self) -> tuple[Message, Table[K, V]] | None:
+        with self._guard:
+            self._settle()
+            found = None
             while found is None and not self._is_stopped:
                 found = self._turn()
-            if found is not None:
-                return found
-        except BaseException:
-            turn.fail()
-            raise
-        finally:
-            turn.leave()
-        raise StopIteration
+            return found
 
     def _turn(self) -> tuple[Message, Table[K, V]] | None:
         """Do all that is to be done between two messages, and wait for one for a while."""
@@ -123,15 +150,20 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._pace()
         if is_opening:
             self._turn_s = -math.inf  # There may be more to open.
-        return None if message is None else self._taken(message)
+        return self._taken(message)
 
-    def _taken(self, message: Message) -> tuple[Message, Table[K, V]] | None:
+    def _taken(self, taken: Taken | None) -> tuple[Message, Table[K, V]] | None:
         """The message, and the table of its partition, if it is to be processed here."""
-        tenure, offset = self._holdings.tenures.get(message.partition()), message.offset()
-        if tenure is None or offset is None or offset < tenure.next_offset:
+        if taken is None:
             return None
-        self._hand = tenure, offset, tenure.table.changes
-        return message, tenure.table
+        message, partition, offset = taken
+        tenure = self._holdings.tenures.get(partition)
+        if tenure is None or offset < tenure.next_offset:
+            return None
+        table = tenure.table
+        self._hand = tenure, offset, table.changes
+        self._is_processed = False
+        return message, table
 
     def stop(self) -> None:
         """End the loop where it asks for the next message. For any thread, and for the handlers of signals."""
@@ -159,22 +191,17 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         From then on the worker also does so while it waits for messages. A table whose commit fails is opened again by
         and by, from its progress, here or in another process. Raises as the loop does.
         """
-        turn = self._guard
-        if get_ident() != turn.user:
-            turn.check()
-        try:
-            turn.user = NOBODY
-            turn.check_life()
-            if self._hand is not None:
-                self._settle()
-            if interval_s != self._interval_s or not self._has_time():
-                self._interval_s = interval_s
-                self._pace()
-        except BaseException:
-            turn.fail()
-            raise
-        finally:
-            turn.leave()
+        if interval_s == self._interval_s and self._clock() < self._turn_s and get_ident() == self._guard.user:
+            self._is_processed = True  # And all else is done where the loop asks for the next message.
+        else:
+            self._commit_if_due(interval_s)
+
+    @Guarded.turn
+    def _commit_if_due(self, interval_s: float) -> None:
+        with self._guard:
+            self._settle()
+            self._interval_s = interval_s
+            self._pace()
 
     @Guarded.turn
     def commit(self) -> dict[int, int]:
@@ -191,15 +218,11 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def _settle(self) -> None:
         """The message that the loop has is processed."""
-        if self._hand is not None:
-            tenure, offset, _ = self._hand
-            tenure.next_offset = offset + 1
+        hand = self._hand
+        if hand is not None:
+            hand[0].next_offset = hand[1] + 1
             self._unsent += 1
             self._hand = None
-
-    def _has_time(self) -> bool:
-        """Whether there is nothing to do now but to process the messages at hand."""
-        return self._clock() < self._turn_s and self._unsent < self._unsent_max and not self._is_stopped
 
     def _pace(self) -> None:
         """Commit if it is due, and hear of what is under way."""
@@ -240,6 +263,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         commits = self.life is Life.OPEN
         if not self._guard.end():
             return
+        if self._is_processed:
+            self._settle()
         hand, self._hand = self._hand, None
         half_done = hand[0].partition if hand and hand[0].table.changes != hand[2] else None
         with ExitStack() as ending:
