@@ -88,6 +88,7 @@ def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
 def test_it_is_loud_until_it_is_accepted(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
     """To who opens the log, and to who had it open."""
     with twin.open() as log:
+        log.look_again_s = 0.0
         strike(twin)
         with pytest.raises(IdentityChanged):
             twin.open()

@@ -212,7 +212,7 @@ class Materializer:
         """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
         for _ in range(_DELETE_LOOKS):
             try:
-                self._log.verify()
+                self._log.verify_anew()
             except NotFound as gone:
                 return gone
             except IdentityChanged:

@@ -178,7 +178,7 @@ def _open(
         witness=ledger.place,
     )
     epoch = append_record(producer, ledger.topic, record, clock=clock)
-    void = ledger.verdict(epoch, record, verify=log.verify)
+    void = ledger.verdict(epoch, record, verify=log.verify_anew)
     fold = ledger.fold
     live = fold.live_epoch(epoch)
     if void is not None or live is None or live.nonce != nonce:

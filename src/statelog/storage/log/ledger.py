@@ -19,7 +19,6 @@ from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient
-from statelog.storage.log.topics import identify
 from statelog.storage.store import Store
 
 __all__ = ["Ledger"]
@@ -31,14 +30,18 @@ _ASK_AGAIN_S = 0.25
 class Ledger:
     """The ledger of the log that `descriptor` describes: `log.ledger`.
 
-    `newest_manifest` reads the log's newest one from the store, or None. `patience_s` is how long an answer of Kafka's
-    that goes back behind what is known is asked again before it is believed.
+    `newest_manifest` reads the log's newest one from the store, or None. `verify_identity` compares descriptor and
+    cluster: ids never come back, so what was acknowledged before this landed in this log. `verify_lately` does so
+    unless that was done just now. `patience_s` is how long an answer of Kafka's that goes back behind what is known is
+    asked again before it is believed.
     """
 
     descriptor: Descriptor
     kafka: Kafka
     store: Store
     newest_manifest: Callable[[], Manifest | None]
+    verify_lately: Callable[[], None]
+    verify_identity: Callable[[], None]
     patience_s: float
 
     @property
@@ -99,7 +102,7 @@ class Ledger:
 
         Who answers is asked first: a log may have been opened long ago. Raises IdentityChanged, Unavailable.
         """
-        self.verify_identity()
+        self.verify_lately()
         return self.client(self.newest_manifest(), rebase=self.newest_state)
 
     def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
@@ -109,13 +112,6 @@ class Ledger:
         """
         newest = self.newest_manifest()
         return (newest.state, newest.place.last) if newest else None
-
-    def verify_identity(self) -> None:
-        """Compare descriptor and cluster: ids never come back, so what was acknowledged before this landed in this log.
-
-        Raises IdentityChanged, BrokerUnavailable.
-        """
-        identify(self.kafka, self.store, self.descriptor)
 
     def _require_whole(self) -> None:
         start, end = self.kafka.offsets(self.topic, [0])[0]

@@ -8,9 +8,11 @@ Invariants:
 """
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -29,7 +31,7 @@ from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, READING, WRITING, Rights, check_rights
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
-from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.ledger import Ledger
@@ -37,7 +39,7 @@ from statelog.storage.log.life import delete_log, make_log
 from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.settings import check_log_counts
 from statelog.storage.log.spare import Spare
-from statelog.storage.log.topics import check_made, check_owner, identify
+from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
 from statelog.storage.log.witnesses import Witnesses, check_ledger
 from statelog.storage.manifest_chain import ManifestChain
@@ -67,6 +69,13 @@ class LogDescription:
     value_schemas: tuple[ValueSchema, ...]
 
 
+class Verified(NamedTuple):
+    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked."""
+
+    topics: IdentifiedTopics
+    asked_s: float
+
+
 class Log(Closing):
     """A named history of keyed state changes: two topics and a directory, verified to belong together.
 
@@ -76,6 +85,8 @@ class Log(Closing):
 
     patience_s: float = 10.0
     """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
+    look_again_s: float = LOOK_AGAIN_S
+    """How long the cluster is not asked again whether it still is the log's, but for verdicts."""
 
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
@@ -90,6 +101,7 @@ class Log(Closing):
         self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
         """What the writers of chunks have seen of the ledger."""
         self._place = ORIGIN
+        self._verified: Verified | None = None
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -189,19 +201,38 @@ class Log(Closing):
             delete_log(client, store, name)
 
     def verify(self, rights: Rights = NO_RIGHTS) -> None:
-        """Compare descriptor, cluster and topic settings, as every open, round and recovery does.
+        """Compare descriptor, cluster and topic settings, as every open, round and recovery does. What the cluster has
+        answered through this object within `look_again_s` it is not asked again.
 
         `rights` are those that this client is going to need. Raises ConfigError if one is missing,
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        data, ledger, warning = identify(self.kafka, self.store, self.descriptor)
+        data, ledger, warning = self._identify(self.look_again_s)
         if warning:
             _LOG.warning(warning)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
             check_made(topic, role, self._waived)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
+
+    def verify_anew(self) -> None:
+        """As `verify`, of what the cluster answers now: before a verdict is believed."""
+        self._verified = None
+        self.verify()
+
+    def _verify_lately(self) -> None:
+        self._identify(self.look_again_s)
+
+    def _verify_identity(self) -> None:
+        self._identify(0.0)
+
+    def _identify(self, max_age_s: float) -> IdentifiedTopics:
+        now_s = time.monotonic()
+        verified = self._verified
+        if verified is None or now_s - verified.asked_s >= max_age_s:
+            verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
+        return verified.topics
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
@@ -238,6 +269,8 @@ class Log(Closing):
             kafka=self.kafka,
             store=self.store,
             newest_manifest=self._newest_manifest,
+            verify_lately=self._verify_lately,
+            verify_identity=self._verify_identity,
             patience_s=self.patience_s,
         )
 

@@ -102,7 +102,7 @@ def accept_topic_loss(
         for _ in range(_ATTEMPTS):
             log = work.replace(stored, reason, operator)
             if log is not None:
-                log.verify()
+                log.verify_anew()
                 return log
             stored = work.snapshot()
     hint = "Stop them, and accept it again"
