@@ -106,7 +106,7 @@ class Round:
             raise
 
     def _roll_up_newest(self) -> RoundOutcome:
-        self._log.verify(ROLLING_UP)
+        self._log.verify_anew(ROLLING_UP)
         if not self._verified.may_truncate:
             prove_truncation(self._log)
             self._verified.may_truncate = True

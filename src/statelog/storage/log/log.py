@@ -209,17 +209,19 @@ class Log(Closing):
         are a log line only.
         """
         data, ledger, warning = self._identify(self.look_again_s)
+        verified, self._verified = self._verified, None  # What is refused here is asked anew.
         if warning:
             _LOG.warning(warning)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
             check_made(topic, role, self._waived)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
+        self._verified = verified
 
-    def verify_anew(self) -> None:
-        """As `verify`, of what the cluster answers now: before a verdict is believed."""
+    def verify_anew(self, rights: Rights = NO_RIGHTS) -> None:
+        """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
         self._verified = None
-        self.verify()
+        self.verify(rights)
 
     def _verify_lately(self) -> None:
         self._identify(self.look_again_s)
