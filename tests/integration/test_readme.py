@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.doc_programs import check_page
 from tests.support.documents import ROOT, programs, said
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 from tests.support.services.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark]

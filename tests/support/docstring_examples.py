@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 
 __all__ = ["examples", "run_example"]
 

@@ -45,9 +45,8 @@ def anchors(document: Path) -> set[str]:
 
 
 def prose(document: Path) -> str:
-    """A document without its programs, and without the map of files, which has a test of its own."""
-    text, _, _ = document.read_text(encoding="utf-8").partition("\n### statelog\n")
-    return _FENCED.sub("", text)
+    """A document without its programs."""
+    return _FENCED.sub("", document.read_text(encoding="utf-8"))
 
 
 def mentions(document: Path) -> Iterator[str]:

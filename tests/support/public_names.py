@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 from tests.support.style import declared_names
 
 __all__ = ["Name", "exported", "homeless", "named_by"]

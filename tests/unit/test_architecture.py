@@ -4,14 +4,30 @@ import re
 
 import pytest
 
-from tests.support.file_map import ROOMS, ROOT, SOURCE, document
+from tests.support.rooms import HEADING, ROOMS, ROOT, SOURCE, document, layers, wings
 
 _MODULE = re.compile(r"`((?:schemas|storage|producer|recovery|materializer|cli)(?:\.[a-z_]+)+)[.`]")
 
 
-def test_file_map_is_current() -> None:
-    """ARCHITECTURE.md lists every module with what its docstring says; `python -m tests.support.file_map` renews it."""
-    assert (ROOT / "ARCHITECTURE.md").read_text("utf-8") == document()
+def test_wings_are_current() -> None:
+    """ARCHITECTURE.md lists every wing with what its docstring says; `python -m tests.support.rooms` renews it."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    assert text == document()
+    listed = re.findall(r"^\| `([\w/]+)` \| \S", text.partition(HEADING)[2], re.MULTILINE)
+    assert listed == [str(wing.relative_to(SOURCE)) for wing in wings()]
+
+
+def test_every_folder_of_modules_is_a_wing() -> None:
+    """None is left out of the list for want of an `__init__.py`."""
+    folders = {path.parent for room in ROOMS for path in (SOURCE / room).rglob("*.py")}
+    assert folders - {SOURCE / room for room in ROOMS} == set(wings())
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_documents_order_the_rooms_as_the_contract_does(name: str) -> None:
+    """The line that says who imports whom is the import contract's list."""
+    line = " <- ".join(" | ".join(layer) for layer in layers())
+    assert f"\n    {line}\n" in (ROOT / name).read_text("utf-8")
 
 
 @pytest.mark.parametrize("room", ROOMS)

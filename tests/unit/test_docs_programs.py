@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.doc_programs import check_page
 from tests.support.documents import DOCS, programs
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 
 _GUIDES = sorted(page for page in (DOCS / "guide").glob("*.md") if programs(page))
 _ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer", "tables")]

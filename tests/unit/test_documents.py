@@ -11,7 +11,7 @@ import pytest
 import statelog
 from tests.support import style
 from tests.support.documents import DOCS, OUTSIDE, ROOT, anchors, documents, links, mentions, nav, prose
-from tests.support.file_map import ROOMS, SOURCE
+from tests.support.rooms import ROOMS, SOURCE
 
 _ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/"}
 """Mentioned files that are the user's, or a log's."""

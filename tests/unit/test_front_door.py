@@ -8,7 +8,7 @@ import pytest
 
 import statelog
 from tests.support import style
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:

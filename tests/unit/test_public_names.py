@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import statelog
-from tests.support.file_map import ROOMS, SOURCE
+from tests.support.rooms import ROOMS, SOURCE
 from tests.support.public_names import Name, exported, homeless, named_by
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelog.cli.devbroker.dev import DevSettings
-from tests.support.file_map import ROOMS
+from tests.support.rooms import ROOMS
 
 
 def _settings() -> list[type[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import style
-from tests.support.file_map import ROOMS, SOURCE
+from tests.support.rooms import ROOMS, SOURCE
 from tests.support.style import Offence
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from statelog.cli.program import program
 from statelog.materializer.daemon import events
 from tests.support.documents import DOCS
-from tests.support.file_map import SOURCE
+from tests.support.rooms import SOURCE
 
 _PAGES = [DOCS / "cli.md", DOCS / "guide" / "daemon.md", DOCS / "security.md", DOCS / "protocol-losses.md"]
 
