@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import statelog
-from tests.support.rooms import ROOMS, SOURCE
 from tests.support.public_names import Name, exported, homeless, named_by
+from tests.support.rooms import ROOMS, SOURCE
 
 ROOT = Path(__file__).parents[2]
 FACES = tuple(f"statelog.{room}" for room in ROOMS)
