@@ -17,7 +17,7 @@ STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | ck
 
 DOCS_STAMP := $(subst .made-of-,.docs-of-,$(STAMP))
 
-.PHONY: help venv java demo test check bench soak docs clean
+.PHONY: help venv java demo test check bench soak docs constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench   the figures of bench/'
 	@echo 'make soak    long random runs'
 	@echo 'make docs    the documentation as a site, in build/docs; fails on a broken link'
+	@echo 'make constraints  constraints.txt anew, from what is installed in .venv'
 	@echo 'make clean   remove what these targets made'
 
 demo: venv java
@@ -52,6 +53,10 @@ check: venv
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
+
+# The newest versions that these ranges allow: make clean first. PIP_CONSTRAINT=constraints.txt make ... installs those named.
+constraints: $(DOCS_STAMP)
+	$(BIN)/python -m tests.support.constraints
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

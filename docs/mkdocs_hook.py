@@ -24,6 +24,7 @@ OUTSIDE = {
     "ARCHITECTURE.md": "project/architecture.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
     "examples/README.md": "project/examples.md",
     "demo/README.md": "project/demo.md",
     **{f"src/statelog/{room}/README.md": f"rooms/{room}.md" for room in ROOMS},
