@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,spark,s3,demo,check
+EXTRAS := test,dev,spark,s3,demo,check
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
 # Processes of `make test`: many tests wait for a broker or for Spark. `make test PROCESSES=0` is one, in order.

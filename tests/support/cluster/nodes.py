@@ -202,7 +202,7 @@ def _java_command() -> list[str]:
     kept = cache_directory()
     kept.mkdir(parents=True, exist_ok=True)
     with locked(kept / "jars.lock"):
-        jars = ensure_jars(kept, java)
+        jars = ensure_jars(kept)
     logging = "-Dorg.slf4j.simpleLogger."
     return [
         str(java),

@@ -23,14 +23,6 @@ __all__ = ["Hdfs", "open_hdfs"]
 
 _PINS = {"3.5.0": "06772d24529e59939915979b3edba204d367750ef7dc5120411f35221dd4818c"}
 """SHA-256 of the mini cluster's jar, by version of Hadoop. Another pyspark may bring another: pin its jar, too."""
-_MODULE = """<ivy-module version="2.0">
-  <info organisation="statelog" module="test-hdfs"/>
-  <dependencies>
-    <dependency org="org.apache.hadoop" name="hadoop-client-minicluster" rev="{version}" conf="*->default"
-                transitive="false"/>
-  </dependencies>
-</ivy-module>
-"""
 _SERVER = "org.apache.hadoop.hdfs.server."
 _START_TIMEOUT_S = 240.0
 _LIVE = "/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
@@ -89,12 +81,12 @@ def _class_path(directory: Path) -> str:
 
 def _mini_cluster(version: str) -> Path:
     """Where the jar lies, fetched on first use into the directory of the development broker's jars."""
-    pins = {f"hadoop-client-minicluster-{version}.jar": _PINS[version]}
+    pins = {f"org.apache.hadoop:hadoop-client-minicluster:{version}": _PINS[version]}
     jars = cache_directory() / f"hdfs-{version}"
     jars.parent.mkdir(parents=True, exist_ok=True)
     with locked(jars.parent / "jars.lock"):
         if not jars.is_dir():
-            fetch_jars(jars, find_java(), _MODULE.format(version=version), pins, timeout_s=600.0)
+            fetch_jars(jars, pins)
     check_jars(jars, pins)
     return jars
 

@@ -1,57 +1,32 @@
 """Spark's own Kafka connector: fetched once, its jars pinned by name and SHA-256, kept beside the broker's.
 
 The connector of the newest pyspark is not served everywhere, so this is the newest set that is, from versions that work
-together; whoever uses it says which it is. Ivy, which comes with pyspark, resolves it.
+together; whoever uses it says which it is.
 """
 
 from pathlib import Path
 
 from statelog.cli.devbroker.embedded import cache_directory, locked
 from statelog.cli.devbroker.jars import check_jars, fetch_jars, parse_pins
-from statelog.cli.devbroker.java import find_java
 
 __all__ = ["CONNECTOR", "connector_jars"]
 
 CONNECTOR = "spark-sql-kafka 4.2.0, token provider 4.0.0, kafka-clients 3.9.2, commons-pool2 2.13.1"
 _PINS = parse_pins("""
-f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f  commons-pool2-2.13.1.jar
-014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8  kafka-clients-3.9.2.jar
-64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705  spark-sql-kafka-0-10_2.13-4.2.0.jar
-f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767  spark-token-provider-kafka-0-10_2.13-4.0.0.jar
-""")
-_MODULES = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-    ("org.apache.kafka", "kafka-clients", "3.9.2"),
-    ("org.apache.commons", "commons-pool2", "2.13.1"),
-)
+f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f  org.apache.commons:commons-pool2:2.13.1
+014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8  org.apache.kafka:kafka-clients:3.9.2
+64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705  org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0
+f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767  org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0
+""")  # noqa: E501 - a checksum and a name
 
 
-def connector_jars(*, fetch_timeout_s: float = 300.0) -> list[Path]:
+def connector_jars() -> list[Path]:
     """The connector's jars, for `spark.jars`. Raises Unavailable if they cannot be had, Corrupt, ConfigError."""
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     jars = directory / "spark-kafka-4.2.0"
     with locked(directory / "spark-kafka.lock"):
         if not jars.is_dir():
-            fetch_jars(jars, find_java(), _ivy_module(), _PINS, timeout_s=fetch_timeout_s)
+            fetch_jars(jars, _PINS)
     check_jars(jars, _PINS)
     return sorted(jars.iterdir())
-
-
-def _ivy_module() -> str:
-    """Each jar by itself: what they ask for is older than what is here, or not served."""
-    lines = [
-        f'    <dependency org="{org}" name="{name}" rev="{version}" conf="*->master" transitive="false"/>'
-        for org, name, version in _MODULES
-    ]
-    return "\n".join(
-        [
-            '<ivy-module version="2.0">',
-            '  <info organisation="statelog" module="spark-kafka"/>',
-            "  <dependencies>",
-            *lines,
-            "  </dependencies>",
-            "</ivy-module>",
-        ]
-    )

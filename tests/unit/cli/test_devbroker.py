@@ -13,13 +13,14 @@ import pytest
 from statelog.cli.devbroker import dev, java, process, state
 from statelog.cli.devbroker.dev import DevSettings
 from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
-from statelog.cli.devbroker.jars import KAFKA_VERSION, check_jars, ensure_jars, parse_pins, pinned_jars
+from statelog.cli.devbroker.jars import KAFKA_VERSION, check_jars, ensure_jars, fetch_jars, parse_pins
 from statelog.cli.devbroker.process import ProcessId
 from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties, properties_text
 from statelog.cli.devbroker.readiness import wait_until_ready
 from statelog.cli.devbroker.state import RunningBroker
 from statelog.cli.devbroker.waiting import wait_for
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
+from tests.support.rooms import SOURCE
 
 _LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
 
@@ -29,12 +30,12 @@ def jars(tmp_path: Path) -> Path:
     """A directory of two jars that are as pinned."""
     directory = tmp_path / "jars"
     directory.mkdir()
-    (directory / "a.jar").write_bytes(b"a")
-    (directory / "b.jar").write_bytes(b"b")
+    (directory / "a-1.jar").write_bytes(b"a")
+    (directory / "b-2.jar").write_bytes(b"b")
     return directory
 
 
-_PINS = {"a.jar": sha256(b"a").hexdigest(), "b.jar": sha256(b"b").hexdigest()}
+_PINS = {"x:a:1": sha256(b"a").hexdigest(), "x.y:b:2": sha256(b"b").hexdigest()}
 
 
 @pytest.fixture
@@ -57,12 +58,12 @@ def test_pinned_jars_are_accepted(jars: Path) -> None:
 def test_other_jars_are_refused(jars: Path, fact: str) -> None:
     """A jar that is missing, extra or changed is a typed error that names it."""
     if fact == "missing":
-        (jars / "b.jar").unlink()
+        (jars / "b-2.jar").unlink()
     else:
-        (jars / ("c.jar" if fact == "extra" else "b.jar")).write_bytes(b"evil")
+        (jars / ("c.jar" if fact == "extra" else "b-2.jar")).write_bytes(b"evil")
     with pytest.raises(Corrupt) as refused:
         check_jars(jars, _PINS)
-    assert refused.value.facts[fact] == ("c.jar" if fact == "extra" else "b.jar")
+    assert refused.value.facts[fact] == ("c.jar" if fact == "extra" else "b-2.jar")
     assert str(jars) in refused.value.hint
 
 
@@ -70,23 +71,50 @@ def test_damaged_jars_are_found_at_every_start(tmp_path: Path) -> None:
     """A directory of jars that is there already is checked again before it is used."""
     (tmp_path / f"kafka-{KAFKA_VERSION}").mkdir()
     with pytest.raises(Corrupt):
-        ensure_jars(tmp_path, Path("java-is-not-needed"))
+        ensure_jars(tmp_path)
 
 
-def test_a_failed_fetch_leaves_nothing(tmp_path: Path) -> None:
-    """A fetch that fails is Unavailable, names its log, and leaves no directory that looks like jars."""
+def _served(coordinates: str, directory: Path) -> Path:
+    """A fetch of what is pinned: the artifact's name is in the jar."""
+    jar = directory / coordinates.replace(":", "/") / "some.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_text(coordinates.split(":")[1])
+    return jar
+
+
+def test_fetched_jars_are_those_that_are_pinned(tmp_path: Path) -> None:
+    """They lie in one directory under their own names, and nothing else is left."""
+    fetch_jars(tmp_path / "jars", _PINS, fetch=_served)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "jars",
+        "jars/a-1.jar",
+        "jars/b-2.jar",
+    ]
+
+
+def test_other_jars_than_the_pinned_ones_are_not_kept(tmp_path: Path) -> None:
+    """What a mirror serves instead is Corrupt, and nothing is left of it."""
+    with pytest.raises(Corrupt, match=r"a-1\.jar"):
+        fetch_jars(tmp_path / "jars", {**_PINS, "x:a:1": "0" * 64}, fetch=_served)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that fails is Unavailable, names the jar, and leaves no directory that looks like jars."""
+    (tmp_path / "settings").write_text("[repositories]\nnone = http://127.0.0.1:1\n")
+    monkeypatch.setenv("JGO_CONFIG_FILE", str(tmp_path / "settings"))
     with pytest.raises(Unavailable) as failed:
-        ensure_jars(tmp_path, Path("/bin/false"))
-    assert [path.name for path in tmp_path.iterdir()] == ["fetch.log"]
-    assert failed.value.facts["log"] == str(tmp_path / "fetch.log")
+        fetch_jars(tmp_path / "jars", _PINS)
+    assert [path.name for path in tmp_path.iterdir()] == ["settings"]
+    assert failed.value.facts["jar"] == "x:a:1"
 
 
 def test_pins_name_the_broker_itself() -> None:
     """The checked-in list pins the broker of the version that it is asked for, with whole checksums."""
-    pins = pinned_jars()
-    assert f"kafka_2.13-{KAFKA_VERSION}.jar" in pins
+    pins = parse_pins((SOURCE / "cli" / "devbroker" / "jars.sha256").read_text("ascii"))
+    assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in pins
     assert {len(checksum) for checksum in pins.values()} == {64}
-    assert parse_pins("00  x.jar\n11  y.jar\n") == {"x.jar": "00", "y.jar": "11"}
+    assert parse_pins("00  x:a:1\n11  y:b:2\n") == {"x:a:1": "00", "y:b:2": "11"}
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class DevStatus:
 def start(settings: DevSettings, *, on_step: Callable[[str], None] = _nothing) -> DevBroker:
     """Start the broker, or find it running; returns when it takes records.
 
-    Raises ConfigError (no Java, no pyspark, port taken, already running on another port), Unavailable (jars not
+    Raises ConfigError (no Java, no jgo, port taken, already running on another port), Unavailable (jars not
     fetched), Corrupt (jars not the released ones), BrokerUnavailable (not ready in time; with the log's path).
     """
     settings.directory.mkdir(parents=True, exist_ok=True)

@@ -98,13 +98,13 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Fetch the jars if need be, format the data directory on its first use, start, and wait until it is ready.
 
-        Raises ConfigError (no Java, no pyspark), Unavailable (jars not fetched), Corrupt (jars not the released
+        Raises ConfigError (no Java, no jgo), Unavailable (jars not fetched), Corrupt (jars not the released
         ones) and BrokerUnavailable (with the log's last lines).
         """
         if self.alive:
             return
         java = find_java()
-        jars = self._jars(java)
+        jars = self._jars()
         self._directory.mkdir(parents=True, exist_ok=True)
         settings = self._write_settings()
         self._format(java, jars, settings)
@@ -136,13 +136,13 @@ class EmbeddedBroker:
         """SIGCONT: end a pause."""
         os.kill(self.process.pid, signal.SIGCONT)
 
-    def _jars(self, java: Path) -> Path:
+    def _jars(self) -> Path:
         self._jars_directory.mkdir(parents=True, exist_ok=True)
         with locked(self._jars_directory / "jars.lock"):
             clean_abandoned(self._jars_directory)
             if not (self._jars_directory / f"kafka-{KAFKA_VERSION}").is_dir():
                 self._on_step(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
-            return ensure_jars(self._jars_directory, java, on_fetched=self._tell_fetched)
+            return ensure_jars(self._jars_directory, on_fetched=self._tell_fetched)
 
     def _write_settings(self) -> Path:
         """Every start gets a new controller port: only the node itself uses it."""
