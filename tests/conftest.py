@@ -8,7 +8,7 @@ faulty_broker  another one, behind a TCP proxy that does what networks do (tests
 log_name    a name that no other test uses, for a log (its topics are `name` and `name.ledger`)
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark/session.py
-lives       processes that a test lets die, from tests/support/processes/lives.py
+lives       processes that a test lets die, from tests/support/processes/parts.py
 impatient   nobody waits for a simulated broker to catch up, from tests/support/rigs/impatient.py
 """
 
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 import pytest
 
 from statelog.cli.devbroker.readiness import wait_until_ready
-from tests.support.cluster.nodes import Cluster, running_cluster
+from tests.sim.cluster.nodes import Cluster, running_cluster
 from tests.support.services import broker as brokers
 from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker
 from tests.support.services.hdfs import Hdfs, open_hdfs
@@ -31,7 +31,7 @@ __all__: list[str] = []
 pytest_plugins = [
     "tests.support.sharing",
     "tests.support.spark.session",
-    "tests.support.processes.lives",
+    "tests.support.processes.parts",
     "tests.support.rigs.shell",
     "tests.support.rigs.impatient",
     "tests.support.told",

@@ -19,7 +19,7 @@ from statelog.errors import (
 )
 from statelog.producer.guard import Life
 from statelog.recovery import Host
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 

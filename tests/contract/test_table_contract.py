@@ -24,7 +24,7 @@ from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.tables import TableCommit, TableSettings
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig
 from tests.support.rigs.table import TableRig, content
 

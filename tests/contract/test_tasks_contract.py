@@ -34,7 +34,7 @@ from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from tests.support.processes.quick_start import quick_start
+from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import LogRig, TwinRig, real_rig
 from tests.support.services.broker import Broker
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.nodes import Cluster
-from tests.support.cluster.play import perform
+from tests.sim.cluster.nodes import Cluster
+from tests.sim.cluster.play import perform
 from tests.support.services.broker import choices
 
 pytestmark = pytest.mark.broker

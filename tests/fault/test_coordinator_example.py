@@ -11,7 +11,7 @@ from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
 from statelog.schemas.keys.key_groups import KeyType
-from tests.support.processes.quick_start import quick_start
+from tests.support.processes.starts import quick_start
 from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker

@@ -20,7 +20,7 @@ from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
 from statelog.tables import Standby
 from tests.support.faults.fatal_client import make_fatal
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker

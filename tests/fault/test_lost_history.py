@@ -10,11 +10,11 @@ import pytest
 from statelog.errors import DataLoss
 from statelog.storage import Log
 from statelog.storage.log.bulk import append_all
-from tests.support.processes.group import step
+from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, verdict
+from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
+from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
-from tests.support.worlds.lost_history import CASES, DOORS, Case, Loss, Verdict, World, verdict
-from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_a_worker_ends_on_a_log_that_lost_what_it_committed(junk: int) -> None:
     world.feed(6)
     with _given_all(world) as worker:
         for message, table in worker:
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             worker.commit()
     cluster = world.rig.cluster
     cluster.lose_tail("log.ledger", 0, cluster.available("log.ledger", 0).end - 5)

@@ -18,9 +18,9 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.store.fsspec import open_store
+from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, state_at, verdict
 from tests.support.faults.power_loss import cut_tail, ends
 from tests.support.rigs.log import UNSAFE, LogRig
-from tests.support.worlds.lost_history import CASES, DOORS, Case, Loss, Verdict, World, state_at, verdict
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("lost history"), pytest.mark.timeout(1500)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from statelog.schemas.keys.shares import share
 from statelog.storage.log.log import Log
+from tests.sim.plays.rescale import KEY_GROUPS, PARTITIONS, count
 from tests.support.processes.fleet import Place, WorkerProcess, furthest, restore
 from tests.support.services.broker import Broker
-from tests.support.worlds.rescale import KEY_GROUPS, PARTITIONS, count
 
 ENDLESS = 1 << 40
 pytestmark = pytest.mark.broker

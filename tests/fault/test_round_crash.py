@@ -17,8 +17,8 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.seams import Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.store.memory import Fault
+from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for, state_of
-from tests.support.worlds.stepper import Killed
 
 
 def _busy_log(tmp_path: Path) -> TwinLog:
@@ -59,9 +59,9 @@ def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> N
     def crash(name: str) -> None:
         reached.append(name)
         if name == point:
-            raise Killed
+            raise Crash
 
-    with pytest.raises(Killed):
+    with pytest.raises(Crash):
         run_round(twin.open(), settings_for(tmp_path, fanout=3), seams=replace(twin.seams, crash=crash))
     assert tuple(reached) == CRASH_POINTS[: CRASH_POINTS.index(point) + 1]
     _check_and_settle(twin, tmp_path)
@@ -133,13 +133,13 @@ def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp
 def test_the_scratch_directory_is_empty_after_every_end(tmp_path: Path) -> None:
     """A round that completes, loses or fails leaves no file behind on the local disk."""
     twin = _busy_log(tmp_path)
-    with pytest.raises(Killed):
+    with pytest.raises(Crash):
         run_round(
             twin.open(),
             settings_for(tmp_path, fanout=3),
             seams=Seams(
                 wall_clock=twin.clock,
-                crash=lambda name: (_ for _ in ()).throw(Killed()) if name == "after-merge" else None,
+                crash=lambda name: (_ for _ in ()).throw(Crash()) if name == "after-merge" else None,
             ),
         )
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,8 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
+from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
-from tests.support.worlds.stepper import Stepper
 
 
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:

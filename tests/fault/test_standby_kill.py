@@ -5,11 +5,9 @@ the input up to its progress, which is not below what the owner had committed by
 the next owner opens, which fences it.
 """
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,13 +17,13 @@ import pytest
 
 from statelog.errors import Fenced
 from statelog.tables import Standby
-from tests.support.processes.doomed_writer import NEVER, change, fold
+from tests.sim.source import COPIED
+from tests.support.processes.doomed import NEVER
+from tests.support.processes.parts import start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.services.broker import Broker, OwnBroker
 
-MODULE = "tests.support.processes.doomed_table"
-REPOSITORY = Path(__file__).parents[2]
 WAIT_S = 60.0
 
 pytestmark = pytest.mark.broker
@@ -33,10 +31,7 @@ pytestmark = pytest.mark.broker
 
 @contextmanager
 def _owner(rig: LogRig, root: Path) -> "Generator[subprocess.Popen[bytes]]":
-    path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
-    arguments = [rig.name, rig.bootstrap, str(root), NEVER, NEVER, "1", "1000000"]
-    command, environment = [sys.executable, "-m", MODULE, *arguments], {**os.environ, "PYTHONPATH": path}
-    with subprocess.Popen(command, env=environment) as process:
+    with start("table", rig.name, rig.bootstrap, root, NEVER, NEVER, 1, 1_000_000) as process:
         try:
             yield process
         finally:
@@ -77,15 +72,15 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
             with standby.promote() as table:
                 position, before = int(table.progress["position"]), position
                 assert position >= max(before, seen)
-                assert content(table) == fold(position)
+                assert content(table) == COPIED.fold(position)
                 for now in range(position, position + 50):
-                    key, value = change(now)
+                    key, value = COPIED.change(now)
                     table.delete(key) if value is None else table.put(key, value)
                 position += 50
                 table.commit({"position": position})
                 assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner is over"
-                assert content(table) == fold(position)
-        assert (rig.state(), _position(rig)) == (fold(position), position)
+                assert content(table) == COPIED.fold(position)
+        assert (rig.state(), _position(rig)) == (COPIED.fold(position), position)
 
 
 @pytest.mark.soak

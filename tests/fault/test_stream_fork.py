@@ -1,9 +1,6 @@
 """Streams and forks: a child neither waits for a thread that is not there nor takes anything away from its parent."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +8,8 @@ from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.held_lease import list_leases
-from tests.support.processes.forks import in_fork
+from tests.support.processes.parts import output
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
@@ -20,15 +18,8 @@ _PATIENCE_S = 240.0
 
 def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
     """Its exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.processes.forked_stream"],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=_PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.splitlines()[-1] == "0"
+    printed = output("fork_of_a_stream")
+    assert printed.splitlines()[-1] == "0"
 
 
 def test_a_fork_leaves_its_parents_stream_and_lease_alone() -> None:

@@ -4,11 +4,8 @@ After every kill the next life finds the fold of the input up to the table's pro
 it reads no more than what was committed behind its directory's place.
 """
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,17 +16,16 @@ import pytest
 
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Table
-from tests.support.processes.doomed_writer import NEVER, fold
-from tests.support.processes.lives import Lives
+from tests.sim.source import COPIED
+from tests.support.processes.doomed import NEVER
+from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.services.broker import Broker
 
-MODULE = "tests.support.processes.doomed_table"
 POINTS = ("opened", "recovered", "set-aside", "caught-up", "table-open", "sealed", "sent", "persisted", "commit-made")
 POINTS_BEHIND = ("committed", "history", "applied")
 END = 3_000
-REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.broker
 
@@ -56,18 +52,18 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
     for i, point in enumerate((*POINTS, *POINTS_BEHIND)):
         times = 1 if i < POINTS.index("sealed") else 2 + i % 3
         end = END if i >= POINTS.index("sealed") else position
-        code = lives.live(MODULE, *arguments, point, times, end)
+        code = lives.live("table", *arguments, point, times, end)
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
         now = _position(rig)
         assert now >= position
-        assert rig.state() == fold(now)
+        assert rig.state() == COPIED.fold(now)
         position = now
     assert killed >= 10 - (backend == "dict") * 3
     assert 0 < position < END
-    assert lives.live(MODULE, *arguments, NEVER, 1, END) == 0
+    assert lives.live("table", *arguments, NEVER, 1, END) == 0
     with TableRig(rig, local).open() as table:
-        assert (table.progress, content(table)) == ({"position": END}, fold(END))
+        assert (table.progress, content(table)) == ({"position": END}, COPIED.fold(END))
         _check_was_kept(table, local)
 
 
@@ -85,20 +81,20 @@ def test_killed_while_it_loads(
     arguments = _arguments(rig, tmp_path, str(local or NEVER))
     for end in (END // 3, END // 3 + 50):
         TableRig(rig, None).roll_up(tmp_path)
-        assert lives.live(MODULE, *_arguments(rig, tmp_path, NEVER), NEVER, 1, end) == 0
+        assert lives.live("table", *_arguments(rig, tmp_path, NEVER), NEVER, 1, end) == 0
     killed = 0
     for point, times in (("tail-folded", 1), ("group-loaded", 3), ("group-loaded", 2), ("all-loaded", 1)):
-        code = lives.live(MODULE, *arguments, point, times, END, "--loading", "behind")
+        code = lives.live("table", *arguments, point, times, END, "behind")
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
-        assert rig.state() == fold(_position(rig))
+        assert rig.state() == COPIED.fold(_position(rig))
         if local is not None and times == 3:
             with _newest_runs_gone(rig, tmp_path):
-                assert lives.live(MODULE, *arguments, "base-moved", 1, END, "--loading", "behind") == -signal.SIGKILL
+                assert lives.live("table", *arguments, "base-moved", 1, END, "behind") == -signal.SIGKILL
     assert killed >= 3
-    assert lives.live(MODULE, *arguments, NEVER, 1, END, "--loading", "behind") == 0
+    assert lives.live("table", *arguments, NEVER, 1, END, "behind") == 0
     with TableRig(rig, local).open() as table:
-        assert (table.progress, content(table), table.is_local) == ({"position": END}, fold(END), True)
+        assert (table.progress, content(table), table.is_local) == ({"position": END}, COPIED.fold(END), True)
         _check_was_kept(table, local)
 
 
@@ -123,12 +119,9 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
     rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
     rig.create().close()
     local, chance, position = tmp_path / "local", random.Random(), 0
-    path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
-    arguments = [*_arguments(rig, tmp_path, str(local)), NEVER, "1", str(END * 100)]
+    arguments = [*_arguments(rig, tmp_path, str(local)), NEVER, 1, END * 100]
     for _ in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-m", MODULE, *arguments], env={**os.environ, "PYTHONPATH": path}
-        ) as process:
+        with start("table", *arguments) as process:
             while _position(rig) <= position:
                 assert process.poll() is None
                 time.sleep(0.05)
@@ -137,7 +130,7 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
         position = _position(rig)
         with TableRig(rig, local).open() as table:
             assert table.progress == {"position": position}
-            assert content(table) == fold(position)
+            assert content(table) == COPIED.fold(position)
             _check_was_kept(table, local)
 
 

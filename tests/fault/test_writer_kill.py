@@ -4,28 +4,25 @@ After every kill the next life starts from the log alone (and from the handle th
 state is exactly the fold of the source. The committed position never goes back on the way.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from statelog.producer.writer import Writer
-from tests.support.processes.doomed_writer import NEVER, fold
-from tests.support.processes.lives import Lives
+from tests.sim.source import COPIED
+from tests.support.processes.doomed import NEVER
+from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker, OwnBroker
 
 END = 1_000
-REPOSITORY = Path(__file__).parents[2]
 
 
 def live(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
     """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
     places = (directory / "root", directory / "kept")
-    return lives.live("tests.support.processes.doomed_writer", rig.name, bootstrap, *places, point, times, END)
+    return lives.live("writer", rig.name, bootstrap, *places, point, times, END)
 
 
 def committed(rig: LogRig) -> int:
@@ -48,14 +45,14 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
         times = 1 if point == "opened" else 2 + i
         assert live(lives, rig, broker.bootstrap, tmp_path, point, times) == -signal.SIGKILL
         now = committed(rig)
-        assert rig.state() == fold(now)
+        assert rig.state() == COPIED.fold(now)
         assert now >= position
         position = now
     assert 0 < position < END
 
     assert live(lives, rig, broker.bootstrap, tmp_path, NEVER, 1) == 0
 
-    assert rig.state() == fold(END)
+    assert rig.state() == COPIED.fold(END)
 
 
 @pytest.mark.broker
@@ -66,19 +63,17 @@ def test_broker_killed_and_restarted_under_load(
     """A broker that dies under a writer costs time or, loudly, that writer; no acknowledged commit is lost."""
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
-    path = os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY)))
-    command = [sys.executable, "-m", "tests.support.processes.doomed_writer", rig.name, own_broker.bootstrap]
-    command += [str(tmp_path / "root"), str(tmp_path / "kept"), NEVER, "1", str(END * 20)]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
+    places = (tmp_path / "root", tmp_path / "kept")
+    with start("writer", rig.name, own_broker.bootstrap, *places, NEVER, 1, END * 20) as process:
         while committed(rig) == 0:
             assert process.poll() is None
         own_broker.kill()
         own_broker.restart()
         before = committed(rig)
         process.wait(timeout=150)
-    assert rig.state() == fold(committed(rig))
+    assert rig.state() == COPIED.fold(committed(rig))
     assert committed(rig) >= before > 0
     assert live(lives, rig, own_broker.bootstrap, tmp_path, NEVER, 1) == 0
 
     assert committed(rig) >= END
-    assert rig.state() == fold(committed(rig))
+    assert rig.state() == COPIED.fold(committed(rig))

@@ -20,7 +20,7 @@ from examples import orders, outbox, word_counts
 from examples.topic import Place, main
 from statelog.errors import NotFound, Unavailable
 from tests.support.documents import ROOT
-from tests.support.processes.quick_start import quick_start
+from tests.support.processes.starts import quick_start
 from tests.support.rigs.shell import wait_for
 from tests.support.services.broker import Broker
 

@@ -16,7 +16,7 @@ from statelog.storage.kafka.group import Taken
 from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.native import native
-from tests.support.processes.quick_start import quick_start
+from tests.support.processes.starts import quick_start
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker

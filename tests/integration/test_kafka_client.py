@@ -15,7 +15,7 @@ from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 
 

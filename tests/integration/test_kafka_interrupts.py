@@ -1,8 +1,6 @@
 """Real signals, wherever they land in the native client: their handlers' exceptions come out as themselves."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from tests.support.processes.interrupted import ROUNDS
+from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
 
 
@@ -21,9 +20,7 @@ def test_a_signal_comes_out_as_what_its_handler_raised(
     """Dozens of signals, in sends with callbacks, polls, questions and reads: never a SystemError, never lost."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
-    command = [sys.executable, "-m", "tests.support.processes.interrupted", broker.bootstrap, topic_name, which]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    printed = output("interrupted", broker.bootstrap, topic_name, which, timeout_s=120.0)
     kafka.delete_topic(topic_name)
     kafka.close()
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {wanted: ROUNDS}, done.stderr
+    assert json.loads(printed) == {wanted: ROUNDS}

@@ -46,7 +46,7 @@ from statelog.spark.sink.ownership import RECENT_S
 from statelog.spark.sink.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
 from statelog.spark.sink.task import TaskResult
 from statelog.storage.log.log import Log
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog
 

@@ -20,7 +20,8 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.tables import Table, Worker
 from statelog.tables.working import roster
-from tests.support.processes.group import Group, Member, given, step
+from tests.sim.source import WORK
+from tests.support.processes.group import Group, Member, given
 from tests.support.services.broker import Broker
 from tests.support.told import told
 
@@ -106,7 +107,7 @@ def test_a_stopped_process_that_has_the_directory(
             with told("opens beside it"), group.worker("", Host(), on_open=_check_given) as worker:
                 group.feed(producer, range(100, 200))
                 for message, table in worker:
-                    step(table, int(message.value() or b""))
+                    WORK.step(table, int(message.value() or b""))
                     if message.offset() == 199:
                         break
                     worker.commit_every(0.1)
@@ -240,7 +241,7 @@ def _check_given(_: int, table: Table[bytes, bytes]) -> None:
 def _take(worker: Worker[bytes, bytes], messages: int) -> dict[int, int]:
     """So many messages, committed."""
     for _, (message, table) in zip(range(messages), worker, strict=False):
-        step(table, int(message.value() or b""))
+        WORK.step(table, int(message.value() or b""))
     return worker.commit()
 
 

@@ -15,8 +15,8 @@ from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.recovery.history.splitting import split_changes
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from tests.sim.plays.history import HistoryWorld, history_world
 from tests.support.rigs.history import HistoryRig
-from tests.support.worlds.history import HistoryWorld, history_world
 
 _seeds = st.integers(0, 2**32)
 _steps = st.integers(0, 30)

@@ -9,8 +9,8 @@ import pytest
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
-from tests.support.worlds.ledger import IDENTITY, Chunk, World, simulate, span_of
-from tests.support.worlds.ledger_check import Outcome, ViolationError, check_history
+from tests.sim.models.ledger import IDENTITY, Chunk, World, simulate, span_of
+from tests.sim.models.ledger_check import Outcome, ViolationError, check_history
 
 SEEDS = 500
 MUTANT_SEEDS = 3000

@@ -15,7 +15,7 @@ from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState
-from tests.support.worlds.naive_fold import NaiveFold, same_verdict
+from tests.sim.naive_fold import NaiveFold, same_verdict
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
 STRANGER = LogIdentity(cluster_id="cluster", data_topic_id="other", ledger_topic_id="ledger")

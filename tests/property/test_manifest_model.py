@@ -8,8 +8,8 @@ import pytest
 
 from statelog.schemas.snapshot import retention
 from statelog.schemas.snapshot.manifest import Manifest
-from tests.support.worlds import manifest as manifest_world
-from tests.support.worlds.manifest import ManifestWorld, ViolationError, simulate
+from tests.sim.models import manifest as manifest_world
+from tests.sim.models.manifest import ManifestWorld, ViolationError, simulate
 
 SEEDS = 200
 MUTANT_SEEDS = 2000

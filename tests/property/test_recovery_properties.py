@@ -9,7 +9,7 @@ from statelog.errors import NotFound
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from tests.support.worlds.history import history_world
+from tests.sim.plays.history import history_world
 
 _seeds = st.integers(0, 2**32)
 _steps = st.integers(0, 30)

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.shares import share
+from tests.sim.plays.rescale import KEY_GROUPS, PARTITIONS, Care, RescaleWorld, first_key
 from tests.support.rigs.log import TwinLog
-from tests.support.worlds.rescale import KEY_GROUPS, PARTITIONS, Care, RescaleWorld, first_key
 
 DEATHS = ("",) * 4 + Writer.CRASH_POINTS[1:]
 events = st.integers(0, 6)

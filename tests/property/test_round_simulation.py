@@ -12,7 +12,7 @@ from statelog.schemas.snapshot.lease import Lease
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, condemned, truncation_floor
 from statelog.schemas.snapshot.subscription import Subscription, SubscriptionFile
-from tests.support.worlds.round import RoundWorld, ViolationError
+from tests.sim.plays.rounds import RoundWorld, ViolationError
 
 SEEDS = range(6)
 STEPS = 1200

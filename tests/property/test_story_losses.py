@@ -11,10 +11,10 @@ import pytest
 
 from statelog.errors import CommitRefused, Damaged, StatelogError
 from statelog.schemas.ledger.records import VOID_VALUE
-from tests.support.story import judge
-from tests.support.story.judge import Fact
-from tests.support.story.story import PARTITIONS, SCENES, tell
-from tests.support.story.world import LOG, StuckError, World
+from tests.sim import judge
+from tests.sim.judge import Fact
+from tests.sim.plays.log import PARTITIONS, SCENES, tell
+from tests.sim.world import LOG, StuckError, World
 
 pytestmark = pytest.mark.usefixtures("impatient", "collected")
 

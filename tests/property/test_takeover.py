@@ -12,8 +12,8 @@ from itertools import chain, cycle
 import pytest
 
 from statelog.recovery.recover import recover
-from tests.support.worlds.stepper import Actor
-from tests.support.worlds.takeover import Takeover
+from tests.sim.actors import Actor
+from tests.sim.plays.takeover import Takeover
 
 MEETINGS = pytest.mark.parametrize(
     ("old", "name", "partitions"),

@@ -11,9 +11,9 @@ import pytest
 from statelog.errors import StatelogError
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.tables.working.roster import passes
-from tests.support.processes.group import fold, step
+from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
+from tests.sim.source import WORK
 from tests.support.told import told
-from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 pytestmark = [
     pytest.mark.usefixtures("impatient"),
@@ -54,7 +54,7 @@ class _Story(WorkersWorld):
                 worker.idle_s = 0.0
                 offset = message.offset()
                 assert offset is not None
-                step(table, offset)
+                WORK.step(table, offset)
                 what = self.chance.random()
                 if what < 0.7:
                     worker.commit_every(0.02)
@@ -118,7 +118,7 @@ def _tell(seed: int, acts: int) -> None:
     story.run(worker, 1_000_000)
     assert worker.commit() == dict(enumerate(story.group.ends))
     for partition, table in worker.tables.items():
-        assert dict(table.items()) == fold(story.group.ends[partition])
+        assert dict(table.items()) == WORK.fold(story.group.ends[partition])
     story.end(worker)
 
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from tests.sim.actors import Crash
+
 __all__ = ["Death", "dying"]
 
 
-class Death(BaseException):
+class Death(Crash):
     """The end of a process at the call with this number, counted over all ports that share it."""
 
     def __init__(self, *, at: int, after: bool) -> None:

@@ -1,6 +1,6 @@
 """A fleet: worker processes that count events on a real broker, each on its share of the partitions, and readers.
 
-Workers follow docs/key-groups.md and count the events of tests.support.worlds.rescale. They stop when they have come to
+Workers follow docs/key-groups.md and count the events of tests.sim.plays.rescale. They stop when they have come to
 an end, when they are told that somebody took over, or when they are killed.
 """
 
@@ -18,9 +18,9 @@ from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.state import LastCommit
-from tests.support.processes.quick_start import quick_start
+from tests.sim.plays.rescale import count
+from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import LogRig, real_rig
-from tests.support.worlds.rescale import count
 
 __all__ = ["Ending", "Place", "WorkerProcess", "furthest", "restore"]
 

@@ -1,4 +1,4 @@
-"""A process that forks while its stream writes to the spill: `python -m tests.support.processes.forked_stream`.
+"""A part that forks while its stream writes to the spill.
 
 The fork happens while the fetching thread holds the queue's lock, and the child ends as any process does, through its
 exit handlers. Prints the child's exit code, or `hung` if it had to be killed.
@@ -15,7 +15,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from tests.support.rigs.history import history_rig
 
-__all__: list[str] = []
+__all__ = ["fork_of_a_stream"]
 
 _CHILD_S = 60.0
 
@@ -33,7 +33,7 @@ def _wait(pid: int) -> str:
     return "hung"
 
 
-def main() -> None:
+def fork_of_a_stream() -> None:
     """Fork in the middle of a write."""
     writing, go_on, pwrite = threading.Event(), threading.Event(), os.pwrite
 
@@ -54,7 +54,3 @@ def main() -> None:
         ended = _wait(pid)
         go_on.set()
     sys.stdout.write(ended + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
 """Processes of a group of workers on a real broker, that may be killed, stopped and resumed; and what is to come out.
 
-The input is numbered, each partition from 0 on. Each message changes one key to a digest of what was there and of the
-message, so that one which is left out, comes twice or out of order shows in the state for good. Every process checks
-each table that it is given against the fold of the input up to its progress, before it goes on.
+The input of each partition is `WORK`. Every process checks each table that it is given against the fold of the input
+up to its progress, before it goes on.
 """
 
 import logging
@@ -11,11 +10,9 @@ import signal
 import sys
 import time
 import warnings
-import zlib
-from collections.abc import Generator, Mapping, MutableMapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,43 +26,20 @@ from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.tables import Table
-from tests.support.processes.quick_start import quick_start
+from tests.sim.source import WORK
+from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import UNSAFE
 
-__all__ = ["Group", "Member", "fold", "given", "step"]
+__all__ = ["Group", "Member", "given"]
 
 _CONTEXT = quick_start()
-_KEYS = 13
 _WRONG = 3
-
-
-def step(state: MutableMapping[bytes, bytes], offset: int) -> None:
-    """What the message at an offset does to a state."""
-    key = b"k%d" % (offset * 7 % _KEYS)
-    if offset % 17 == 16:
-        state.pop(key, None)
-    else:
-        state[key] = b"%d" % zlib.crc32(b"%d" % offset, zlib.crc32(state.get(key, b"")))
-
-
-def fold(end: int) -> dict[bytes, bytes]:
-    """The state of a partition after the messages below `end`."""
-    return dict(_fold(end))
-
-
-@lru_cache(maxsize=64)
-def _fold(end: int) -> Mapping[bytes, bytes]:
-    near = end // 2_000 * 2_000
-    state = dict(_fold(near - 1)) if near - 1 > 0 else {}
-    for offset in range(max(near - 1, 0), end):
-        step(state, offset)
-    return state
 
 
 def given(table: Mapping[bytes, bytes], progress: Mapping[str, Any]) -> str:
     """What is wrong with a state and its progress; empty if it is the fold."""
     end = int(progress.get("offset", 0))
-    return "" if dict(table.items()) == fold(end) else f"not the fold of the input below {end}"
+    return "" if dict(table.items()) == WORK.fold(end) else f"not the fold of the input below {end}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +124,7 @@ class Group:
                 last = recovery.last_commit(f"{self.name}-{partition}")
                 found[partition] = 0 if last is None else int(last.metadata["offset"])
                 mine = {key: value for (group, key), value in state.items() if group == partition}
-                assert mine == fold(found[partition]), f"{partition} is not the fold below {found[partition]}"
+                assert mine == WORK.fold(found[partition]), f"{partition} is not the fold below {found[partition]}"
         return found
 
     def await_end(self, end: int, timeout_s: float = 120.0) -> None:
@@ -217,7 +191,7 @@ def _work(group: Group, instance: str) -> None:
                 _check_table(table)
                 seen = {id(one) for one in worker.tables.values()}
             offset = int(message.value() or b"")
-            step(table, offset)
+            WORK.step(table, offset)
             worker.commit_every(group.commit_s)
 
 

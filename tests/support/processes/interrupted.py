@@ -1,15 +1,13 @@
-"""A program that a test interrupts with real signals, dozens of times: what comes out of the Kafka client's calls?
+"""A part that is interrupted with real signals, dozens of times: what comes out of the Kafka client's calls?
 
-`python -m tests.support.processes.interrupted BOOTSTRAP TOPIC int|alarm` prints how often each exception came out, as
-JSON. In a loop it sends with callbacks, polls, asks for offsets and reads; a signal comes some milliseconds after a
-round begins.
+It prints how often each exception came out, as JSON; the signal is `int` or `alarm`. In a loop it sends with callbacks,
+polls, asks for offsets and reads; a signal comes some milliseconds after a round begins.
 """
 
 import json
 import os
 import random
 import signal
-import sys
 import threading
 from collections import Counter
 from types import FrameType
@@ -19,7 +17,7 @@ from statelog.storage.kafka import Delivery, OffsetRange, Producer, Reader
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 
-__all__ = ["ROUNDS", "Alarm", "main"]
+__all__ = ["ROUNDS", "Alarm", "interrupted"]
 
 ROUNDS = 60
 _TURNS = 4000
@@ -44,7 +42,7 @@ def _work(kafka: ConfluentKafka, producer: Producer, reader: Reader, topic: str)
                 pass
 
 
-def main(bootstrap: str, topic: str, which: str) -> None:
+def interrupted(bootstrap: str, topic: str, which: str) -> None:
     """Work and be interrupted."""
     signal.signal(signal.SIGALRM, _raise_alarm)
     sent = signal.SIGINT if which == "int" else signal.SIGALRM
@@ -63,7 +61,3 @@ def main(bootstrap: str, topic: str, which: str) -> None:
     reader.close()
     kafka.close()
     print(json.dumps(out))  # noqa: T201 - what the test reads
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples import coordinator
-from tests.support.processes.quick_start import quick_start
+from tests.support.processes.starts import quick_start
 
 __all__ = ["DieOnce", "StopOnce", "coordinate", "nothing"]
 

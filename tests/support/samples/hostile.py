@@ -32,7 +32,7 @@ from statelog.schemas.ledger.records import Commit
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.ledger_story import IDENTITY, Story

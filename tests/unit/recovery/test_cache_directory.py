@@ -11,7 +11,7 @@ import pytest
 from statelog.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.host import Host
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import CacheRig
 
 

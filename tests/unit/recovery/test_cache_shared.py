@@ -23,7 +23,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import janitors, until
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE

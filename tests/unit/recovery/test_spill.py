@@ -18,7 +18,7 @@ from statelog.recovery.spill.queue import SpillQueue
 from statelog.recovery.spill.segment import SpillSegment
 from statelog.schemas.ledger.place import Place
 from tests.support.faults.spill import Disks
-from tests.support.processes.forks import in_fork, leave_files_to_open
+from tests.support.processes.starts import in_fork, leave_files_to_open
 
 _PATIENCE_S = 60.0
 

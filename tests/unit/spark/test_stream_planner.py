@@ -14,8 +14,8 @@ from statelog.spark.stream.admission import Limit
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
+from tests.sim.plays.query import Query
 from tests.support.rigs.log import TwinLog, settings_for
-from tests.support.spark.stream_query import Query
 
 READER = {"readerId": "lake"}
 Changes = dict[bytes, bytes | None]

@@ -16,7 +16,7 @@ from statelog.storage.kafka.group import GroupListener
 from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.process import ProcessGuard
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

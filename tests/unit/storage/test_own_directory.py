@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statelog.storage.local.own_directory import make_own, sweep
-from tests.support.processes.forks import in_fork
+from tests.support.processes.starts import in_fork
 from tests.support.told import told
 
 _DEAD = f"own-{'0' * 32}.d"

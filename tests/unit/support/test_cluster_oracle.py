@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.oracle import Sighting, judge
-from tests.support.cluster.story import PARTITIONS_OF, Attempt, State, changes_of, mark_of, owner_of, partition_of_key
+from tests.sim.cluster.oracle import Sighting, judge
+from tests.sim.cluster.story import PARTITIONS_OF, Attempt, State, changes_of, mark_of, owner_of, partition_of_key
 
 Entry = dict[str, Any]
 

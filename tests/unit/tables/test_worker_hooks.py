@@ -11,9 +11,9 @@ from statelog.errors import BrokerUnavailable, ConfigError, Misuse, UncommittedC
 from statelog.producer.guard import Life
 from statelog.tables import Table
 from statelog.tables.working.hooks import Hooks
+from tests.sim.plays.workers import SteppedWorker, WorkersWorld
 from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
-from tests.support.worlds.workers import SteppedWorker, WorkersWorld
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

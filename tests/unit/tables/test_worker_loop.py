@@ -23,11 +23,11 @@ from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.tables import InputStart, Standby, Table
 from statelog.tables.working.reserves import Reserves
+from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
+from tests.sim.source import WORK
 from tests.support.faults.signals import at_line, handled
-from tests.support.processes.group import step
 from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
-from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -63,12 +63,12 @@ def test_all_of_it(world: WorkersWorld) -> None:
         for message, table in worker:
             seen.append((message.partition(), int(message.value() or b"")))
             assert table is worker.tables[message.partition()]
-            step(table, seen[-1][1])
+            WORK.step(table, seen[-1][1])
         assert worker.commit() == {0: 4, 1: 4, 2: 4}
         world.feed(1)
         worker.go_on()
         for message, table in worker:
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
     assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(4)]
     assert _progress(world) == [5, 5, 5]
 
@@ -77,7 +77,7 @@ def test_an_error_commits_nothing(world: WorkersWorld) -> None:
     """Neither its message, nor what was processed since the last commit."""
     with pytest.raises(ZeroDivisionError), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if turn == 3:
                 worker.commit()
             if turn == 6:
@@ -96,7 +96,7 @@ def test_a_loop_that_breaks_off(world: WorkersWorld, touches: bool, counts: bool
         for turn, (message, table) in enumerate(worker):
             is_last = turn == 4  # The second one of partition 1.
             if touches or not is_last:
-                step(table, int(message.value() or b""))
+                WORK.step(table, int(message.value() or b""))
             if counts or not is_last:
                 worker.commit_every(1e9)
             if is_last:
@@ -109,7 +109,7 @@ def test_somebody_outside_of_the_group(world: WorkersWorld) -> None:
     fences = 0
     with told("is opened again"), pytest.raises(Fenced), _worker(world) as worker:
         for message, table in worker:
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if message.partition() == 1 and fences < 50:
                 fences += 1
                 world.open(1).close()
@@ -164,7 +164,7 @@ def test_a_call_from_a_signals_handler(nested: str) -> None:
 
         def work() -> None:
             for message, table in worker:
-                step(table, int(message.value() or b""))
+                WORK.step(table, int(message.value() or b""))
                 worker.commit_every(0.0)
 
         has_come = False
@@ -193,7 +193,7 @@ def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> Non
     """Offsets of the new one are no place in the old one: what was read since the last commit is not committed."""
     with pytest.raises(IdentityChanged, match="while it was read"), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if turn == 2:
                 worker.commit()
                 world.source.delete_topic("input")
@@ -209,7 +209,7 @@ def test_an_input_that_grows_while_it_is_read(world: WorkersWorld) -> None:
     """
     with pytest.raises(ConfigError, match="it has grown"), _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if turn == 2:
                 worker.commit()
                 world.source.cluster.add_partitions("input", 1)
@@ -227,7 +227,7 @@ def test_what_lag_tools_see(world: WorkersWorld) -> None:
     """
     with _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if turn == 4:
                 worker.commit()
                 world.now_s += 1.0
@@ -244,7 +244,7 @@ def test_an_input_that_does_not_answer(world: WorkersWorld, monkeypatch: pytest.
 
     with _worker(world) as worker:
         for turn, (message, table) in enumerate(worker):
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             if turn == 4:
                 with told("nothing is committed"), monkeypatch.context() as patched:
                     patched.setattr(MemoryKafka, "describe_topic", away)
@@ -286,7 +286,7 @@ def test_what_is_committed_last(world: WorkersWorld, interval_s: float) -> None:
     """An input that is idle keeps no commit waiting, however often it was asked for one."""
     with _worker(world) as worker:
         for message, table in worker:
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             worker.commit_every(interval_s)
         assert [table.progress["offset"] for table in worker.tables.values()] == [4, 4, 4]
 
@@ -295,7 +295,7 @@ def test_a_table_that_is_the_worker_s(world: WorkersWorld) -> None:
     """The loop cannot commit it by itself, nor take back what was counted."""
     with _worker(world) as worker:
         for message, table in worker:
-            step(table, int(message.value() or b""))
+            WORK.step(table, int(message.value() or b""))
             for call in (table.commit, table.rollback):
                 with pytest.raises(Misuse, match="worker's"):
                     call()

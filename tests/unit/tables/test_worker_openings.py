@@ -17,7 +17,7 @@ from statelog.recovery.host import start_thread
 from statelog.tables import Table
 from statelog.tables.working import openings
 from statelog.tables.working.hooks import Hooks
-from tests.support.worlds.workers import PARTITIONS, SteppedWorker, WorkersWorld
+from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

@@ -1,0 +1,153 @@
+"""Deterministic interleaving of blocking code: actors on threads, of which exactly one runs at any time.
+
+An actor runs until it calls `pause`, and stands still there until it is stepped again or killed. So code that knows
+nothing of a simulation is cut into steps at whatever calls `pause`: a store's fault hook, a Kafka call, a crash point.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+
+__all__ = ["Actor", "Crash", "SteppedKafka", "Stepper"]
+
+_DEADLINE_S = 60.0
+
+
+class Crash(BaseException):
+    """The process dies here. Not an Exception, so that nothing takes it for a failure and goes on."""
+
+
+class Actor:
+    """One thread of blocking code. `error` is what it ended with, if anything but its own death."""
+
+    def __init__(self, stepper: "Stepper", body: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self.over = False
+        self._stepper = stepper
+        self._body = body
+        self._go = threading.Semaphore(0)
+        self._killed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def step(self) -> None:
+        """Run until the next pause or the end. Raises the error that it ended with."""
+        self._go.release()
+        assert self._stepper.paused.acquire(timeout=_DEADLINE_S), "an actor neither pauses nor ends"
+        if self.error is not None:
+            raise self.error
+
+    def kill(self) -> None:
+        """Let it die where it stands."""
+        if not self.over:
+            self._killed = True
+            self.step()
+        self._thread.join(_DEADLINE_S)
+
+    def stand_still(self) -> None:
+        """Called on the actor's thread: hand over and wait for the next step. The dead do nothing more."""
+        if self._killed:
+            raise Crash
+        self._stepper.paused.release()
+        self._go.acquire()
+        if self._killed:
+            raise Crash
+
+    def _run(self) -> None:
+        self._stepper.current.actor = self
+        self._go.acquire()
+        try:
+            if not self._killed:
+                self._body()
+        except Crash:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by `step`, on the simulation's thread
+            self.error = error
+        finally:
+            self.over = True
+            self._stepper.paused.release()
+
+
+class _Current(threading.local):
+    actor: Actor | None = None
+
+
+class Stepper:
+    """Makes actors, and knows on whose thread it is asked."""
+
+    def __init__(self) -> None:
+        self.paused = threading.Semaphore(0)
+        self.current = _Current()
+
+    def actor(self, body: Callable[[], None]) -> Actor:
+        """A new actor, standing before its first instruction."""
+        return Actor(self, body)
+
+    def pause(self, *_: object) -> None:
+        """Stand still here, if an actor calls; any other thread just goes on."""
+        actor = self.current.actor
+        if actor is not None and not actor.over:
+            actor.stand_still()
+
+
+class SteppedKafka(MemoryKafka):
+    """A view of the twin's cluster that calls `before` with the name of the call, before each of the calls `at`.
+
+    What it calls may stand still, which the cluster's own hooks may not: they hold its lock.
+    """
+
+    def __init__(
+        self, cluster: MemoryCluster, before: Callable[[str], None], at: Collection[str] = ("offsets",)
+    ) -> None:
+        super().__init__(cluster=cluster)
+        self._at = at
+        self._before = before
+
+    def _reach(self, call: str) -> None:
+        if call in self._at:
+            self._before(call)
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """As the twin."""
+        self._reach("offsets")
+        return super().offsets(topic, partitions, at_least=at_least)
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """As the twin."""
+        self._reach("delete_records")
+        return super().delete_records(topic, before)
+
+    def producer(self) -> MemoryProducer:
+        """As the twin. What is sent reaches the cluster at a `poll`."""
+        self._reach("producer")
+        made = _SteppedProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s, self._seen)
+        made.reach = self._reach
+        return made
+
+    def reader(self, topic: str) -> MemoryReader:
+        """As the twin."""
+        self._reach("reader")
+        made = _SteppedReader(self.cluster, topic, self._seen, self._idle)
+        made.reach = self._reach
+        return made
+
+
+class _SteppedProducer(MemoryProducer):
+    reach: Callable[[str], None]
+
+    def poll(self, timeout_s: float) -> int:
+        self.reach("poll")
+        return super().poll(timeout_s)
+
+
+class _SteppedReader(MemoryReader):
+    reach: Callable[[str], None]
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        self.reach("read")
+        return super().read(ranges, stall_timeout_s=stall_timeout_s)

@@ -1,0 +1,176 @@
+"""The cast of a play on a cluster: starts every actor, starts it again where the docs say so, and does it harm.
+
+Runs actors as children of a process that has imported everything. Invariant: an actor that ends for another reason
+than a signal of ours, a newer life of its name or, for a daemon, a world that was in its way for too long, fails the
+play at once: it met an error that calls for a person, and nothing was lost.
+"""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from multiprocessing.process import BaseProcess
+
+from statelog.cli.exit_codes import FENCED, OK, UNAVAILABLE
+from tests.sim.cluster.actors import play
+from tests.sim.cluster.part import Stage
+from tests.sim.cluster.story import JOB, PARTITIONS_OF, entries
+from tests.support.processes.starts import quick_start
+
+__all__ = ["NAMES", "Cast"]
+
+NAMES = {
+    **{name: "coordinator" if name == JOB else "writer" for name in PARTITIONS_OF},
+    **{f"task{partition}": "task" for partition in PARTITIONS_OF[JOB]},
+    "reader0": "reader",
+    "reader1": "reader",
+    "follower": "follower",
+    "materializer0": "materializer",
+    "materializer1": "materializer",
+}
+"""Who plays: name and role."""
+_CONTEXT = quick_start()
+_END_TIMEOUT_S = 240.0
+
+
+class _Actor:
+    """One life of an actor, as its process."""
+
+    def __init__(self, stage: Stage, name: str, life: int) -> None:
+        self.name = name
+        self.life = life
+        self.is_doomed = False
+        self.process: BaseProcess = _CONTEXT.Process(target=play, args=(NAMES[name], stage, name, life))
+        self.process.start()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+class Cast:
+    """All actors of one stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._lives: Counter[str] = Counter()
+        self._actors: list[_Actor] = []
+        self._killed: set[str] = set()
+        self.given_up = 0
+        stage.mail.mkdir()
+        (stage.directory / "cache").mkdir()
+        for name in NAMES:
+            self.start(name)
+
+    def start(self, name: str) -> int:
+        """Start a new life of a name, whether or not another one lives; returns its number."""
+        self._lives[name] += 1
+        self._actors.append(_Actor(self._stage, name, self._lives[name]))
+        return self._lives[name]
+
+    def tend(self) -> None:
+        """Start again whoever ended as the docs say. Raises AssertionError for anybody else."""
+        for actor in [actor for actor in self._actors if actor.process.exitcode is not None]:
+            self._actors.remove(actor)
+            self._check_end(actor)
+            if not any(other.name == actor.name for other in self._actors):
+                self.start(actor.name)
+
+    def _check_end(self, actor: _Actor) -> None:
+        code = actor.process.exitcode
+        actor.process.join()
+        role = NAMES[actor.name]
+        if role == "materializer" and code == UNAVAILABLE:
+            self.given_up += 1
+            return
+        is_victim = actor.is_doomed and code == -signal.SIGKILL
+        assert is_victim or self._was_replaced(actor), self._last_words(actor)
+
+    def _was_replaced(self, actor: _Actor) -> bool:
+        """Whether it was fenced by another life of its name: one that lives, opened after it, or was killed opening."""
+        if actor.process.exitcode != FENCED:
+            return False
+        if actor.name in self._killed or any(other.name == actor.name for other in self._actors if other is not actor):
+            return True
+        opened = [entry for entry in entries(self._stage.directory, f"{actor.name}.*") if entry["what"] == "opened"]
+        newest = max(opened, key=lambda entry: int(entry["epoch"]))
+        return str(newest["actor"]) != f"{actor.name}.{actor.life}"
+
+    def _last_words(self, actor: _Actor) -> str:
+        """What is known of its end."""
+        path = self._stage.directory / f"{actor.name}.{actor.life}.jsonl"
+        noted = entries(self._stage.directory, path.stem)[-3:]
+        out, err = (path.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".out", ".err"))
+        facts = [{name: value for name, value in entry.items() if name != "trace"} for entry in noted]
+        # A death in native code says at the beginning where it was.
+        said = (out[-2000:], err) if len(err) < 12_000 else (out[-2000:], err[:8_000], "...", err[-4_000:])
+        return "\n".join((f"{path.stem} ended with {actor.process.exitcode}", *map(str, facts), *said))
+
+    # ---- harm
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to its newest life."""
+        actor = self._newest(name)
+        actor.is_doomed = True
+        self._killed.add(name)
+        actor.signal(signal.SIGKILL)
+
+    def pause(self, name: str) -> int:
+        """SIGSTOP to its newest life; returns its number."""
+        actor = self._newest(name)
+        actor.signal(signal.SIGSTOP)
+        return actor.life
+
+    def resume(self, name: str, life: int) -> None:
+        """SIGCONT, if that life was not killed meanwhile."""
+        for actor in self._actors:
+            if (actor.name, actor.life) == (name, life) and actor.process.is_alive():
+                actor.signal(signal.SIGCONT)
+
+    def _newest(self, name: str) -> _Actor:
+        return max((actor for actor in self._actors if actor.name == name), key=lambda actor: actor.life)
+
+    # ---- what they do
+
+    def progress(self) -> Counter[str]:
+        """How much every name has achieved so far: commits told, states read, rounds completed."""
+        done: Counter[str] = Counter()
+        for entry in entries(self._stage.directory):
+            if entry["what"] in {"ack", "read", "followed"}:
+                done[str(entry["actor"]).partition(".")[0]] += 1
+        for event in self.rounds():
+            done[event] += 1
+        return done
+
+    def has_committed(self, name: str, life: int) -> bool:
+        """Whether this life was told of a commit."""
+        return any(entry["what"] == "ack" for entry in entries(self._stage.directory, f"{name}.{life}"))
+
+    def rounds(self) -> list[str]:
+        """The name of the materializer for every round that ended well."""
+        ended: list[str] = []
+        for path in self._stage.directory.glob("materializer*.out"):
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            well = {"round-completed", "round-skipped", "round-lost"}
+            ended += [path.stem.partition(".")[0] for line in lines if line.get("event") in well]
+        return ended
+
+    def end(self) -> None:
+        """The play is over: all who live end by themselves. Raises AssertionError for who does not, or ends badly."""
+        self._stage.curtain.touch()
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for actor in self._actors:
+            if NAMES[actor.name] == "materializer":
+                actor.signal(signal.SIGTERM)
+        for actor in self._actors:
+            actor.process.join(max(0.1, deadline - time.monotonic()))
+            code = actor.process.exitcode
+            assert code == OK or self._was_replaced(actor), self._last_words(actor)
+
+    def kill_all(self) -> None:
+        """Whatever happened, nobody stays."""
+        for actor in self._actors:
+            actor.process.kill()
+            actor.process.join()

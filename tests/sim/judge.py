@@ -1,0 +1,181 @@
+"""The judge of plays: plain code over what is on the twins and what anybody was told, with a fold of its own.
+
+It believes nothing that statelog says of itself: history is what `NaiveFold` makes of every record that the ledger ever
+held, and a state is what the commits of history say, change by change.
+
+Standing properties: an acknowledged commit is in history exactly once, a refused one is not; whatever was read at a
+position is history's state there; a reader that began after an acknowledgement has it; nobody is told of damage unless
+something was lost; in the end nothing is left behind. Of programs that process an input: each state that anybody sees
+is the fold of the input below its progress, and an owner's lacks nothing that was acknowledged (`InputJudge`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, ItemsView, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from statelog.recovery import RecoverySettings, recover
+from statelog.schemas.ledger.records import decode
+from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.log.log import Log
+from statelog.storage.manifest_chain import StoredManifest
+from statelog.storage.store.memory import MemoryStore
+from tests.sim.naive_fold import NaiveFold
+from tests.sim.world import LOG, State, World
+from tests.support.rigs.log import UNSAFE
+
+__all__ = [
+    "Fact",
+    "InputJudge",
+    "Processed",
+    "check",
+    "check_acknowledged",
+    "check_end",
+    "check_reads",
+    "check_warnings",
+    "history_of",
+]
+
+_HARMLESS = (
+    "could not be removed and runs out in",
+    "could not be renewed and runs out in",
+    "was closed with uncommitted changes",
+    "unclosed ",
+)
+"""The last one is of processes that died, which close nothing."""
+
+
+class Fact(NamedTuple):
+    """A commit of history: its ledger offset and the tag of the attempt that made it."""
+
+    offset: int
+    tag: str
+
+
+class Processed(Protocol):
+    """What a program made of its input: a table, or a standby."""
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """How far it is."""
+        ...
+
+    def items(self) -> ItemsView[bytes, bytes]:
+        """The state."""
+        ...
+
+
+@dataclass(slots=True)
+class InputJudge:
+    """Of programs that process an input of which `fold` gives the state below an offset. `field` of their progress is
+    the offset up to which they have processed it, and `acknowledged` the highest that a commit named.
+    """
+
+    fold: Callable[[int], State]
+    field: str = "offset"
+    acknowledged: int = 0
+
+    def hear(self, offset: int) -> None:
+        """The input below this offset is acknowledged."""
+        self.acknowledged = max(self.acknowledged, offset)
+
+    def check(self, found: Processed, *, is_owner: bool = True) -> int:
+        """Its offset, once it was seen to be right."""
+        offset = int(found.progress.get(self.field, 0))
+        missing = f"an acknowledged commit is gone: {offset} < {self.acknowledged}"
+        assert not is_owner or offset >= self.acknowledged, missing
+        assert dict(found.items()) == self.fold(offset), f"{found!r} is not the state at {offset}"
+        return offset
+
+    def check_end(self, log: Log, end: int) -> None:
+        """All of the input was processed, and the log says so."""
+        with recover(log, settings=RecoverySettings(threads=1)) as recovery:
+            assert recovery.to_dict() == self.fold(end)
+            last = recovery.last_commit("table")
+        assert last is not None
+        assert last.metadata == {self.field: end}
+        assert self.acknowledged <= end
+
+
+def check(world: World) -> None:
+    """All that must hold of a play in which nothing was lost."""
+    history = history_of(world)
+    check_acknowledged(world, history)
+    check_reads(world, history)
+    check_warnings(world.told)
+    check_end(world, history)
+
+
+def history_of(world: World) -> list[Fact]:
+    """Every valid commit that the ledger holds or held below its start, in order."""
+    log = _log(world)
+    fold = NaiveFold(log.descriptor.identity)
+    ledger = world.cluster.log(ledger_topic(LOG), 0)
+    for offset, value in zip(ledger.offsets, ledger.values, strict=True):
+        fold.apply(offset, decode(value))
+    return [Fact(offset, str(commit.read_body().metadata["tag"])) for offset, commit in fold.commits()]
+
+
+def check_acknowledged(world: World, history: Sequence[Fact]) -> None:
+    """Told and true are the same, wherever anybody was told anything."""
+    times = Counter(fact.tag for fact in history)
+    assert set(times) <= set(world.attempts), "a commit that nobody tried"
+    assert not [tag for tag, count in times.items() if count > 1], "a commit is in history twice"
+    facts = set(history)
+    for attempt in world.attempts.values():
+        if attempt.offset is not None:
+            assert Fact(attempt.offset, attempt.tag) in facts, f"acknowledged, and not in history: {attempt}"
+        assert not (attempt.refused and attempt.tag in times), f"refused, and in history: {attempt}"
+    for writer in ("w", "job"):
+        ids = [world.attempts[fact.tag].checkpoint_id for fact in history if world.attempts[fact.tag].writer == writer]
+        assert ids == sorted(set(ids)), f"the checkpoints of {writer} do not grow: {ids}"
+
+
+def check_reads(world: World, history: Sequence[Fact]) -> None:
+    """Every state that was handed out is the one that history has at its position, and none is too old."""
+    for read in world.reads:
+        assert read.state == state_at(world, history, read.position), f"{read.reader} got another state: {read}"
+        assert read.position >= read.floor, f"{read.reader} missed what was acknowledged before it began: {read}"
+
+
+def state_at(world: World, history: Sequence[Fact], position: int) -> State:
+    """The state that history has at a position."""
+    state: State = {}
+    for fact in history:
+        if fact.offset < position:
+            for key, value in world.attempts[fact.tag].changes.items():
+                state.pop(key, None)
+                if value is not None:
+                    state[key] = value
+    return state
+
+
+def check_warnings(caught: Sequence[str]) -> None:
+    """Nobody was told of damage; a lease that stays until it runs out is told, and harmless."""
+    for text in caught:
+        assert any(harmless in text for harmless in _HARMLESS), f"a false alarm: {text}"
+
+
+def check_end(world: World, history: Sequence[Fact]) -> None:
+    """The play came to its end, and left nothing behind that no manifest names."""
+    last = {world.attempts[fact.tag].writer: world.attempts[fact.tag].checkpoint_id for fact in history}
+    assert last == {"w": 8, "job": 1}
+    assert world.reads[-1].state == state_at(world, history, world.reads[-1].position)
+    manifests = [stored.manifest for stored in _manifests(world)]
+    assert len(manifests) == 2
+    named = {run.path for manifest in manifests for run in manifest.runs}
+    named |= {f"manifests/{manifest.number:020d}.avro" for manifest in manifests} | {DESCRIPTOR_PATH}
+    there = {info.path.removeprefix(f"{LOG}/") for info in world.disk.files(f"{LOG}/")}
+    assert there == named, f"left behind: {there - named}; missing: {named - there}"
+
+
+def _manifests(world: World) -> list[StoredManifest]:
+    manifests = _log(world).manifests
+    return [manifests.read(number) for number in manifests.numbers()]
+
+
+def _log(world: World) -> Log:
+    assert world.nemesis.is_quiet
+    kafka, store = MemoryKafka(cluster=world.cluster), MemoryStore(world.disk, LOG)
+    return Log.open(LOG, kafka=kafka, root=store, allow_unsafe=UNSAFE)

@@ -1,0 +1,184 @@
+"""The nemesis of a story: counts every port operation of all its processes, and lets chosen ones fail or kill.
+
+Owns the list of operations and the faults that are played on them. Knows neither the story nor what is right.
+
+A process dies at an operation by `Crash`, and whatever it still tries on its way out (to remove a lease, to close a
+producer) does not happen: the dead do nothing. Which process acts is what the story says; one acts at a time.
+"""
+
+import errno
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from statelog.storage.kafka.memory_faults import (
+    HALF,
+    LOST,
+    TRUE,
+    UNAVAILABLE,
+    Answer,
+    Call,
+    Fate,
+    SendAttempt,
+    broken,
+    old,
+)
+from statelog.storage.store.memory import Fault
+from tests.sim.actors import Crash
+
+__all__ = ["Kind", "Nemesis", "Operation"]
+
+
+class Kind(Enum):
+    """What happens to one operation."""
+
+    BEFORE = "failed-before"
+    AFTER = "failed-after"
+    OLD = "old-answer"
+    OLDER = "older-answer"
+    CRASH_BEFORE = "crash-before"
+    CRASH_AFTER = "crash-after"
+    HALF = "half-answer"
+    """An offset is missing in the answer."""
+    BROKEN = "broken-off"
+    """A read ends after one record."""
+    FATAL = "fatal"
+    """The producer is over, and the record was appended, or was not: by turns."""
+    LATE = "late"
+    """A write to the store takes effect at the end of the scene."""
+
+
+_STORE_WRITES = frozenset({"put_if_absent", "put", "upload", "delete"})
+_WRITES = _STORE_WRITES | {"create_topic", "delete_records", "publish_offset", "poll", "send"}
+_DISK = frozenset({"disk_make", "disk_open", "disk_write", "disk_verify"})
+_POINT = frozenset({"point"})
+_KINDS = {
+    Kind.OLD: frozenset({"offsets", "describe_topic"}),
+    Kind.OLDER: frozenset({"offsets"}),
+    Kind.HALF: frozenset({"offsets"}),
+    Kind.BROKEN: frozenset({"read"}),
+    Kind.FATAL: frozenset({"send"}),
+    Kind.LATE: _STORE_WRITES,
+    Kind.AFTER: _WRITES,
+    Kind.CRASH_BEFORE: _WRITES | _DISK | _POINT,
+    Kind.CRASH_AFTER: _WRITES,
+}
+"""Where a kind means something of its own. A question that failed after it was put is one that failed before; and a
+death at a question is one after the write before it."""
+_ANSWERS = {
+    Kind.BEFORE: UNAVAILABLE,
+    Kind.AFTER: LOST,
+    Kind.OLD: old(1),
+    Kind.OLDER: old(4),
+    Kind.HALF: HALF,
+    Kind.BROKEN: broken(1),
+    Kind.CRASH_AFTER: LOST,
+}
+_FAULTS = {Kind.BEFORE: Fault.BEFORE, Kind.AFTER: Fault.AFTER, Kind.LATE: Fault.LATE, Kind.CRASH_AFTER: Fault.AFTER}
+
+
+class Operation(NamedTuple):
+    """One port operation: its number in the story, who asked, what, and of which topic or file."""
+
+    number: int
+    process: str
+    method: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.process}-{self.method}-{self.target}".rstrip("-")
+
+    def can(self, kind: Kind) -> bool:
+        """Whether this kind of fault makes a difference here."""
+        return self.method in _KINDS[kind] if kind in _KINDS else self.method not in _POINT
+
+
+class Nemesis:
+    """Plays `faults`, by the number of the operation. It is the hook of questions and the faults of sends at once."""
+
+    def __init__(self, faults: Mapping[int, Kind]) -> None:
+        self.operations: list[Operation] = []
+        self.played: list[str] = []
+        self._faults = faults
+        self._acting = ""
+        self._dying: set[str] = set()
+        self._fate = Fate.DELIVER
+        self.is_quiet = False
+        """Set to True it counts and plays nothing: for the judge's own questions."""
+
+    # ---- who acts
+
+    @contextmanager
+    def acting(self, process: str) -> Generator[None]:
+        """In this block it is this process that acts. Raises Crash if it dies in it, however the block ends."""
+        before, self._acting = self._acting, process
+        try:
+            yield
+        except Exception as error:
+            if process in self._dying:
+                raise Crash from error
+            raise
+        finally:
+            self._acting = before
+        self._check_alive(process)
+
+    def is_dying(self, process: str) -> bool:
+        """Whether it died."""
+        return process in self._dying
+
+    # ---- the hooks
+
+    def __call__(self, call: Call) -> Answer:
+        """How a question to Kafka is answered."""
+        kind = self._ask(call.method, call.topic.removeprefix("story."))
+        if call.method != "send":
+            return TRUE if kind is None else _ANSWERS[kind]
+        self._fate = {
+            Kind.AFTER: Fate.APPEND_UNANSWERED,
+            Kind.CRASH_AFTER: Fate.APPEND_UNANSWERED,
+            Kind.FATAL: (Fate.FATAL, Fate.FATAL_APPENDED)[len(self.operations) % 2],
+        }.get(kind or Kind.BEFORE, Fate.DELIVER)
+        return UNAVAILABLE if kind is Kind.BEFORE else TRUE
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """What becomes of the record whose send was asked about last."""
+        return self._fate
+
+    def store_hook(self, method: str, path: str) -> Fault | None:
+        """The fault hook of every process' store."""
+        kind = self._ask("read_file" if method == "read" else method, re.sub(r"[0-9a-f]{32}", "x", path))
+        return None if kind is None else _FAULTS[kind]
+
+    def disk_hook(self, step: str, _path: Path) -> None:
+        """The fault hook of every process' local disk: it is full."""
+        if self._ask(f"disk_{step}", "") is Kind.BEFORE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def point(self, step: str) -> None:
+        """The crash point of a process whose steps count as operations."""
+        self._ask("point", step)
+
+    # ---- inside
+
+    def _ask(self, method: str, target: str) -> Kind | None:
+        if self.is_quiet:
+            return None
+        self._check_alive(self._acting)
+        operation = Operation(len(self.operations), self._acting, method, target)
+        self.operations.append(operation)
+        kind = self._faults.get(operation.number)
+        if kind is None or not operation.can(kind):
+            return None
+        self.played.append(f"{operation} {kind.value}")
+        if kind in {Kind.CRASH_BEFORE, Kind.CRASH_AFTER}:
+            self._dying.add(self._acting)
+        if kind is Kind.CRASH_BEFORE:
+            raise Crash
+        return kind
+
+    def _check_alive(self, process: str) -> None:
+        if process in self._dying and not self.is_quiet:
+            raise Crash

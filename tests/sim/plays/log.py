@@ -1,0 +1,341 @@
+"""A fixed story: a log is made, written, rolled up, truncated, recovered, followed and taken over, on the twins.
+
+Every actor does what the documentation tells it to: it opens again after `Unavailable`, `PersistFailed` and
+`OutcomeUnknown`, resumes from its last commit, and stops at everything else. Nothing is random, and one thread acts at
+a time, so the same faults make the same story.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from statelog.errors import AlreadyExists, Fenced, StatelogError
+from statelog.materializer.round.outcome import CompletedRound
+from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
+from statelog.producer.guard import Life
+from statelog.recovery import AtCheckpoint, Portion, recover
+from statelog.recovery.host import Host
+from statelog.recovery.planning.at import At
+from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.streaming.stream import Stream
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.ledger.handle import Handle
+from statelog.storage.log.log import Log
+from tests.sim.actors import Actor, Stepper
+from tests.sim.nemesis import Kind, Nemesis
+from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
+from tests.support.rigs.log import UNSAFE
+
+__all__ = ["PARTITIONS", "SCENES", "tell"]
+
+PARTITIONS = 2
+KEY_GROUPS = 4
+_STEPS = 60
+
+
+def _keys(group: int) -> list[bytes]:
+    named = (f"k{i}".encode() for i in range(100))
+    return [key for key in named if key_group_of(key, KeyType.BYTES, KEY_GROUPS) == group][:3]
+
+
+KEYS = [_keys(group) for group in range(KEY_GROUPS)]
+"""Three keys of each key group. Groups 0 and 1 lie in partition 0, the writer's; the job has the others."""
+
+
+Scene = Callable[[World], None]
+
+
+def tell(scratch: Path, faults: Mapping[int, Kind], accidents: Mapping[int, Scene] | None = None) -> World:
+    """Tell the story with these faults, by number of the operation; `accidents` come before the scene of a number."""
+    world = World(scratch, Nemesis(faults))
+    with world.listening():
+        for number, scene in enumerate(SCENES):
+            if accidents and number in accidents:
+                accidents[number](world)
+            scene(world)
+            world.rest()
+        _end(world)
+    return world
+
+
+# ---- the scenes
+
+
+def _create(world: World) -> None:
+    def scene(process: Process) -> None:
+        try:
+            Log.create(
+                LOG, kafka=process.kafka, root=process.store, partitions=PARTITIONS, key_groups=KEY_GROUPS,
+                replication_factor=1, allow_unsafe=UNSAFE,
+            )  # fmt: skip
+        except AlreadyExists:
+            assert process.log.descriptor.partitions == PARTITIONS
+
+    world.play("create", scene)
+
+
+def _write_three(world: World) -> None:
+    world.play("w1", lambda process: _write(process, 3))
+
+
+def _coordinate(world: World) -> None:
+    world.play("job", _commit_tasks)
+
+
+def _roll_up(world: World) -> None:
+    world.play("mat", _round)
+
+
+def _recover_newest(world: World) -> None:
+    world.play("reader", _read)
+
+
+def _write_fourth(world: World) -> None:
+    world.play("w1", lambda process: _write(process, 4))
+
+
+def _recover_checkpoint(world: World) -> None:
+    world.play("reader", lambda process: _read(process, AtCheckpoint("w", 4)))
+
+
+def _follow(world: World) -> None:
+    world.play("follower", _follow_one)
+
+
+def _take_over(world: World) -> None:
+    world.play("w2", lambda process: _write(process, 6, restore=True))
+
+
+def _wake_up_late(world: World) -> None:
+    """The first life writes on, and is told that it is over: it does not open again."""
+    late = world.process("w1").writer
+    if late is None or late.life is not Life.OPEN:
+        return
+
+    def scene(process: Process) -> None:
+        if process.writer is not late:
+            return  # It died.
+        try:
+            _commit(process, late, 9)
+        except (Fenced, *AGAIN):
+            process.writer = None
+        else:
+            raise AssertionError("the first life still commits")
+
+    world.play("w1", scene)
+
+
+def _write_seventh(world: World) -> None:
+    world.play("w2", lambda process: _write(process, 7))
+
+
+def _recover_last(world: World) -> None:
+    world.play("last", lambda process: _read(process, barrier=True))
+
+
+SCENES: tuple[Scene, ...] = (
+    _create,
+    _write_three,
+    _coordinate,
+    _roll_up,
+    _recover_newest,
+    _write_fourth,
+    _roll_up,
+    _recover_checkpoint,
+    _follow,
+    _take_over,
+    _wake_up_late,
+    _write_seventh,
+    _recover_last,
+)
+
+
+def _end(world: World) -> None:
+    """The faults are over: a day later everything is written, rolled up and read once more."""
+    world.nemesis.is_quiet = True
+    world.disk.settle()
+    world.now_s += 100_000
+    world.play("w2", lambda process: _write(process, 8))
+    world.play("end", _round)
+    world.play("end", _read)
+
+
+# ---- the actors
+
+
+def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
+    """A writer: opens unless it is open, and commits until this checkpoint is history."""
+    if process.writer is not None and process.writer.life is not Life.OPEN:
+        process.writer.close()
+        process.writer = None
+    if process.writer is None:
+        process.writer = Writer(process.log, "w", partitions=[0], seams=process.seams())
+        if restore:
+            _read(process, at_least=0)
+    writer = process.writer
+    while (last := writer.last_commit.checkpoint.id if writer.last_commit else 0) < up_to:
+        _commit(process, writer, last + 1)
+
+
+def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
+    mine = [*KEYS[0], *KEYS[1]]
+    chosen: dict[bytes, str | None] = {mine[checkpoint_id % 6]: "a", mine[(checkpoint_id * 2 + 1) % 6]: "b"}
+    if checkpoint_id % 3 == 0:
+        chosen[mine[(checkpoint_id + 4) % 6]] = None
+    attempt = process.world.try_commit(process, "w", checkpoint_id, chosen)
+    with _Telling(process.world, attempt):
+        for key, value in attempt.changes.items():
+            writer.delete(key) if value is None else writer.put(key, value)
+        attempt.offset = writer.commit(checkpoint_id, {"tag": attempt.tag}).offset
+
+
+class _Telling:
+    """Notes what an error in this block says about a commit."""
+
+    def __init__(self, world: World, attempt: Attempt) -> None:
+        self._world = world
+        self._attempt = attempt
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StatelogError):
+            self._world.failed(self._attempt, error)
+
+
+def _commit_tasks(process: Process) -> None:
+    """A coordinator: two tasks write a key group each, and their handles are committed as one checkpoint."""
+    world = process.world
+    if process.coordinator is not None:
+        process.coordinator.close()
+    coordinator = Coordinator(process.log, "job", partitions=[1], seams=process.seams())
+    process.coordinator = coordinator
+    if coordinator.last_commit is not None:
+        return
+    changes: dict[bytes, str | None] = {key: "t" for group in (2, 3) for key in KEYS[group]}
+    attempt = world.try_commit(process, "job", 1, changes)
+    with _Telling(world, attempt):
+        grant = coordinator.task(1)
+        handles = [_run_task(world, grant, attempt, group) for group in (2, 3)]
+        attempt.offset = coordinator.commit(handles, {"tag": attempt.tag}, checkpoint_id=1).offset
+
+
+def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> Handle:
+    """A task in a process of its own: written again, in a new slot, if it fails or dies."""
+    handles: list[Handle] = []
+
+    def scene(process: Process) -> None:
+        producer = process.kafka.producer()
+        try:
+            slot = int.from_bytes(world.nonce())
+            seams = process.seams(nonce=lambda: slot.to_bytes(16, "big"))
+            task = TaskWriter(producer, grant, slot=slot, seams=seams)
+            for key in KEYS[group]:
+                value = attempt.changes[key]
+                assert value is not None
+                task.put(key, value)
+            handles.append(task.finish())
+        finally:
+            producer.close()
+
+    world.play(f"task{group}", scene)
+    return handles[-1]
+
+
+def _round(process: Process) -> None:
+    outcome = process.roll_up()
+    if isinstance(outcome, CompletedRound):
+        assert not outcome.cleanup.held_back, outcome
+
+
+_SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)
+
+
+def _host(process: Process, start: Callable[[Callable[[], None]], None]) -> Host:
+    return Host(clock=process.tick, start=start, nonce=process.world.nonce)
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def _read(process: Process, at: At | None = None, *, at_least: int | None = None, barrier: bool = False) -> None:
+    """A recovery. Somebody else's reader says what it knows of, or asks for a barrier."""
+    world = process.world
+    floor = world.acknowledged()
+    known = 0 if barrier else floor if at_least is None else at_least
+    recovery = recover(
+        process.log, at=at, at_least=known, barrier=barrier, settings=_SETTINGS, host=_host(process, _at_once)
+    )
+    state = recovery.to_dict()
+    world.reads.append(Read(process.name, recovery.position, 0 if at else floor, state))
+
+
+# ---- the follower
+
+
+class _Hand:
+    """Starts the follower's thread as an actor, and does in place what that begins itself."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self.actor: Actor | None = None
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        if self.actor is None:
+            self.actor = self._stepper.actor(work)
+        else:
+            work()
+
+    def step(self) -> None:
+        """Let it go on to its next question."""
+        if self.actor is not None and not self.actor.over:
+            self.actor.step()
+
+    def finish(self) -> None:
+        """Let it go on to its end."""
+        for _ in range(_STEPS):
+            self.step()
+        assert self.actor is None or self.actor.over
+
+
+def _follow_one(process: Process) -> None:
+    """A follower: has the state, and then one commit more. It resumes where it was."""
+    world = process.world
+    hand = _Hand(world.stepper)
+    known = 0 if process.cursor else world.acknowledged()
+    recovery = recover(
+        process.log, resume=process.cursor, at_least=known, settings=_SETTINGS, host=_host(process, hand)
+    )
+    stream = recovery.follow(poll_s=0.0)
+    try:
+        _step_to(process, stream, hand, known)
+        world.play("w1", lambda writer: _write(writer, 5))
+        _step_to(process, stream, hand, world.acknowledged())
+    finally:
+        stream.stop()
+        hand.finish()
+        stream.close()
+
+
+def _step_to(process: Process, stream: Stream, hand: _Hand, position: int) -> None:
+    """Let the follower go on until it has the whole state of this position, or of a later one."""
+    for _ in range(_STEPS):
+        while (portion := stream.take(timeout_s=0.0)) is not None:
+            _apply(process, portion)
+            if portion.cursor.is_complete:
+                process.world.reads.append(Read(process.name, portion.cursor.position, 0, dict(process.state)))
+        if process.cursor and process.cursor.is_complete and process.cursor.position >= position:
+            return
+        hand.step()
+    raise StuckError(f"the follower does not come to {position}")
+
+
+def _apply(process: Process, portion: Portion) -> None:
+    columns = (portion.changes.column(name).to_pylist() for name in ("op", "key", "value"))
+    for op, key, value in zip(*columns, strict=True):
+        process.state.pop(key, None)
+        if op != DELETE:
+            process.state[key] = value
+    process.cursor = portion.cursor

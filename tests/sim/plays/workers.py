@@ -1,0 +1,121 @@
+"""Workers on twins: a group whose decisions a test makes, their input, their log, and what every table has to be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import statelog
+from statelog.recovery import Host
+from statelog.recovery.host import Start
+from statelog.seams import CrashPoint
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.memory import MemoryKafka
+from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.kafka.memory_faults import Faults
+from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
+from statelog.tables.working.hooks import Hooks
+from statelog.tables.working.reserves import Reserves
+from statelog.tables.working.workplace import Workplace
+from tests.sim.plays.group import FakeGroup, FakeMember
+from tests.sim.source import WORK
+from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+
+__all__ = ["PARTITIONS", "SteppedWorker", "WorkersWorld"]
+
+PARTITIONS = 3
+_PATIENCE_S = 6.0
+
+
+def _no_standby(partition: int) -> Standby[Any, Any]:
+    raise AssertionError(partition)
+
+
+class SteppedWorker(Worker[bytes, bytes]):
+    """A worker whose loop goes on after a stop."""
+
+    idle_s = 0.0
+
+    def go_on(self) -> None:
+        """It was stopped because there was nothing to do."""
+        self._is_stopped = False
+        self.idle_s = 0.0
+
+
+class WorkersWorld:
+    """The processes of one group, all in one thread."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.now_s, self.unsent_max = 0.0, 7
+        self.rig: TwinRig = twin_rig("log", cluster=MemoryCluster(faults=faults))
+        self.rig.create(partitions=PARTITIONS, key_groups=PARTITIONS, hash_rule="caller").close()
+        self.source = MemoryKafka(cluster=MemoryCluster())
+        self.source.create_topic(TopicSpec(name="input", partitions=PARTITIONS, replication_factor=1))
+        self.group = FakeGroup([0] * PARTITIONS)
+        self.workers: dict[SteppedWorker, FakeMember] = {}
+        self.heard = [0] * PARTITIONS
+        self.start_opening: Start = lambda work: work()
+
+    def feed(self, count: int) -> None:
+        """So many messages more in each partition."""
+        producer = self.source.producer()
+        for partition in range(PARTITIONS):
+            for offset in range(self.group.ends[partition], self.group.ends[partition] + count):
+                producer.send("input", partition, b"%d" % offset, lambda _: None)
+            self.group.ends[partition] += count
+        producer.poll(0.0)
+        producer.close()
+
+    def start(
+        self,
+        start: InputStart = InputStart.EARLIEST,
+        *,
+        reserves: Reserves | None = None,
+        crash: CrashPoint = lambda _: None,
+        hooks: Hooks | None = None,
+    ) -> SteppedWorker:
+        """One worker more."""
+        made: list[FakeMember] = []
+
+        def join(listener: Any, note: Callable[[str], None]) -> FakeMember:
+            del note
+            made.append(FakeMember(self.group, listener, lambda timeout_s: self.idle(worker, timeout_s)))
+            return made[0]
+
+        worker = SteppedWorker(
+            Workplace(
+                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(),
+                open_table=self.open_for, start_opening=self.start_opening,
+                reserves=reserves or Reserves((), _no_standby, self.clock),
+                join=join, start=start, accepts_input_loss=False, unsent_max=self.unsent_max,
+                seams=Host(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
+            )
+        )  # fmt: skip
+        self.workers[worker] = made[0]
+        return worker
+
+    def open_for(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """A worker's table. None has a directory here, so none is in use."""
+        assert not is_beside
+        return self.open(partition)
+
+    def open(self, partition: int) -> Table[Any, Any]:
+        """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""
+        table = statelog.table(
+            "log", kafka=self.rig.kafka(), root=self.rig.store(), own_key_group=partition, writer=f"log-{partition}",
+            settings=TableSettings(commits_under_way_max=2), allow_unsafe=UNSAFE, host=Host(clock=self.clock),
+        )  # fmt: skip
+        end = int(table.progress["offset"]) if table.progress else 0
+        assert end >= self.heard[partition], f"{partition} went back from {self.heard[partition]} to {end}"
+        assert dict(table.items()) == WORK.fold(end)
+        return table
+
+    def idle(self, worker: SteppedWorker, timeout_s: float) -> None:
+        """A worker waits for messages; after some turns without any it is another's turn."""
+        self.now_s += timeout_s
+        worker.idle_s += timeout_s
+        if worker.idle_s >= _PATIENCE_S:
+            worker.stop()
+
+    def clock(self) -> float:
+        """It moves when it is looked at."""
+        self.now_s += 0.001
+        return self.now_s

@@ -1,0 +1,110 @@
+"""Parts that kill themselves with SIGKILL at the n-th time that they pass a named point, with no chance to clean up.
+
+A `writer` copies `COPIED` into a log, from where the log's last commit says; a handle that was persisted and not
+confirmed lies in a file, as a job's own checkpoint would keep it, and the next life adopts it. A `table` processes the
+same, and checks what it opens against the fold of the input: if it differs, it ends with the exit code 3. A `round` is
+one round.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import statelog
+from statelog.errors import CheckpointMismatch
+from statelog.materializer.round.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import Host
+from statelog.schemas.ledger.handle import Handle
+from statelog.seams import Seams
+from statelog.storage.log.log import Log
+from statelog.tables import TableSettings
+from tests.sim.judge import InputJudge
+from tests.sim.source import COPIED
+from tests.support.rigs.log import UNSAFE, settings_for
+
+__all__ = ["NEVER", "round", "table", "writer"]
+
+NEVER = "never"
+_WRONG = 3
+_CHANGES_PER_COMMIT, _MESSAGES_PER_COMMIT = 40, 20
+
+
+def _killer(point: str, times: int = 1) -> Callable[[str], None]:
+    left = times
+
+    def crash(passed: str) -> None:
+        nonlocal left
+        left -= passed == point
+        if left == 0 and passed == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return crash
+
+
+def round(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:  # noqa: A001 - the name of a part
+    """One round, which may be the process' last."""
+    with Log.open(log, kafka={"bootstrap.servers": bootstrap}, root=root, allow_unsafe=UNSAFE) as opened:
+        run_round(opened, settings_for(Path(scratch)), seams=Seams(crash=_killer(point)))
+
+
+def table(
+    log: str, bootstrap: str, root: str, local: str, point: str, times: str, end: str, loading: str = "first"
+) -> None:
+    """One life of a table, in RocksDB if it is given a directory."""
+    where: dict[str, Any] = {"kafka": {"bootstrap.servers": bootstrap}, "root": root, "allow_unsafe": UNSAFE}
+    if local != NEVER:
+        where |= {"backend": "rocksdb", "directory": Path(local)}
+    settings = TableSettings(commits_under_way_max=3, loading=loading)
+    with statelog.table(log, host=Host(crash=_killer(point, int(times))), settings=settings, **where) as opened:
+        try:
+            position = InputJudge(COPIED.fold, "position").check(opened)
+        except AssertionError as error:
+            raise SystemExit(_WRONG) from error
+        for now in range(position, int(end)):
+            key, value = COPIED.change(now)
+            opened.delete(key) if value is None else opened.put(key, value)
+            if now % _MESSAGES_PER_COMMIT == _MESSAGES_PER_COMMIT - 1:
+                opened.commit_async({"position": now + 1})
+            else:
+                opened.commit_every(0.5, {"position": now + 1})
+
+
+def writer(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
+    """One life of a writer."""
+    with Log.open(log, kafka={"bootstrap.servers": bootstrap}, root=root, allow_unsafe=UNSAFE) as opened:
+        made = Writer(opened, "doomed", seams=Seams(crash=_killer(point, int(times))))
+        _adopt(made, Path(kept))
+        _copy(made, Path(kept), int(end))
+        made.close()
+
+
+def _adopt(writer: Writer, kept: Path) -> None:
+    """Commit the handle that an earlier life kept, if it still continues the log."""
+    if not kept.exists():
+        return
+    data = kept.read_bytes()
+    end, handle = int.from_bytes(data[:8], "little"), Handle.from_bytes(data[8:])
+    with contextlib.suppress(CheckpointMismatch):  # It was committed before that life ended.
+        writer.adopt(handle, {"position": str(end)})
+    kept.unlink()
+
+
+def _copy(writer: Writer, kept: Path, end: int) -> None:
+    last = writer.last_commit
+    position = int(last.metadata["position"]) if last else 0
+    checkpoint_id = last.checkpoint.id + 1 if last else 1
+    while position < end:
+        stop = min(end, position + _CHANGES_PER_COMMIT)
+        for key, value in map(COPIED.change, range(position, stop)):
+            writer.delete(key) if value is None else writer.put(key, value)
+        handle = writer.persist(checkpoint_id).result()
+        fresh = kept.with_suffix(".new")
+        fresh.write_bytes(stop.to_bytes(8, "little") + handle.to_bytes())
+        fresh.replace(kept)
+        writer.confirm(handle, {"position": str(stop)})
+        kept.unlink()
+        position, checkpoint_id = stop, checkpoint_id + 1

@@ -1,0 +1,101 @@
+"""Parts that measure how much memory a recovery or a fold takes, as the kernel counts it. Linux only.
+
+Each prints what came out, and by how many bytes the process grew at its peak.
+"""
+
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.materializer.engine.delta import fold
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.values.schema import OPAQUE
+from statelog.storage.log.log import Log
+from statelog.storage.replay import CommittedChunk
+from tests.support.rigs.history import HistoryRig, history_rig
+
+__all__ = ["BUDGET_BYTES", "STATE_BYTES", "VALUE_BYTES", "fold_memory", "stream_memory"]
+
+BUDGET_BYTES = 4 << 20
+STATE_BYTES = 64 << 20
+VALUE_BYTES = 16 << 10
+_STREAMED_BYTES = 4096
+_ROWS = (1 << 20) // VALUE_BYTES
+
+
+def _peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+
+
+def _begin() -> int:
+    """The peak starts anew from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak_bytes()
+
+
+def stream_memory(how: str) -> None:
+    """A recovery in one of three ways: `stream`, `parquet` or `table`. Prints the bytes of the state first."""
+    rig = _filled()
+    settings = RecoverySettings(memory_bytes=BUDGET_BYTES, fold_bytes=BUDGET_BYTES)
+    before = _begin()
+    if how == "stream":
+        with recover(rig.log, settings=settings).stream() as stream:
+            size_bytes = 0
+            for portion in stream:
+                stream.wait_fetched()  # As slow as a reader can be: everything is fetched before the second portion.
+                size_bytes += portion.changes.nbytes
+    elif how == "parquet":
+        with tempfile.TemporaryDirectory() as directory:
+            rows = recover(rig.log, settings=settings).to_parquet(Path(directory) / "state.parquet")
+            size_bytes = rows * _STREAMED_BYTES
+    else:
+        size_bytes = recover(rig.log).to_arrow(ordered=True).nbytes
+    sys.stdout.write(f"{size_bytes} {_peak_bytes() - before}\n")
+
+
+def _filled() -> HistoryRig:
+    """The whole state is in the log, which the twin holds in memory before the measurement begins."""
+    rig, rng = history_rig(), random.Random(0)
+    with Writer(rig.log, "w") as writer:
+        for number in range(1, 9):
+            for key in range(STATE_BYTES // _STREAMED_BYTES // 8):
+                writer.put(b"%d-%d" % (number, key), rng.randbytes(_STREAMED_BYTES))
+            writer.commit(number)
+    return rig
+
+
+def fold_memory(mib: str, fold_mib: str) -> None:
+    """A fold of one partition's changes, with a limit, after a smaller fold. Prints the rows that came out first."""
+    _fold(4 * int(fold_mib), int(fold_mib))  # What is loaded and kept at the first time is not what a fold takes.
+    before = _begin()
+    rows = _fold(int(mib), int(fold_mib))
+    sys.stdout.write(f"{rows} {_peak_bytes() - before}\n")
+
+
+def _fold(mib: int, fold_mib: int) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        # All values have the newest schema, so the log is never asked.
+        tables = fold(cast("Log", None), _chunks(mib), OPAQUE, Path(scratch), fold_mib << 20)
+        return sum(table.num_rows for table in tables)
+
+
+def _chunks(mib: int) -> Iterator[CommittedChunk]:
+    """Chunks of 1 MiB whose keys are spread over the whole range, as hashing does."""
+    random = np.random.default_rng(1)
+    data = random.integers(0, 256, _ROWS * VALUE_BYTES, dtype=np.uint8).tobytes()
+    offsets = np.arange(0, (_ROWS + 1) * VALUE_BYTES, VALUE_BYTES, dtype=np.int32).tobytes()
+    values = pa.Array.from_buffers(pa.binary(), _ROWS, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    for number in range(mib):
+        keys = pa.array(sorted(b"%016d" % key for key in random.integers(0, 10**15, _ROWS)))
+        groups, ops = pa.array(np.zeros(_ROWS, np.uint16)), pa.array(np.zeros(_ROWS, np.uint8))
+        changes = pa.RecordBatch.from_arrays([groups, ops, keys, values], names=["key_group", "op", "key", "value"])
+        yield CommittedChunk(0, number, OPAQUE.id, _ROWS * VALUE_BYTES, changes)

@@ -1,0 +1,126 @@
+"""Parts that processes play: `python -m tests.support.processes.parts PART ARGUMENTS`, and who starts them.
+
+`output` waits for what a part prints, `start` leaves it running, and a `Lives` forks one life after the other from a
+process that has imported everything, so that starting costs nothing. That process holds no Kafka client and no thread
+of ours: each life makes its own clients, and ends by itself or by a signal.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Lives", "lives", "output", "start"]
+
+_PARTS = {
+    "writer": "doomed",
+    "table": "doomed",
+    "round": "doomed",
+    "fold_memory": "memory",
+    "stream_memory": "memory",
+    "fork_of_a_stream": "forked_stream",
+    "interrupted": "interrupted",
+}
+"""The module of each part, which is a function of its name there."""
+_REPOSITORY = Path(__file__).parents[3]
+_LIVES = "lives"
+
+
+def _command(part: str, arguments: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-m", "tests.support.processes.parts", part, *map(str, arguments)]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "src"), str(_REPOSITORY)))}
+
+
+def output(part: str, *arguments: object, timeout_s: float = 240.0) -> str:
+    """What a part prints. Raises AssertionError if it does not end well."""
+    done = subprocess.run(
+        _command(part, arguments),
+        capture_output=True, check=False, text=True, env=_environment(), timeout=timeout_s,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start(part: str, *arguments: object) -> "subprocess.Popen[bytes]":
+    """A part that goes on beside the test."""
+    return subprocess.Popen(_command(part, arguments), env=_environment())
+
+
+class Lives:
+    """Gives lives, one after the other. Raises AssertionError if the process that forks them is gone."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            _command(_LIVES, ()), env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def live(self, part: str, *arguments: object) -> int:
+        """One life of a part; returns its exit code, negative for a signal."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([part, *map(str, arguments)]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process that gives lives has ended"
+        return int(answer)
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._process.communicate(timeout=120)
+
+
+@pytest.fixture(scope="session")
+def lives() -> Iterator[Lives]:
+    """Lives of the parts that die in tests."""
+    made = Lives()
+    yield made
+    made.close()
+
+
+def _play(part: str, arguments: list[str]) -> None:
+    module = importlib.import_module(f"tests.support.processes.{_PARTS[part]}")
+    getattr(module, part)(*arguments)
+
+
+def _live(part: str, arguments: list[str]) -> int:
+    """In the fork: the exit code of a life that ends by itself."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # What a life prints is no answer.
+    try:
+        _play(part, arguments)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except BaseException:  # noqa: BLE001 - a fork must end where it began, whatever it died of
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _give_lives() -> None:
+    importlib.import_module("tests.support.processes.doomed")
+    for line in sys.stdin:
+        part, *arguments = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            code = _live(part, arguments)
+            sys.stderr.flush()
+            os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == _LIVES:
+        _give_lives()
+    else:
+        _play(sys.argv[1], sys.argv[2:])
