@@ -60,8 +60,8 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
 def prove_truncation(log: Log) -> None:
     """See that both topics let us delete records, by deleting those below offset 0, of which there are none.
 
-    `Log.verify_anew(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do not
-    say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
+    `Log.verify_anew(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do
+    not say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
     would grow. Raises ConfigError, Unavailable.
     """
     for topic in (log.data_topic, log.ledger_topic):
