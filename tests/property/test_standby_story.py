@@ -84,4 +84,4 @@ def test_every_fault(kind: Kind, is_kept: bool) -> None:
 @pytest.mark.soak
 def test_pairs_of_faults() -> None:
     """Two faults in one story; the second one strikes whatever stands at its number then."""
-    SWEEP.play(SWEEP.pairs(PAIRS, *(Way(is_kept=False, zombie_at=at) for at in ZOMBIES)))
+    SWEEP.play(SWEEP.pairs(PAIRS, [Way(is_kept=False, zombie_at=at) for at in ZOMBIES]))

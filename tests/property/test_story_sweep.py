@@ -78,4 +78,4 @@ def test_one_rare_fault(kind: Kind) -> None:
 @pytest.mark.soak
 def test_pairs_of_faults() -> None:
     """Two faults in one story; the second one strikes whatever stands at its number then."""
-    SWEEP.play(SWEEP.pairs(PAIRS, None))
+    SWEEP.play(SWEEP.pairs(PAIRS, [None]))

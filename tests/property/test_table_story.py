@@ -76,4 +76,4 @@ def test_every_fault(kind: Kind, way: Way) -> None:
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_pairs_of_faults(way: Way) -> None:
     """Two faults in one story; the second one strikes whatever stands at its number then."""
-    SWEEP.play(SWEEP.pairs(PAIRS, way))
+    SWEEP.play(SWEEP.pairs(PAIRS, [way]))

@@ -6,7 +6,7 @@ the tests.
 
 import random
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -56,7 +56,7 @@ class Sweep(Generic[Way]):
         chosen = [one for one in self.operations(way) if one.can(kind) and only(one)][first::each]
         return (Telling(f"{one} {kind.value}, {way}", {one.number: kind}, way) for one in chosen)
 
-    def pairs(self, count: int, *ways: Way) -> Iterator[Telling[Way]]:
+    def pairs(self, count: int, ways: Sequence[Way]) -> Iterator[Telling[Way]]:
         """So many pairs of faults of one play, and the same ones every time. The second one strikes whatever stands at
         its number then.
         """

@@ -20,7 +20,7 @@ from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer import Coordinator, Writer
 from statelog.recovery import Host
 from statelog.recovery.streaming.cursor import Cursor
-from statelog.seams import CrashPoint, Seams
+from statelog.seams import CrashPoint, NewNonce, Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
@@ -111,9 +111,9 @@ class Process:
         """The log, as this process sees it with a new client."""
         return Log.open(self.world.name, kafka=self.view(), root=self.store, allow_unsafe=UNSAFE)
 
-    def seams(self, **changed: Any) -> Seams:
+    def seams(self, nonce: NewNonce | None = None) -> Seams:
         """Its clock, and ids that never come twice."""
-        return Seams(**{"clock": self.tick, "wall_clock": self.clock, "nonce": self.world.nonce, **changed})
+        return Seams(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce)
 
     def table_options(self, directory: Path | None, crash: CrashPoint, settings: TableSettings) -> dict[str, Any]:
         """Where a table or standby of this process lives; `directory`: in RocksDB, else in a dict."""
@@ -204,7 +204,7 @@ class World:
 
     # ---- who plays
 
-    def play(self, name: str, scene: Callable[[Process], None]) -> None:
+    def play(self, name: str, scene: Callable[[Process], object]) -> None:
         """Play a scene to its end: again after an error that says so, and in a new process after a death."""
         for _ in range(_TRIES):
             process = self.process(name)
