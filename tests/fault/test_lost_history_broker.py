@@ -21,6 +21,7 @@ from statelog.storage.store.fsspec import open_store
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, state_at, verdict
 from tests.support.faults.power_loss import cut_tail, ends
 from tests.support.rigs.log import UNSAFE, LogRig
+from tests.support.told import told
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("lost history"), pytest.mark.timeout(1500)]
 
@@ -96,12 +97,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def struck(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Struck]:
     """A broker that lost what the cases say."""
-    struck = Struck(tmp_path, request.param)
-    try:
-        struck.lose()
-        yield struck
-    finally:
-        struck.broker.stop()
+    with told("the standby of .* has failed: acknowledged ledger records are gone"):
+        struck = Struck(tmp_path, request.param)
+        try:
+            struck.lose()
+            yield struck
+        finally:
+            struck.broker.stop()
 
 
 def get(struck: Struck, world: World) -> Verdict:

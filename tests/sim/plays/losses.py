@@ -19,7 +19,7 @@ import statelog
 from statelog.errors import Damaged, Fenced
 from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
-from statelog.recovery import AtPosition, Cursor, Stream, newest_changes, plan_changes, recover
+from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
 from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.keys.key_groups import partition_of
@@ -30,7 +30,7 @@ from statelog.spark.stream.offset import StreamOffset
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.bulk import append_all
-from statelog.tables import Standby, Table
+from statelog.tables import Standby, Table, TableSettings
 from tests.support.rigs.log import UNSAFE, LogRig, settings_for
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
@@ -41,6 +41,7 @@ _MORE = 12
 """So many records let a ledger grow beyond where it had been."""
 _PARTITIONS, _KEY_GROUPS = 2, 8
 _SOON_S = 10.0
+_PATIENT = RecoverySettings(stall_timeout_s=900.0)
 
 
 class Loss(StrEnum):
@@ -148,9 +149,11 @@ class World:
         self._live()
 
     def _live(self) -> None:
-        """A follower and a standby that have seen all six commits, and go on when the brokers are back."""
+        """A follower and a standby that have seen all six commits, and go on when the brokers are back, however long
+        that takes.
+        """
         log = self.living.enter_context(self.open())
-        self.follower = self.living.enter_context(recover(log)).follow()
+        self.follower = self.living.enter_context(recover(log, settings=_PATIENT)).follow()
         while self.follower.take(0.2) is not None:
             pass
         self.standing = self.living.enter_context(self.stand_by())
@@ -230,7 +233,7 @@ class World:
         """A standby of the table, in memory."""
         rig = self.table
         where: Mapping[str, Any] = {"kafka": rig.kafka(), "root": rig.store(), "allow_unsafe": UNSAFE}
-        return statelog.standby(rig.name, own_partitions=[0], **where)
+        return statelog.standby(rig.name, own_partitions=[0], settings=TableSettings(recovery=_PATIENT), **where)
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
         """The table, by its owner: on the directory that it keeps, or anew in memory."""
