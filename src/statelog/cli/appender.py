@@ -1,43 +1,36 @@
-"""The loop of `statelog append`: takes batches from an input, appends them, and commits the input's mark with them.
+"""The loop of `statelog append`: takes batches from an input, appends them, and commits how far it was taken with them.
 
 Invariants:
 - A commit's metadata is the mark of exactly the rows that it and earlier commits made part of history.
 - Where commits lie follows from the input and the settings alone, not from how the input came in batches.
+- Nothing is fenced before there is something to append.
+- Nothing is committed, and no more than `MOST_ROWS` rows are taken, before some row had each field that an option alone
+  names: a misspelt one would quietly make puts of deletes, or one commit of many.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from statelog.cli.inputs.fields import FieldMapping, LogShape, to_changes
-from statelog.cli.inputs.input_source import InputSource
-from statelog.cli.inputs.named_fields import NamedFields
-from statelog.errors import ClosedError, ConfigError, InvalidChange, Misuse
+from statelog.cli.inputs.fields import Fields, column_of
+from statelog.cli.inputs.json_lines import JsonLines
+from statelog.cli.inputs.open_input import ParquetRows
+from statelog.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse
 from statelog.producer.writer import Writer
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.storage.log.log import Log
 
-__all__ = ["Appended", "Appender", "CheckpointRule", "commit_points"]
+__all__ = ["MOST_ROWS", "Appended", "Appender"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRule:
-    """When to commit: every so many rows, or whenever a field changes its value. Raises ConfigError."""
-
-    every: int | None = None
-    field: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.every is None) == (self.field is None):
-            raise ConfigError("--checkpoint-every and --checkpoint-field exclude each other", hint="Give one of them")
-        if self.every is not None and self.every < 1:
-            raise ConfigError("--checkpoint-every is below 1", checkpoint_every=self.every)
+MOST_ROWS = 100_000
 
 
 @dataclass(slots=True, kw_only=True)
 class Appended:
-    """What a run did so far: rows and bytes that count, commits, the last checkpoint, and rows of earlier runs."""
+    """What a run did so far: rows that count, commits, the last checkpoint, and rows of earlier runs."""
 
     rows: int = 0
     rows_before: int = 0
@@ -45,98 +38,138 @@ class Appended:
     checkpoint: int = 0
 
 
-def commit_points(rows: int, pending: int, every: int | None, changed: NDArray[np.bool_] | None) -> list[int]:
-    """After how many of a batch's rows to commit. `pending` rows wait from earlier batches; `changed` says by row
-    whether its checkpoint field differs from the row before.
-    """
-    if every is not None:
-        return list(range(every - pending, rows + 1, every))
-    assert changed is not None, "one of the two rules is given"
-    points: list[int] = np.flatnonzero(changed).tolist()
-    return [point for point in points if point + pending > 0]
-
-
 class Appender:
-    """Appends one input through one writer. `on_rows` is called after every piece."""
+    """Appends one input under one writer's name, and keeps `done` up to date."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        source: InputSource,
-        mapping: FieldMapping,
-        shape: LogShape,
-        rule: CheckpointRule,
-        appended: Appended,
-        on_rows: Callable[[int], None],
-    ) -> None:
-        self._writer = writer
+    def __init__(self, writer: str, source: JsonLines | ParquetRows, fields: Fields, done: Appended) -> None:
+        self._name = writer
         self._source = source
-        self._mapping = mapping
-        self._shape = shape
-        self._rule = rule
-        self._appended = appended
-        self._on_rows = on_rows
-        self._fields = NamedFields(mapping)
+        self._fields = fields
+        self._done = done
+        self._unseen = dict(fields.optional)
         self._pending = 0
-        self._last_value: object = None
-        self._seen = False
+        self._last: pa.Array | None = None
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Append a batch, with the commits that fall into it."""
-        self._fields.look(batch)
-        changed = None if self._rule.field is None else self._changes_of(batch, self._rule.field)
-        points = commit_points(batch.num_rows, self._pending, self._rule.every, changed)
-        start = 0
-        for point in points:
-            self._append(batch.slice(start, point - start))
-            self._commit()
-            start = point
-        self._append(batch.slice(start))
+    def run(self, log: Log, on_rows: Callable[[int], None]) -> None:
+        """Append what no earlier run committed; `on_rows` is told the rows after every piece.
 
-    def finish(self) -> None:
-        """Commit what waits behind the last checkpoint."""
-        if self._pending:
-            self._commit()
+        Raises CheckpointMismatch for another input than the one that was begun, InvalidChange with the place of a row.
+        """
+        self._resume(log)
+        batches = self._source.batches()
+        first = next(batches, None)
+        if first is None:
+            return
+        with Writer(log, self._name, expect=self._done.checkpoint) as writer:
+            for batch in chain([first], batches):
+                self.look(batch)
+                start = 0
+                for point in self.points(batch):
+                    self._append(writer, batch.slice(start, point - start), on_rows)
+                    self._commit(writer)
+                    start = point
+                self._append(writer, batch.slice(start), on_rows)
+            if self._pending:
+                self._commit(writer)
 
-    def _append(self, piece: pa.RecordBatch) -> None:
+    def mark(self) -> dict[str, str | int]:
+        """How far the input was taken, with a digest of it, as a commit carries it."""
+        return {
+            "input.rows": self._source.rows,
+            "input.bytes": self._source.read_bytes,
+            "input.sha256": self._source.digest,
+            "input.kind": self._source.kind,
+            "input.mapping": self._fields.fingerprint(),
+        }
+
+    def points(self, batch: pa.RecordBatch) -> list[int]:
+        """After how many of a batch's rows to commit: every so many, or before each with another checkpoint field."""
+        every, name = self._fields.checkpoint_every, self._fields.checkpoint_field
+        if every is not None:
+            return list(range(every - self._pending, batch.num_rows + 1, every))
+        if name is None or name not in batch.schema.names:
+            return []
+        column = column_of(batch, name, "checkpoint")
+        before = column.slice(0, 1) if self._last is None else self._last
+        self._last = column.slice(len(column) - 1)
+        codes = pa.concat_arrays([before, column]).dictionary_encode().indices.fill_null(-1)
+        return [point for point in np.flatnonzero(np.diff(codes)).tolist() if point + self._pending > 0]
+
+    def skip(self, metadata: Metadata) -> None:
+        """Skip what the last commit's mark covers. Raises CheckpointMismatch if that was another input."""
+        match metadata:
+            case {
+                "input.kind": str(kind),
+                "input.mapping": str(before),
+                "input.rows": int(rows),
+                "input.bytes": int(read_bytes),
+                "input.sha256": str(digest),
+            }:
+                pass
+            case _:
+                raise self._mismatch("the last commit of this writer does not come from `statelog append`")
+        now = self._fields.fingerprint()
+        if before != now:
+            problem = "this input was started with other options, under which its rows mean something else"
+            raise self._mismatch(problem, before=before, now=now)
+        # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
+        self._done.rows_before = rows
+        is_kind = kind == self._source.kind
+        difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
+        if difference is not None:
+            raise self._mismatch(f"this is not the input that this writer started with: {difference}")
+
+    def _resume(self, log: Log) -> None:
+        ledger = log.ledger.newest_client()
+        try:
+            ledger.read_end()
+            last = ledger.fold.last_commit(self._name)
+        finally:
+            ledger.close()
+        if last is not None:
+            self._done.checkpoint = last.checkpoint.id
+            self.skip(last.metadata)
+
+    def _mismatch(self, problem: str, **facts: str) -> CheckpointMismatch:
+        hint = "Give it the same input with the same options again, or choose another name with --writer"
+        return CheckpointMismatch(problem, hint=hint, writer=self._name, committed_rows=self._done.rows_before, **facts)
+
+    def _append(self, writer: Writer, piece: pa.RecordBatch, on_rows: Callable[[int], None]) -> None:
         if not piece.num_rows:
             return
         try:
-            self._writer.append_batch(to_changes(piece, self._mapping, self._shape))
+            writer.append_batch(self._fields.to_changes(piece))
         except ClosedError:
             raise
         except Misuse as error:
-            raise self._located(piece, error) from None
+            raise self._located(writer, piece, error) from None
         self._source.take(piece.num_rows)
         self._pending += piece.num_rows
-        self._on_rows(self._appended.rows + self._pending)
+        on_rows(self._done.rows + self._pending)
 
-    def _commit(self) -> None:
-        self._fields.require()
-        made = self._writer.commit(metadata=self._source.mark.to_metadata())
-        self._appended.checkpoint = made.checkpoint.id
-        self._appended.commits += 1
-        self._appended.rows += self._pending
+    def _commit(self, writer: Writer) -> None:
+        self.require_seen()
+        made = writer.commit(metadata=self.mark())
+        self._done.checkpoint = made.checkpoint.id
+        self._done.commits += 1
+        self._done.rows += self._pending
         self._pending = 0
 
-    def _changes_of(self, batch: pa.RecordBatch, field: str) -> NDArray[np.bool_]:
-        """By row, whether the field differs from the row before; the first row of a run never does."""
-        number = batch.schema.get_field_index(field)
-        if number < 0:
-            raise InvalidChange(
-                f"the input has no field {field!r}", hint="See --checkpoint-field", **self._source.place(0)
-            )
-        column = batch.column(number)
-        codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        assert isinstance(codes, pa.DictionaryArray)
-        indices = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        changed = np.concatenate([[False], indices[1:] != indices[:-1]])
-        first = column[0].as_py()
-        changed[0] = self._seen and first != self._last_value
-        self._seen, self._last_value = True, column[batch.num_rows - 1].as_py()
-        return changed
+    def look(self, batch: pa.RecordBatch) -> None:
+        """Note which named fields the rows of a batch have. Raises InvalidChange if too many rows lack one."""
+        for option, name in list(self._unseen.items()):
+            if name in batch.schema.names and column_of(batch, name, "option").null_count < batch.num_rows:
+                del self._unseen[option]
+        if self._done.rows + self._pending + batch.num_rows > MOST_ROWS:
+            self.require_seen()
 
-    def _located(self, piece: pa.RecordBatch, error: Misuse) -> Misuse:
+    def require_seen(self) -> None:
+        """Raise InvalidChange if there is a named field that no row had: before a commit."""
+        for option, name in self._unseen.items():
+            hint = f"Check {option}; for an input without it, leave it out or raise --checkpoint-every"
+            raise InvalidChange(f"no row of the input has the field {name!r}", hint=hint, option=option)
+
+    def _located(self, writer: Writer, piece: pa.RecordBatch, error: Misuse) -> Misuse:
         """The same error, with the place of the first row that is refused, found by halving.
 
         Rows before it are appended on the way. That is harmless: this writer will not commit any more.
@@ -145,7 +178,7 @@ class Appender:
         while end - start > 1:
             middle = (start + end) // 2
             try:
-                self._writer.append_batch(to_changes(piece.slice(start, middle - start), self._mapping, self._shape))
+                writer.append_batch(self._fields.to_changes(piece.slice(start, middle - start)))
                 start = middle
             except Misuse as closer:
                 end, error = middle, closer

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statelog.cli.inputs.fields import BytesText
 from statelog.cli.screen.output import as_json, clean
-from statelog.cli.state_rows import json_column
+from statelog.cli.state_rows import BytesText, json_column
 from statelog.recovery.streaming.commit_feed import ToldCommit
 from statelog.schemas.changes.changes import DELETE
 

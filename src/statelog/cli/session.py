@@ -19,7 +19,7 @@ from statelog.cli.screen.output import Output
 from statelog.errors import ConfigError, NotFound
 from statelog.storage.log.log import Log
 
-__all__ = ["Session", "config_layers", "connected"]
+__all__ = ["Session", "config_layers", "connected", "read_text"]
 
 P = ParamSpec("P")
 _LOCAL_FILE = Path("statelog.toml")
@@ -116,10 +116,21 @@ def config_layers(file: str | None, environment: Mapping[str, str], flags: Layer
     if not named and found == _LOCAL_FILE:
         there = found.stat()
         check_owner(str(found), there.st_uid, there.st_mode, os.getuid())
-    layer = file_layer(_read(found), str(found))
+    layer = file_layer(read_text(found, "configuration file"), str(found))
     if not named and found == _LOCAL_FILE:
         check_found_file(layer, stronger)
     return [layer, *stronger]
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that the user named. Raises NotFound, ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFound(f"the {what} does not exist", file=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the {what} cannot be read", file=str(path), problem=problem) from None
 
 
 def _session(options: dict[str, Any]) -> Session:
@@ -140,13 +151,3 @@ def _default_file(environment: Mapping[str, str]) -> Path | None:
     home = environment.get("XDG_CONFIG_HOME") or "~/.config"
     candidates = (_LOCAL_FILE, Path(home).expanduser() / "statelog" / "statelog.toml")
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFound("the configuration file does not exist", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError("the configuration file cannot be read", file=str(path), problem=problem) from None

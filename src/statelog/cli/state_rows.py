@@ -12,19 +12,26 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TextIO, cast
 
 import pyarrow as pa
 
-from statelog.cli.inputs.fields import BytesText
 from statelog.errors import InvalidChange, StorageFull, StoreUnavailable
 from statelog.schemas.values.schema import columns_of
 
-__all__ = ["json_column", "json_lines", "shown_rows", "whole_file"]
+__all__ = ["BytesText", "json_column", "json_lines", "shown_rows", "whole_file"]
 
 _BATCH_ROWS = 10_000
 Shown = Callable[[object], object]
+
+
+class BytesText(StrEnum):
+    """How bytes are written in JSON."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
 
 
 def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> Iterator[str]:

@@ -1,16 +1,23 @@
-"""Which state of a log, or which part of it, a command is asked for: the options, and what they say. Pure."""
+"""Which state of a log, or which part of it, a command is asked for: the options, the keys, and what they say. Pure."""
 
-from collections.abc import Callable
+import base64
+import binascii
+import os
+import re
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.cli.config.units import duration_s
-from statelog.cli.inputs.fields import BytesText
-from statelog.errors import ConfigError
+from statelog.cli.state_rows import BytesText
+from statelog.errors import ConfigError, InvalidChange
 from statelog.recovery import At, AtCheckpoint, AtPosition, AtTime
+from statelog.schemas.keys.key_groups import KeyType, key_bytes
 
 __all__ = [
     "From",
@@ -21,6 +28,8 @@ __all__ = [
     "parse_at",
     "parse_from",
     "parse_key_groups",
+    "read_keys",
+    "rows_of",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,6 +44,7 @@ class From(StrEnum):
 
 
 Start = From | AtPosition | AtTime
+_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 bytes_option = click.option(
     "--bytes",
@@ -107,3 +117,36 @@ def parse_from(text: str, now_s: float) -> Start:
     except ConfigError:
         hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or 10min: that long ago"
         raise ConfigError(f"{text!r} does not say where to begin", hint=hint) from None
+
+
+def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:
+    """The keys as a column, in their order. Bytes are UTF-8, or whatever bytes the shell gave; or base64.
+
+    Raises InvalidChange for a text that is no such key.
+    """
+    keys = [_read_key(text, key_type, bytes_text) for text in texts]
+    for key in keys:
+        key_bytes(key, key_type)  # Which refuses what no key can be.
+    return pa.array(keys, key_type.arrow_type)
+
+
+def rows_of(table: pa.Table, keys: pa.Array) -> pa.Table:
+    """The rows of these keys, in the table's order."""
+    return table.filter(pc.is_in(table.column("key"), value_set=keys))
+
+
+def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
+    match key_type:
+        case KeyType.STRING:
+            return text
+        case KeyType.LONG if _NUMBER.fullmatch(text):
+            return int(text)
+        case KeyType.LONG:
+            raise InvalidChange("this log has numbers as keys", key=text, hint="Write digits, negative ones behind --")
+        case KeyType.BYTES if bytes_text is BytesText.BASE64:
+            try:
+                return base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                raise InvalidChange("a key is not base64", key=text, hint="Check --bytes") from None
+        case KeyType.BYTES:
+            return os.fsencode(text)

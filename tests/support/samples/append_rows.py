@@ -2,16 +2,17 @@
 
 import io
 import json
+from dataclasses import replace
 
-from statelog.cli.inputs.fields import FieldMapping, LogShape
+from statelog.cli.inputs.fields import Fields
 from statelog.cli.inputs.json_lines import JsonLines
-from statelog.cli.inputs.parquet_file import ParquetInput
+from statelog.cli.inputs.open_input import ParquetRows
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 
-__all__ = ["AVSC", "BYTES", "GOOD", "MAP_AVSC", "TYPED", "lines_of", "reader", "rows_of"]
+__all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of"]
 
-BYTES = LogShape(key_type=KeyType.STRING, value_schema=OPAQUE)
+BYTES = Fields(key_type=KeyType.STRING, value_schema=OPAQUE)
 AVSC = json.dumps(
     {
         "type": "record",
@@ -30,18 +31,7 @@ AVSC = json.dumps(
         ],
     }
 )
-TYPED = LogShape(key_type=KeyType.LONG, value_schema=parse_value_schema(AVSC, 1))
-MAP_AVSC = json.dumps(
-    {
-        "type": "record",
-        "name": "R",
-        "fields": [
-            {"name": "m", "type": {"type": "map", "values": "long"}},
-            {"name": "t", "type": ["null", {"type": "int", "logicalType": "time-millis"}], "default": None},
-            {"name": "b", "type": "bytes", "default": ""},
-        ],
-    }
-)
+TYPED = Fields(key_type=KeyType.LONG, value_schema=parse_value_schema(AVSC, 1))
 GOOD = b'{"key":"a","value":"1"}\n'
 
 
@@ -50,13 +40,13 @@ def lines_of(rows: list[dict[str, object]], end: str = "\n") -> bytes:
     return "".join(json.dumps(row) + end for row in rows).encode()
 
 
-def reader(data: bytes, shape: LogShape = BYTES, block_bytes: int = 64, **mapping: object) -> JsonLines:
+def reader(data: bytes, fields: Fields = BYTES, block_bytes: int = 64, **options: object) -> JsonLines:
     """An input over bytes, in blocks of very few."""
-    fields = FieldMapping(**mapping)  # type: ignore[arg-type]  # every test names fields of the mapping
-    return JsonLines(io.BytesIO(data).read, fields, shape, name="test", block_bytes=block_bytes)
+    fields = replace(fields, **options)  # type: ignore[arg-type]  # every test names options
+    return JsonLines(io.BytesIO(data).read, fields, name="test", block_bytes=block_bytes)
 
 
-def rows_of(source: JsonLines | ParquetInput) -> list[dict[str, object]]:
+def rows_of(source: JsonLines | ParquetRows) -> list[dict[str, object]]:
     """All rows that are left, each one taken."""
     found: list[dict[str, object]] = []
     for batch in source.batches():

@@ -1,22 +1,25 @@
 """Inputs of `statelog append`: every row once and in order, broken lines by number, marks that resume exactly."""
 
-import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.cli.inputs.fields import BytesText, FieldMapping, LogShape, to_changes
+from statelog.cli.appender import Appended, Appender
+from statelog.cli.inputs.fields import Fields
 from statelog.cli.inputs.json_lines import JsonLines
-from statelog.cli.inputs.json_parse import LineParser
-from statelog.cli.inputs.json_rows import parse_rows
-from statelog.cli.inputs.line_index import index_lines
-from statelog.errors import CheckpointMismatch, InvalidChange
+from statelog.cli.state_rows import BytesText
+from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
-from tests.support.samples.append_rows import GOOD, MAP_AVSC, TYPED, lines_of, reader, rows_of
+from tests.support.samples.append_rows import BYTES, GOOD, TYPED, lines_of, reader, rows_of
 
-MAPS = LogShape(key_type=KeyType.STRING, value_schema=parse_value_schema(MAP_AVSC, 1))
+FIXED = {"type": "fixed", "name": "F", "size": 2}
+RECORD = {"type": "record", "name": "I", "fields": [{"name": "d", "type": "long", "default": 1}]}
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 longs = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -32,14 +35,29 @@ optional: dict[str, st.SearchStrategy[object]] = {
 typed_rows = st.lists(st.fixed_dictionaries(required, optional=optional), min_size=1, max_size=20)
 
 
+def resumed(source: JsonLines, before: JsonLines) -> str | None:
+    """How an input differs from what was taken of another one; None if it goes on behind that."""
+    return source.resume(before.rows, before.read_bytes, before.digest)
+
+
+def as_read(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Rows of texts as they come for a log of bytes."""
+    return [{"value": str(row["value"]).encode(), "key": row["key"]} for row in rows]
+
+
+def mark(source: JsonLines) -> tuple[int, int, str]:
+    """How far an input was taken."""
+    return source.rows, source.read_bytes, source.digest
+
+
 @given(rows=opaque_rows, end=st.sampled_from(["\n", "\r\n", "\n\n", " \n\r\n \t\n"]), block=st.integers(1, 200))
 @settings(deadline=None)
 def test_every_row_comes_once_and_in_order(rows: list[dict[str, object]], end: str, block: int) -> None:
     """Whatever the line ends, blank lines and blocks, the rows are those written, and the mark counts them."""
     source = reader(lines_of(rows, end), block_bytes=block)
 
-    assert rows_of(source) == rows
-    assert source.mark.rows == len(rows)
+    assert rows_of(source) == as_read(rows)
+    assert source.rows == len(rows)
 
 
 @given(rows=opaque_rows, cut=st.integers(0, 30), block=st.integers(1, 200), final=st.booleans())
@@ -58,12 +76,12 @@ def test_a_mark_resumes_exactly(rows: list[dict[str, object]], cut: int, block: 
         if not left:
             break
     second = reader(data, block_bytes=block)
-    second.resume(first.mark)
+    assert resumed(second, first) is None
     whole = reader(data)
     rows_of(whole)
 
-    assert rows_of(second) == rows[first.mark.rows :]
-    assert second.mark == whole.mark
+    assert rows_of(second) == as_read(rows)[first.rows :]
+    assert mark(second) == mark(whole)
 
 
 def test_a_file_that_has_grown_goes_on() -> None:
@@ -72,9 +90,9 @@ def test_a_file_that_has_grown_goes_on() -> None:
     source = reader(old.rstrip(b"\n"))
     rows_of(source)
     grown = reader(old + lines_of([{"key": "b", "value": "2"}]))
-    grown.resume(source.mark)
+    assert resumed(grown, source) is None
 
-    assert rows_of(grown) == [{"key": "b", "value": "2"}]
+    assert rows_of(grown) == [{"value": b"2", "key": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -89,24 +107,26 @@ def test_another_input_is_refused(data: bytes, reason: str) -> None:
     source = reader(b'{"key":"a","value":"1"}\n')
     rows_of(source)
 
+    other = Appender("w", reader(data), BYTES, Appended())
     with pytest.raises(CheckpointMismatch, match=reason) as caught:
-        reader(data).resume(source.mark)
+        other.skip(Appender("w", source, BYTES, Appended()).mark())
     assert caught.value.facts["committed_rows"] == 1
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b'{"key":"b","value":}', "not JSON: Expecting value at column 20"),
+        (b'{"key":"b","value":}', "Invalid value"),
         (b'{"key":"b"', "not one JSON object"),
         (b'["b"]', "not one JSON object"),
         (b"null", "not one JSON object"),
-        (b'{"key":"b","value":"1"}{"key":"c","value":"2"}', "not JSON: Extra data"),
+        (b'{"key":"b","value":"1"}{"key":"c","value":"2"}', "more than one object"),
         (b'{"key":"b",\n"value":"1"}', "not one JSON object"),
-        (b'{"key":"b","value":"\xff"}', "not UTF-8"),
+        (b'{"key":"b","value":"\xff"}', "utf-8.*can't decode byte 0xff in position 20"),
         (b'{"key":"b","value":"\\ud800"}', "surrogate"),
-        (b'{"key":"b","key":"c","value":"1"}', "a name twice: key"),
+        (b'{"key":"b","key":"c","value":"1"}', "Column\\(/key\\) was specified twice"),
         (b'{"key":"b","value":"1","x":1}', "does not have: x"),
+        (b'{"key":"b","value":"1","x":[1,"a"]}', "the log does not have"),
         (b'{"key":1,"value":"1"}', "from string to number"),
         (b'{"key":"b","value":{"n":1}}', "from string to object"),
         (b'{"key":"b","value":NaN}', "from string to number"),
@@ -123,7 +143,7 @@ def test_a_broken_line_is_named(line: bytes, problem: str, before: int) -> None:
             source.take(batch.num_rows)
             found.append(batch.num_rows)
     assert caught.value.facts["line"] == before + 1
-    assert sum(found) == before == source.mark.rows
+    assert sum(found) == before == source.rows
 
 
 @pytest.mark.parametrize("value", ["9223372036854775808", "-9223372036854775809", "1.5", "true", '"1"'])
@@ -137,6 +157,16 @@ def test_a_long_takes_nothing_else(value: str) -> None:
     assert caught.value.facts["line"] == 2
 
 
+@pytest.mark.parametrize("value", ['"a"', "true", "1", "1.5", "null"])
+def test_a_field_that_no_schema_names_has_the_type_of_the_first_row(value: str) -> None:
+    """Text, a boolean or a number, whatever is dropped from the row; a null is text, and an object is refused."""
+    row = f'{{"key":"a","value":"1","day":{value},"other":[1,"a"]}}'.encode()
+    source = reader(row, checkpoint_field="day", ignore_unknown=True)
+    assert [found["day"] for found in rows_of(source)] == [json.loads(value)]
+    with pytest.raises(InvalidChange, match="from string to object"):
+        rows_of(reader(b'{"key":"a","value":"1","day":{}}', checkpoint_field="day"))
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     """A file that begins with UTF-8's mark is read, and resumed, like any other."""
     data = b"\xef\xbb\xbf" + GOOD + GOOD
@@ -144,35 +174,75 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     next(source.batches())
     source.take(1)
     again = reader(data)
-    again.resume(source.mark)
+    assert resumed(again, source) is None
 
-    assert rows_of(again) == [{"key": "a", "value": "1"}]
+    assert rows_of(again) == [{"value": b"1", "key": "a"}]
 
 
 @given(rows=typed_rows)
 @settings(deadline=None, max_examples=60)
-def test_arrow_and_python_read_alike(rows: list[dict[str, object]]) -> None:
-    """Typed rows come out of Arrow's parser as they come out of Python's, defaults of missing fields included."""
-    data = lines_of(rows)
-    batch, broken = LineParser(FieldMapping(), TYPED).parse(data, index_lines(data))
-    assert batch is not None
-    assert broken is None
-    slow = parse_rows(data.splitlines(), FieldMapping(), TYPED)
+def test_typed_rows_are_read_in_the_types_of_the_log(rows: list[dict[str, object]]) -> None:
+    """Dates, lists and records come out as written; what is missing or null is the default, or null."""
+    changes = TYPED.to_changes(
+        pa.Table.from_batches(list(batches(lines_of(rows), TYPED))).combine_chunks().to_batches()[0]
+    )
+    expected = [{"n": 7, "x": None, "on": None, "tags": None, "at": None, **row} for row in rows]
 
-    fast_changes = to_changes(batch, FieldMapping(), TYPED)
-    slow_changes = to_changes(slow, FieldMapping(), TYPED)
-    assert fast_changes.to_pylist() == slow_changes.to_pylist()
-    assert [row["key"] for row in fast_changes.to_pylist()] == [row["key"] for row in rows]
+    for found, row in zip(changes.to_pylist(), expected, strict=True):
+        assert found["key"] == row.pop("key")
+        on = found["value"]["on"]
+        assert {**found["value"], "on": None if on is None else on.isoformat()} == row
 
 
-def test_maps_times_and_bytes_are_read() -> None:
-    """Values that Arrow's parser lacks are read row by row: maps as objects, times as ISO 8601, bytes as texts."""
-    data = b'{"key":"a","m":{"x":1},"t":"12:00:01.500","b":"aGk="}\n{"key":"b","m":{}}\n'
-    mapping = FieldMapping(bytes_text=BytesText.BASE64)
-    source = JsonLines(io.BytesIO(data).read, mapping, MAPS, name="test")
-    (batch,) = list(source.batches())
-    values = to_changes(batch, mapping, MAPS).column("value").to_pylist()
+def batches(data: bytes, fields: Fields) -> Iterator[pa.RecordBatch]:
+    """The batches of an input in one block."""
+    source = reader(data, fields, block_bytes=1 << 20)
+    for batch in source.batches():
+        yield batch
+        source.take(batch.num_rows)
 
-    assert [value["m"] for value in values] == [[("x", 1)], []]
-    assert [value["b"] for value in values] == [b"hi", b""]
-    assert str(values[0]["t"]) == "12:00:01.500000"
+
+def typed(*fields: dict[str, object], **options: object) -> Fields:
+    """A log with these fields in its values."""
+    avsc = json.dumps({"type": "record", "name": "R", "fields": list(fields)})
+    return replace(Fields(key_type=KeyType.STRING, value_schema=parse_value_schema(avsc, 1)), **options)  # type: ignore[arg-type]  # every test names options
+
+
+def test_bytes_are_text_or_base64() -> None:
+    """Keys, values and the fields of a value that are bytes are UTF-8, or base64; other texts are no base64."""
+    data = b'{"key":"aGk=","value":"/w=="}\n'
+    opaque = replace(BYTES, key_type=KeyType.BYTES)
+    assert next(batches(data, opaque)).to_pylist() == [{"value": b"/w==", "key": b"aGk="}]
+    base64 = replace(opaque, bytes_text=BytesText.BASE64)
+    assert next(batches(data, base64)).to_pylist() == [{"value": b"\xff", "key": b"hi"}]
+    two = typed(
+        {"name": "b", "type": "bytes", "default": "x"}, {"name": "f", "type": FIXED}, bytes_text=BytesText.BASE64
+    )
+    assert next(batches(b'{"key":"a","f":"aGk="}\n', two)).to_pylist() == [{"b": b"x", "f": b"hi", "key": "a"}]
+    with pytest.raises(InvalidChange, match="the field 'value' is not binary"):
+        next(batches(b'{"key":"aGk=","value":"?"}\n', base64))
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "problem"),
+    [
+        ({"name": "m", "type": {"type": "map", "values": "long"}}, "value.m", "a map"),
+        ({"name": "l", "type": {"type": "array", "items": {"type": "map", "values": "long"}}}, "value.l[]", "a map"),
+        ({"name": "t", "type": {"type": "int", "logicalType": "time-millis"}}, "value.t", "a time of day"),
+        ({"name": "l", "type": {"type": "array", "items": "bytes"}}, "value.l[]", "base64"),
+        ({"name": "d", "type": ["string", "null"], "default": "x"}, "value.d", "null from a field that is missing"),
+        ({"name": "r", "type": RECORD}, "value.r.d", "null from a field that is missing"),
+    ],
+)
+def test_what_arrow_cannot_read_is_refused_by_name(field: dict[str, object], path: str, problem: str) -> None:
+    """A log whose values Arrow's JSON reader lacks takes no JSON lines: the error has the field and the reason."""
+    with pytest.raises(ConfigError, match=problem) as caught:
+        reader(GOOD, typed(field, bytes_text=BytesText.BASE64))
+    assert caught.value.facts["field"] == path
+    assert "Parquet" in caught.value.hint
+
+
+def test_a_base64_key_is_no_field_of_the_value() -> None:
+    """One text cannot be base64 of the key and something else in the value."""
+    with pytest.raises(ConfigError, match="cannot also be a field"):
+        reader(GOOD, typed({"name": "key", "type": "string"}, bytes_text=BytesText.BASE64))

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from statelog.cli.inputs.fields import BytesText
-from statelog.cli.inputs.named_keys import read_keys
-from statelog.cli.which_state import From, parse_from
+from statelog.cli.state_rows import BytesText
+from statelog.cli.which_state import From, parse_from, read_keys
 from statelog.errors import ConfigError, InvalidChange
 from statelog.recovery import AtPosition, AtTime
 from statelog.schemas.keys.key_groups import KeyType

@@ -2,24 +2,21 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 import click
-import pyarrow as pa
 
-from statelog.cli.appender import Appended, Appender, CheckpointRule
+from statelog.cli.appender import Appended, Appender
 from statelog.cli.exit_codes import INTERRUPTED
-from statelog.cli.inputs.fields import BytesText, FieldMapping, LogShape
-from statelog.cli.inputs.input_source import InputSource
-from statelog.cli.inputs.mark import mark_of
+from statelog.cli.inputs.fields import Fields
 from statelog.cli.inputs.open_input import open_input, writer_name
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.cli.screen.progress import open_bar
 from statelog.cli.session import Session, connected
-from statelog.errors import CheckpointMismatch, StatelogError
-from statelog.producer.writer import Writer
+from statelog.cli.state_rows import BytesText
+from statelog.errors import StatelogError
 from statelog.quantities import show_count
+from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]
@@ -60,108 +57,56 @@ def command(
     checkpoint_field: str | None,
 ) -> None:
     """Append an input."""
-    every = _EVERY if checkpoint_every is None and checkpoint_field is None else checkpoint_every
-    mapping = FieldMapping(
-        key_field=key_field,
-        value_field=value_field,
-        op_field=op_field,
-        delete_value=delete_value,
-        checkpoint_field=checkpoint_field,
-        bytes_text=BytesText(bytes_text),
-        ignore_unknown=ignore_unknown,
-    )
-    _Run(session, writer_name(writer, source), mapping, CheckpointRule(every=every, field=checkpoint_field)).run(
-        name, source
-    )
+    run = _Run(session, writer_name(writer, source))
+    with session.open_log(name) as log:
+        fields = Fields(
+            key_type=log.descriptor.key_type,
+            value_schema=log.value_schemas.newest(),
+            named_groups=log.descriptor.hash_rule is HashRule.CALLER,
+            key_field=key_field,
+            value_field=value_field,
+            op_field=op_field,
+            delete_value=delete_value,
+            checkpoint_every=_EVERY if checkpoint_every is None and checkpoint_field is None else checkpoint_every,
+            checkpoint_field=checkpoint_field,
+            bytes_text=BytesText(bytes_text),
+            ignore_unknown=ignore_unknown,
+        )
+        run.append(log, source, fields)
 
 
 class _Run:
     """One run of the command."""
 
-    def __init__(self, session: Session, writer: str, mapping: FieldMapping, rule: CheckpointRule) -> None:
+    def __init__(self, session: Session, writer: str) -> None:
         self._session = session
         self._writer = writer
-        self._mapping = mapping
-        self._rule = rule
-        self._appended = Appended()
+        self._done = Appended()
         self._started_s = time.monotonic()
 
-    def run(self, name: str, source: str) -> None:
+    def append(self, log: Log, source: str, fields: Fields) -> None:
         """Append, and print how it went."""
-        with self._session.open_log(name) as log:
-            shape = LogShape.of(log.descriptor, log.value_schemas.newest())
-            try:
-                with open_input(source, self._mapping, shape, _stdin()) as rows:
-                    self._append(log, rows, shape)
-            except KeyboardInterrupt:
-                self._session.output.report(self._report("interrupted"))
-                sys.exit(INTERRUPTED)
-            except StatelogError as error:
-                raise self._standing(error) from error
-        self._session.output.report(self._report("complete"))
-
-    def _append(self, log: Log, source: InputSource, shape: LogShape) -> None:
-        """Nothing is fenced before there is something to append."""
-        self._resume(log, source)
-        batches = source.batches()
-        first = next(batches, None)
-        if first is None:
-            return
-        with (
-            open_bar(f"append {self._writer}", as_json=self._session.output.as_json) as bar,
-            Writer(log, self._writer, expect=self._appended.checkpoint) as writer,
-        ):
-            appender = Appender(
-                writer,
-                source,
-                self._mapping,
-                shape,
-                self._rule,
-                self._appended,
-                lambda rows: bar.update(source.fraction, f"{show_count(rows)} rows, {show_count(self._rate(rows))}/s"),
-            )
-            for batch in _with_first(first, batches):
-                appender.append(batch)
-            appender.finish()
-
-    def _resume(self, log: Log, source: InputSource) -> None:
-        """Skip what this writer has committed. Raises CheckpointMismatch if that was another input."""
-        ledger = log.ledger.newest_client()
+        output = self._session.output
         try:
-            ledger.read_end()
-            last = ledger.fold.last_commit(self._writer)
-        finally:
-            ledger.close()
-        if last is None:
-            return
-        mark = mark_of(last.metadata, self._writer)
-        self._check_mapping(mark.mapping)
-        # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
-        self._appended.rows_before = mark.rows
-        self._appended.checkpoint = last.checkpoint.id
-        source.resume(mark)
-
-    def _check_mapping(self, before: str) -> None:
-        now = self._mapping.fingerprint()
-        if before != now:
-            raise CheckpointMismatch(
-                "this input was started with other options, under which its rows mean something else",
-                writer=self._writer,
-                before=before,
-                now=now,
-                hint="Use the same options as before, or choose another name with --writer",
-            )
-
-    def _standing(self, error: StatelogError) -> StatelogError:
-        """The error with what counts of this input so far."""
-        rows = self._appended.rows_before + self._appended.rows
-        return error.restated(committed_rows=rows)
+            with (
+                open_input(source, fields, _stdin()) as rows,
+                open_bar(f"append {self._writer}", as_json=output.as_json) as bar,
+            ):
+                Appender(self._writer, rows, fields, self._done).run(
+                    log, lambda n: bar.update(rows.fraction, f"{show_count(n)} rows, {show_count(self._rate(n))}/s")
+                )
+        except KeyboardInterrupt:
+            output.report(self._report("interrupted"))
+            sys.exit(INTERRUPTED)
+        except StatelogError as error:
+            raise error.restated(committed_rows=self._done.rows_before + self._done.rows) from error
+        output.report(self._report("complete"))
 
     def _rate(self, rows: int) -> float:
         return rows / max(1e-9, time.monotonic() - self._started_s)
 
     def _report(self, outcome: str) -> Report:
-        done = self._appended
+        done = self._done
         return Report(
             f"append by {self._writer}: {outcome}",
             (
@@ -175,11 +120,6 @@ class _Run:
                 Fact("rows_per_s", self._rate(done.rows), Unit.PER_S),
             ),
         )
-
-
-def _with_first(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _stdin() -> BinaryIO:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from statelog.cli.inputs.avsc import avsc_text
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, read_text
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
 
@@ -26,7 +25,7 @@ Writers that start from now on use the newest schema; running ones keep theirs."
 @connected
 def command(session: Session, name: str, value_schema: Path) -> None:
     """Evolve a log's values."""
-    avsc = avsc_text(value_schema)
+    avsc = read_text(value_schema, "value schema")
     with session.open_log(name) as log:
         before = log.value_schemas.newest().id
         found = log.evolve_value_schema(avsc)

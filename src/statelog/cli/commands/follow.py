@@ -8,12 +8,20 @@ import click
 import pyarrow as pa
 
 from statelog.cli.commit_lines import CommitLines
-from statelog.cli.inputs.fields import BytesText
-from statelog.cli.inputs.named_keys import read_keys, rows_of
 from statelog.cli.screen.output import Output
 from statelog.cli.screen.streams import check_stdout
 from statelog.cli.session import Session, connected
-from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
+from statelog.cli.state_rows import BytesText
+from statelog.cli.which_state import (
+    From,
+    Start,
+    bytes_option,
+    lease_option,
+    parse_from,
+    parse_key_groups,
+    read_keys,
+    rows_of,
+)
 from statelog.materializer import Control, install_signal_handlers
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.history.reach import Reach

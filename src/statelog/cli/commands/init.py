@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from statelog.cli.inputs.avsc import avsc_text
 from statelog.cli.screen.output import Fact, Report, Unit
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, read_text
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType
 from statelog.storage.log.log import Log
@@ -51,7 +50,7 @@ def command(
             key_type=key_type,
             hash_rule=hash_rule,
             prefix_bytes=prefix_bytes,
-            value_schema=None if value_schema is None else avsc_text(value_schema),
+            value_schema=None if value_schema is None else read_text(value_schema, "value schema"),
             replication_factor=config.replication_factor,
             allow_unsafe=config.allow_unsafe,
         ) as log,

@@ -1,148 +1,299 @@
-"""JSON lines as an input: a stream of bytes, read in blocks of whole lines.
+"""JSON lines as an input: blocks of whole lines, each read by Arrow's JSON reader; what that lacks is refused.
 
 The mark is the number of bytes up to the end of the last row taken, and their SHA-256. So a file may have grown since
 it was read the last time: what is new is appended.
+
+Invariant: a row is a line. Blocks whose objects and lines do not match are refused, so that a commit's mark is exact.
 """
 
+import base64
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from typing import cast
 
 import pyarrow as pa
+import pyarrow.json as pj
 
-from statelog.cli.inputs.fields import FieldMapping, LogShape
-from statelog.cli.inputs.json_parse import BrokenRow, LineParser
-from statelog.cli.inputs.line_index import index_lines
-from statelog.cli.inputs.mark import InputMark, other_input
-from statelog.errors import InvalidChange, ValueTooLarge
+from statelog.cli.inputs.fields import Fields
+from statelog.cli.state_rows import BytesText
+from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.schemas.values.arrow import default_array
+from statelog.schemas.values.types import ValueType
 
-__all__ = ["BLOCK_BYTES", "KIND", "JsonLines"]
+__all__ = ["BLOCK_BYTES", "JsonLines"]
 
-KIND = "json-lines"
 BLOCK_BYTES = 4 << 20
+_PARALLEL_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
-_NO_INDEX = index_lines(b"")
+_OTHERS = {
+    b"PAR1": "Parquet, which cannot be read from a pipe: name the file",
+    b"\x1f\x8b": "gzip: unpack it, as in zcat FILE | statelog append LOG - --writer NAME",
+    b"\x28\xb5\x2f\xfd": "zstd: unpack it, as in zstdcat FILE | statelog append LOG - --writer NAME",
+    b"BZh": "bzip2: unpack it, as in bzcat FILE | statelog append LOG - --writer NAME",
+    b"\xfd7zXZ": "xz: unpack it, as in xzcat FILE | statelog append LOG - --writer NAME",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\xff\xfe": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
+    b"\xfe\xff": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
+}
+"""What people try to append, by its first bytes, and what helps."""
+_SCALARS = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
+_BLANKS = b" \t\r\n"
+_ROW = re.compile(rb"[ \t\r\n]*[^ \t\r\n][^\n]*\n?")
+_AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
 
 
 class JsonLines:
-    """Reads rows from `read`, which gives at most so many bytes, and none at the end.
+    """Rows from `read`, which gives at most so many bytes, and none at the end. Raises ConfigError as `_RowReader`.
 
-    `name` is the input's, for messages; `size_bytes` its size if it is known.
+    `name` is the input's, for messages; `size_bytes` its size if it is known. `rows` and `read_bytes` were taken.
     """
+
+    kind = "json-lines"
 
     def __init__(
         self,
         read: Callable[[int], bytes],
-        mapping: FieldMapping,
-        shape: LogShape,
+        fields: Fields,
         *,
         name: str,
         size_bytes: int | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self._read = read
-        self._mapping = mapping
-        self._parser = LineParser(mapping, shape)
+        self._reader = _RowReader(fields)
         self._name = name
         self._size_bytes = size_bytes
         self._block_bytes = block_bytes
-        self._digest = hashlib.sha256()
-        self._rows = 0
-        self._hashed_bytes = 0
-        self._read_bytes = 0
+        self._sha256 = hashlib.sha256()
+        self.rows = 0
+        self.read_bytes = 0
         self._lines = 0
-        self._block = b""
-        self._blank = b""
-        self._index = _NO_INDEX
+        self._block: list[bytes] = []
         self._taken = 0
 
     @property
-    def mark(self) -> InputMark:
-        """How far it was taken."""
-        return InputMark(
-            kind=KIND,
-            mapping=self._mapping.fingerprint(),
-            rows=self._rows,
-            size_bytes=self._hashed_bytes,
-            digest=self._digest.hexdigest(),
-        )
+    def digest(self) -> str:
+        """The SHA-256 of the bytes that were taken."""
+        return self._sha256.hexdigest()
 
     @property
     def fraction(self) -> float | None:
-        """How much of the bytes was taken."""
-        return self._hashed_bytes / self._size_bytes if self._size_bytes else None
+        """How much of the bytes was taken; None if the size is unknown."""
+        return self.read_bytes / self._size_bytes if self._size_bytes else None
 
-    def resume(self, mark: InputMark) -> None:
-        """Skip what `mark` covers. Raises CheckpointMismatch if it is another input."""
-        if mark.kind != KIND:
-            raise other_input(f"it was {mark.kind}", mark, input=self._name)
-        while self._hashed_bytes < mark.size_bytes:
-            data = self._read(min(self._block_bytes, mark.size_bytes - self._hashed_bytes))
+    def resume(self, rows: int, read_bytes: int, digest: str) -> str | None:
+        """Skip what an earlier run took. Returns how this input differs from that one, None if it does not."""
+        while self.read_bytes < read_bytes:
+            data = self._read(min(self._block_bytes, read_bytes - self.read_bytes))
             if not data:
-                raise other_input("it is shorter", mark, input=self._name, size_bytes=self._hashed_bytes)
-            self._hash(data)
-            self._lines += data.count(b"\n")
-        if self._digest.hexdigest() != mark.digest:
-            raise other_input("its beginning differs", mark, input=self._name)
-        self._rows = mark.rows
-        self._read_bytes = mark.size_bytes
+                return "it is shorter"
+            self._take_bytes(data)
+        self.rows = rows
+        return None if self.digest == digest else "its beginning differs"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows behind the mark. Raises InvalidChange with the number of a broken line, after all rows before it."""
+        """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
         for block in self._blocks():
-            self._block, self._index, self._taken = block, index_lines(block), 0
-            batch, broken = self._parser.parse(block, self._index)
-            if batch is not None:
-                yield batch
-            if broken is not None:
-                raise self._error(broken)
-            # Blank lines behind the last row come before the next one's bytes.
-            self._blank += block[int(self._index.ends[-1]) :] if self._taken else block
-            self._lines += self._index.lines
+            self._block, self._taken = block, 0
+            try:
+                batch = self._reader.read(block)
+            except InvalidChange:
+                # The shortest beginning that cannot be read ends with the broken row.
+                good = bisect_left(
+                    range(len(block)), True, key=lambda row: self._reader.problem(block[: row + 1]) != ""
+                )
+                if good:
+                    yield self._reader.read(block[:good])
+                raise self._broken(good - self._taken, self._reader.problem(block[good : good + 1])) from None
+            yield batch
 
     def take(self, rows: int) -> None:
-        """Move the mark behind the next `rows` rows."""
-        start = int(self._index.ends[self._taken - 1]) if self._taken else 0
+        """Count the next `rows` rows of the batch that was given last as taken."""
+        self._take_bytes(b"".join(self._block[self._taken : self._taken + rows]))
         self._taken += rows
-        end = int(self._index.ends[self._taken - 1])
-        self._hash(self._blank + self._block[start:end])
-        self._blank = b""
-        self._rows += rows
+        self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
-        """The line of a row, from 1."""
-        return {"line": self._lines + int(self._index.numbers[self._taken + row]) + 1}
+        """The line of a row, from 1: `row` counts from the first one not taken."""
+        ahead = b"".join(self._block[self._taken : self._taken + row + 1])
+        return {"line": self._lines + ahead.rstrip(_BLANKS).count(b"\n") + 1}
 
-    def _hash(self, data: bytes) -> None:
-        self._digest.update(data)
-        self._hashed_bytes += len(data)
+    def _take_bytes(self, data: bytes) -> None:
+        self._sha256.update(data)
+        self.read_bytes += len(data)
+        self._lines += data.count(b"\n")
 
-    def _blocks(self) -> Iterator[bytes]:
-        """Blocks that end with a line end; only the last one may lack it."""
+    def _blocks(self) -> Iterator[list[bytes]]:
+        """Rows as they stand in the input, each with its line end and the blank lines before it."""
         rest = b""
         while data := self._read(self._block_bytes):
-            self._read_bytes += len(data)
-            if self._read_bytes == len(data) and data.startswith(_BOM):
-                self._hash(_BOM)  # Some programs begin a file with this mark. It is no part of the first line.
-                data = data.removeprefix(_BOM)
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield rest + data[:cut]
-                rest = data[cut:]
-            else:
-                rest += data
-            if len(rest) > _MAX_LINE_BYTES:
+            rest += data if rest or self.read_bytes else self._begun(data)
+            if block := _rows_of(rest[: rest.rfind(b"\n") + 1]):
+                yield block
+                rest = rest[sum(map(len, block)) :]
+            elif len(rest) > _MAX_LINE_BYTES:
+                line = self.place(-1)["line"]
                 raise ValueTooLarge(
-                    "a line is too long for a change", input=self._name, line=self._lines + 1, size_bytes=len(rest)
+                    "a line is too long for a change", input=self._name, line=line, size_bytes=len(rest)
                 )
-        if rest:
-            yield rest
+        if block := _rows_of(rest):
+            yield block
 
-    def _error(self, broken: BrokenRow) -> InvalidChange:
-        line = self._lines + int(self._index.numbers[broken.row]) + 1
-        return InvalidChange(
-            f"line {line} is broken: {broken.problem}",
-            input=self._name,
-            line=line,
-            hint="Fix the line and run the same command again; it resumes after the last commit",
+    def _begun(self, data: bytes) -> bytes:
+        """The first bytes without the mark that some programs put there. Raises InvalidChange for another format."""
+        other = next((help_ for magic, help_ in _OTHERS.items() if data.startswith(magic)), None)
+        if other is not None:
+            raise InvalidChange(f"the input is not JSON lines but {other}", input=self._name)
+        if data.startswith(_BOM):
+            self._take_bytes(_BOM)  # It is no part of the first line.
+        return data.removeprefix(_BOM)
+
+    def _broken(self, row: int, problem: str) -> InvalidChange:
+        place = self.place(row)
+        hint = "Fix the line and run the same command again; it resumes after the last commit"
+        return InvalidChange(f"line {place['line']} is broken: {problem}", hint=hint, input=self._name, **place)
+
+
+class _RowReader:
+    """Rows as batches in the types of the log, by Arrow's reader; fields that no schema names have the types of the
+    first row. Raises ConfigError for a log with values that the reader lacks.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._wire = pa.schema([])
+        root = fields.value_schema.root
+        self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
+        self._types |= {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
+        self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
+        self._types[fields.key_field] = fields.key_type.arrow_type
+        self._defaults = {
+            one.name: default_array(one.default, one.type, one.name)[0]
+            for one in (root.fields if root else ())
+            if one.default is not None
+        }
+        if fields.bytes_text is BytesText.BASE64 and fields.key_field in fields.value_fields:
+            raise ConfigError("with base64 the key cannot also be a field of the value", field=fields.key_field)
+        for path, problem in _lacking(root, "value", fields.bytes_text) if root else ():
+            hint = "Append Parquet, or write with a Writer"
+            raise ConfigError(f"JSON lines for this log cannot be read: {problem}", hint=hint, field=path)
+
+    def read(self, rows: Sequence[bytes]) -> pa.RecordBatch:
+        """Rows as a batch of as many. Raises InvalidChange."""
+        text = b"".join(rows)
+        if not _is_regular(text, len(rows)):
+            text = b"\n".join([row.strip(_BLANKS) for row in rows])
+            if not _is_regular(text, len(rows)):
+                raise InvalidChange("it is not one JSON object")
+        if not self._wire.names:
+            self._wire = self._wire_schema(rows[0])
+        unexpected = "ignore" if self._fields.ignore_unknown else "error"
+        batch = _parsed(text, self._wire, unexpected, 2 * max(map(len, rows)))
+        if batch.num_rows != len(rows):
+            raise InvalidChange("it holds more than one object")
+        columns = [self._column(name, batch.column(name)) for name in batch.schema.names]
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def problem(self, rows: Sequence[bytes]) -> str:
+        """Why rows cannot be read; empty if they can."""
+        try:
+            self.read(rows)
+        except InvalidChange as error:
+            return error.message if error.message != "unexpected field" else self._unknown(rows[-1])
+        return ""
+
+    def _unknown(self, row: bytes) -> str:
+        try:
+            names = [name for name in _parsed(row, None, "infer").schema.names if name not in self._types]
+        except InvalidChange:
+            names = []  # Arrow cannot tell their types, either.
+        return f"it has fields that the log does not have: {', '.join(names) or 'somewhere within'}"
+
+    def _wire_schema(self, first: bytes) -> pa.Schema:
+        """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
+        for name in (self._fields.op_field, self._fields.checkpoint_field):
+            if name is not None and self._types[name] == pa.null():
+                kinds = (kind for kind in _SCALARS if _reads(first, pa.schema([(name, kind)])))
+                self._types[name] = next(kinds, pa.string())
+        return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
+
+    def _column(self, name: str, column: pa.Array) -> pa.Array:
+        """A column in the log's type, bytes decoded, with the default for what is missing. Raises InvalidChange."""
+        kind = self._types[name]
+        try:
+            if self._fields.bytes_text is BytesText.BASE64 and _is_bytes(kind):
+                texts = column.to_pylist()
+                column = pa.array([text if text is None else base64.b64decode(text, validate=True) for text in texts])
+            column = column.cast(kind)
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidChange(f"the field {name!r} is not {kind}: {error}", hint="See --bytes") from None
+        return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
+
+
+def _rows_of(text: bytes) -> list[bytes]:
+    """Rows as they stand in a text: lines with their ends, and blank ones before them. Trailing blank ones are left."""
+    lines = BytesIO(text).readlines()
+    return _ROW.findall(text) if any(map(bytes.isspace, lines)) else lines
+
+
+def _is_regular(text: bytes, rows: int) -> bool:
+    """Whether every line begins and ends as an object does: if it has as many objects as lines, each has one."""
+    return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == rows - 1
+
+
+def _reads(text: bytes, schema: pa.Schema) -> bool:
+    try:
+        _parsed(text, schema, "ignore")
+    except InvalidChange:
+        return False
+    return True
+
+
+def _parsed(text: bytes, schema: pa.Schema | None, unexpected: str, least_bytes: int = 0) -> pa.RecordBatch:
+    """What Arrow's reader makes of text. Raises InvalidChange."""
+    try:
+        text.decode()  # Arrow does not look.
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(block_size=max(_PARALLEL_BYTES, least_bytes)),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
         )
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidChange(_AROUND_REASON.sub("", str(error))) from None
+    return table.combine_chunks().to_batches()[0]
+
+
+def _wire(kind: pa.DataType) -> pa.DataType:
+    """What Arrow's reader reads for a type; a cast makes the type of it."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _wire(one.type)) for one in cast("pa.StructType", kind)])
+    if pa.types.is_list(kind):
+        return pa.list_(_wire(cast("pa.ListType", kind).value_type))
+    return pa.string() if str(kind).startswith("date") or pa.types.is_fixed_size_binary(kind) else kind
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
+def _lacking(kind: ValueType, path: str, bytes_text: BytesText, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """What Arrow's reader lacks of a type: where, and in words."""
+    if kind.kind == "map":
+        yield path, "it has a map, which Arrow's JSON reader lacks"
+    elif str(kind.arrow).startswith("time") and not pa.types.is_timestamp(kind.arrow):
+        yield path, "it has a time of day, which Arrow's JSON reader lacks"
+    elif depth > 1 and bytes_text is BytesText.BASE64 and _is_bytes(kind.arrow):
+        yield path, "it has bytes within a field, where base64 is not decoded"
+    if kind.items is not None:
+        yield from _lacking(kind.items, f"{path}[]", bytes_text, depth + 1)
+    for one in kind.fields:
+        if one.default is not None and (depth or one.type.nullable):
+            yield (
+                f"{path}.{one.name}",
+                "it has a default, and Arrow's JSON reader cannot tell null from a field that is missing",
+            )
+        yield from _lacking(one.type, f"{path}.{one.name}", bytes_text, depth + 1)
