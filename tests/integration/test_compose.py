@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.cli.devbroker.waiting import wait_for
+from statelog.cli.devbroker.process import wait_for
 from statelog.errors import AlreadyExists
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover

@@ -20,10 +20,9 @@ from statelog.cli.devbroker import process
 from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
 from statelog.cli.devbroker.jars import ensure_jars
 from statelog.cli.devbroker.java import find_java
-from statelog.cli.devbroker.process import ProcessId
+from statelog.cli.devbroker.process import ProcessId, wait_for
 from statelog.cli.devbroker.properties import COMMON_PROPERTIES, properties_text
 from statelog.cli.devbroker.readiness import wait_until_ready
-from statelog.cli.devbroker.waiting import wait_for
 
 __all__ = ["SESSION_S", "Cluster", "Node", "running_cluster"]
 

@@ -14,11 +14,10 @@ from statelog.cli.devbroker import dev, java, process, state
 from statelog.cli.devbroker.dev import DevSettings
 from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
 from statelog.cli.devbroker.jars import KAFKA_VERSION, check_jars, ensure_jars, fetch_jars, parse_pins
-from statelog.cli.devbroker.process import ProcessId
+from statelog.cli.devbroker.process import ProcessId, wait_for
 from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties, properties_text
 from statelog.cli.devbroker.readiness import wait_until_ready
 from statelog.cli.devbroker.state import RunningBroker
-from statelog.cli.devbroker.waiting import wait_for
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
 from tests.support.rooms import SOURCE
 

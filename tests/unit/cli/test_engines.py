@@ -2,8 +2,8 @@
 
 import pytest
 
+from statelog.cli.commands.materialize import engine_for
 from statelog.cli.config.merge import CliConfig, environment_layer, merge
-from statelog.cli.engines import engine_for
 from statelog.errors import ConfigError
 from statelog.materializer import LocalEngine
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from statelog.cli.program import program
-from statelog.cli.screen.hints import as_typed
+from statelog.cli.screen.output import as_typed
 from statelog.errors import UnsafeTopic
 from statelog.schemas.topics.policy import TopicRole, check_topic
 

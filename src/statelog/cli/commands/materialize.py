@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 import click
 
-from statelog.cli.engines import engine_for
+from statelog.cli.config.merge import CliConfig
 from statelog.cli.exit_codes import OTHER
 from statelog.cli.round_report import event_fields, event_line, materializer_settings, outcome_report
 from statelog.cli.screen.streams import give_up_stdout
 from statelog.cli.session import Session, connected
-from statelog.errors import NotFound
-from statelog.materializer import Control, Event, Materializer, install_signal_handlers
+from statelog.errors import ConfigError, NotFound
+from statelog.materializer import Control, EngineMaker, Event, LocalEngine, Materializer, install_signal_handlers
 from statelog.materializer import claim_root as claim
 
-__all__ = ["command"]
+__all__ = ["command", "engine_for"]
 
 _LOOK_AGAIN_S = 2.0
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,3 +120,28 @@ class _Events:
             give_up_stdout()
             self.are_unread = True
             self._control.stop()
+
+
+def engine_for(config: CliConfig, log: str) -> EngineMaker:
+    """The engine that the configuration names, for this log. Raises ConfigError.
+
+    `spark` is the session of this process: that of spark-submit, of Spark Connect where SPARK_REMOTE names it, or a
+    local one. It lives as long as the process.
+    """
+    if config.materializer.get("engine", "local") == "local":
+        return LocalEngine
+    try:
+        from pyspark.sql import SparkSession  # Loaded for this engine alone: it takes a second.
+
+        from statelog.spark import spark_engine
+    except ImportError as error:
+        raise ConfigError("the engine spark needs pyspark", hint="pip install 'statelog[spark]'") from error
+    builder: SparkSession.Builder = SparkSession.builder  # pyright: ignore[reportAssignmentType] # a class property
+    return spark_engine(
+        builder.appName(f"statelog materialize {log}").getOrCreate(),
+        log,
+        kafka=config.kafka_settings(),
+        root=config.root_url(),
+        storage_options=config.storage,
+        allow_unsafe=config.allow_unsafe,
+    )

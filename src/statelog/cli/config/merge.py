@@ -7,13 +7,13 @@ or a repr, unless its name says that it is no secret.
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from statelog.cli.config.keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
-from statelog.cli.config.variables import PREFIX, refuse_unknown
 from statelog.errors import ConfigError
 from statelog.storage.kafka.config import client_config
 from statelog.storage.store.url import mask_options, mask_url
@@ -21,6 +21,13 @@ from statelog.storage.store.url import mask_options, mask_url
 __all__ = ["CliConfig", "Layer", "environment_layer", "file_layer", "flag_layer", "merge"]
 
 DEFAULT_REPLICATION_FACTOR = 3
+_PREFIX = "STATELOG_"
+_FOREIGN = re.compile(
+    # What Kubernetes and Compose set for services and ports of that name, and what this project's other programs read.
+    r"(?:.+_)?SERVICE_(?:HOST|PORT(?:_.+)?)"
+    r"|(?:.+_)?PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?"
+    r"|LOG|IMAGE|(?:TEST|DEMO|BENCH)_.+"
+)
 _SERVERS = "bootstrap.servers"
 _FLAGS = {
     "failures_tolerated": "--failures",
@@ -113,16 +120,16 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
     for variable, text in environment.items():
         if not text:
             continue  # Empty means not set, as container files write it.
-        if variable.startswith(f"{PREFIX}KAFKA__"):
-            kafka[variable.removeprefix(f"{PREFIX}KAFKA__").lower().replace("_", ".")] = text
-        elif variable.startswith(f"{PREFIX}STORAGE__"):
-            name = variable.removeprefix(f"{PREFIX}STORAGE__").lower()
+        if variable.startswith(f"{_PREFIX}KAFKA__"):
+            kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
+        elif variable.startswith(f"{_PREFIX}STORAGE__"):
+            name = variable.removeprefix(f"{_PREFIX}STORAGE__").lower()
             storage[name] = _option(name, text, variable)
         elif variable in by_variable:
             key = by_variable[variable]
             values[key.path] = _read(key, text, variable)
-        elif variable.startswith(PREFIX):
-            refuse_unknown(variable, by_variable)
+        elif variable.startswith(_PREFIX):
+            _refuse_unknown(variable, by_variable)
     return _checked(Layer(origin="the environment", values=values, kafka=kafka, storage=storage))
 
 
@@ -254,7 +261,24 @@ def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> 
         raise ConfigError(
             f"{name} is missing: {what}",
             looked_in=", ".join(origins) or "nowhere",
-            hint=f"Set {name} in statelog.toml, {PREFIX}{name.upper()} or --{name};"
+            hint=f"Set {name} in statelog.toml, {_PREFIX}{name.upper()} or --{name};"
             " `statelog dev start` prints both for a development broker",
         )
     return value
+
+
+def _refuse_unknown(variable: str, known: Iterable[str]) -> None:
+    """Raise ConfigError, with the likely name, unless the variable is another program's. Values are not looked at."""
+    name = variable.removeprefix(_PREFIX)
+    if not _FOREIGN.fullmatch(name):
+        raise ConfigError(f"unknown variable {variable}", key=variable, hint=_likely_variable(name, known))
+
+
+def _likely_variable(name: str, known: Iterable[str]) -> str:
+    for table in FREE_TABLES:
+        if name.startswith(f"{table.upper()}_"):
+            rest = name.removeprefix(f"{table.upper()}_")
+            return f"Write two underscores between {table.upper()} and the setting: {_PREFIX}{table.upper()}__{rest}"
+    names = [one.removeprefix(_PREFIX) for one in known]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"The nearest known one is {_PREFIX}{near[0]}" if near else "docs/cli.md lists the variables; unset this one"

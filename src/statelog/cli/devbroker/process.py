@@ -7,14 +7,14 @@ process writes. Works on processes of other parents: `statelog dev stop` is not 
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.cli.devbroker.waiting import wait_for
 from statelog.errors import StatelogError, Unavailable
 
-__all__ = ["ProcessId", "end", "identify", "is_alive", "kill", "spawn", "tail"]
+__all__ = ["ProcessId", "end", "identify", "is_alive", "kill", "spawn", "tail", "wait_for"]
 
 _KILL_TIMEOUT_S = 10.0
 
@@ -122,3 +122,20 @@ def _start_time_by_ps(pid: int) -> str | None:
         check=False,
     ).stdout.split(maxsplit=1)
     return None if len(said) < 2 or said[0].startswith("Z") else said[1].strip()
+
+
+def wait_for(
+    condition: Callable[[], bool],
+    timeout_s: float,
+    *,
+    pause_s: float = 0.05,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Whether `condition` became true within `timeout_s` seconds. It is asked at least once."""
+    deadline = clock() + timeout_s
+    while not condition():
+        if clock() >= deadline:
+            return False
+        sleep(pause_s)
+    return True

@@ -5,6 +5,7 @@ is shown with its control characters escaped, so that no log can play with a ter
 """
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +14,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statelog.cli.screen.hints import as_typed
 from statelog.cli.screen.streams import tell
 from statelog.quantities import show_bytes, show_count, show_duration
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
 
-__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "clean", "print_error"]
+__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "as_typed", "clean", "print_error"]
 
 
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
+_OPTIONS = {
+    "replication_factor": "--replication-factor",
+    "allow_unsafe": "--allow-unsafe",
+    "key_groups": "--key-groups",
+    "hash_rule": "--hash",
+    "prefix_bytes": "--prefix-bytes",
+    "alarm_age_s": "--alarm-age",
+}
+_NAMED = re.compile(rf"\b({'|'.join(_OPTIONS)})\b(?:=(\[[^]]*\]|[\w,.-]+))?")
+_MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 
 class Unit(Enum):
@@ -202,3 +212,17 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
         for row in one.rows:
             table.add_row(*[Text(cell) for cell in _cells(one, row)])
         console.print(table)
+
+
+def as_typed(hint: str) -> str:
+    """The hint with options in place of parameters; a command never makes a log by opening it."""
+    return _NAMED.sub(_option, _MADE_BY_OPENING.sub(_made, hint))
+
+
+def _option(found: re.Match[str]) -> str:
+    value = re.sub(r"[\[\]\"' ]", "", found[2] or "")
+    return f"{_OPTIONS[found[1]]} {value}".rstrip()
+
+
+def _made(found: re.Match[str]) -> str:
+    return found[1].upper() if found[1] else "Make it with `statelog init`"
