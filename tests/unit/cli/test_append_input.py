@@ -167,6 +167,12 @@ def test_a_field_that_no_schema_names_has_the_type_of_the_first_row(value: str) 
         rows_of(reader(b'{"key":"a","value":"1","day":{}}', checkpoint_field="day"))
 
 
+def test_rows_of_any_length_are_read() -> None:
+    """A row may be longer than the pieces in which Arrow reads a block."""
+    rows: list[dict[str, object]] = [{"key": str(length), "value": "v" * length} for length in (1, 3 << 20, 2, 1 << 20)]
+    assert rows_of(reader(lines_of(rows), block_bytes=8 << 20)) == as_read(rows)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     """A file that begins with UTF-8's mark is read, and resumed, like any other."""
     data = b"\xef\xbb\xbf" + GOOD + GOOD

@@ -97,17 +97,18 @@ class JsonLines:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
-        for block in self._blocks():
-            self._block, self._taken = block, 0
+        for text in self._blocks():
+            self._block = block = _rows_of(text)
+            self._taken = 0
             try:
-                batch = self._reader.read(block)
+                batch = self._reader.read(text, block)
             except InvalidChange:
                 # The shortest beginning that cannot be read ends with the broken row.
                 good = bisect_left(
                     range(len(block)), True, key=lambda row: self._reader.problem(block[: row + 1]) != ""
                 )
                 if good:
-                    yield self._reader.read(block[:good])
+                    yield self._reader.read(b"".join(block[:good]), block[:good])
                 raise self._broken(good - self._taken, self._reader.problem(block[good : good + 1])) from None
             yield batch
 
@@ -127,21 +128,21 @@ class JsonLines:
         self.read_bytes += len(data)
         self._lines += data.count(b"\n")
 
-    def _blocks(self) -> Iterator[list[bytes]]:
-        """Rows as they stand in the input, each with its line end and the blank lines before it."""
+    def _blocks(self) -> Iterator[bytes]:
+        """Texts of whole rows. Blank lines behind the last one come before the next text's."""
         rest = b""
         while data := self._read(self._block_bytes):
             rest += data if rest or self.read_bytes else self._begun(data)
-            if block := _rows_of(rest[: rest.rfind(b"\n") + 1]):
-                yield block
-                rest = rest[sum(map(len, block)) :]
+            text_bytes = len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANKS))
+            if text_bytes:
+                end = rest.index(b"\n", text_bytes) + 1
+                yield rest[:end]
+                rest = rest[end:]
             elif len(rest) > _MAX_LINE_BYTES:
-                line = self.place(-1)["line"]
-                raise ValueTooLarge(
-                    "a line is too long for a change", input=self._name, line=line, size_bytes=len(rest)
-                )
-        if block := _rows_of(rest):
-            yield block
+                problem = "a line is too long for a change"
+                raise ValueTooLarge(problem, input=self._name, line=self.place(-1)["line"], size_bytes=len(rest))
+        if rest.strip(_BLANKS):
+            yield rest
 
     def _begun(self, data: bytes) -> bytes:
         """The first bytes without the mark that some programs put there. Raises InvalidChange for another format."""
@@ -182,9 +183,8 @@ class _RowReader:
             hint = "Append Parquet, or write with a Writer"
             raise ConfigError(f"JSON lines for this log cannot be read: {problem}", hint=hint, field=path)
 
-    def read(self, rows: Sequence[bytes]) -> pa.RecordBatch:
-        """Rows as a batch of as many. Raises InvalidChange."""
-        text = b"".join(rows)
+    def read(self, text: bytes, rows: Sequence[bytes]) -> pa.RecordBatch:
+        """The rows of a text as a batch of as many. Raises InvalidChange."""
         if not _is_regular(text, len(rows)):
             text = b"\n".join([row.strip(_BLANKS) for row in rows])
             if not _is_regular(text, len(rows)):
@@ -192,7 +192,7 @@ class _RowReader:
         if not self._wire.names:
             self._wire = self._wire_schema(rows[0])
         unexpected = "ignore" if self._fields.ignore_unknown else "error"
-        batch = _parsed(text, self._wire, unexpected, 2 * max(map(len, rows)))
+        batch = _parsed(text, self._wire, unexpected)
         if batch.num_rows != len(rows):
             raise InvalidChange("it holds more than one object")
         columns = [self._column(name, batch.column(name)) for name in batch.schema.names]
@@ -201,7 +201,7 @@ class _RowReader:
     def problem(self, rows: Sequence[bytes]) -> str:
         """Why rows cannot be read; empty if they can."""
         try:
-            self.read(rows)
+            self.read(b"".join(rows), rows)
         except InvalidChange as error:
             return error.message if error.message != "unexpected field" else self._unknown(rows[-1])
         return ""
@@ -235,7 +235,7 @@ class _RowReader:
 
 
 def _rows_of(text: bytes) -> list[bytes]:
-    """Rows as they stand in a text: lines with their ends, and blank ones before them. Trailing blank ones are left."""
+    """Rows as they stand in a text: lines with their ends, and the blank ones before them."""
     lines = BytesIO(text).readlines()
     return _ROW.findall(text) if any(map(bytes.isspace, lines)) else lines
 
@@ -253,16 +253,20 @@ def _reads(text: bytes, schema: pa.Schema) -> bool:
     return True
 
 
-def _parsed(text: bytes, schema: pa.Schema | None, unexpected: str, least_bytes: int = 0) -> pa.RecordBatch:
+def _parsed(
+    text: bytes, schema: pa.Schema | None, unexpected: str, block_bytes: int = _PARALLEL_BYTES
+) -> pa.RecordBatch:
     """What Arrow's reader makes of text. Raises InvalidChange."""
     try:
         text.decode()  # Arrow does not look.
         table = pj.read_json(
             pa.BufferReader(text),
-            read_options=pj.ReadOptions(block_size=max(_PARALLEL_BYTES, least_bytes)),
+            read_options=pj.ReadOptions(block_size=block_bytes),
             parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
         )
     except (pa.ArrowException, ValueError) as error:
+        if "straddling" in str(error) and block_bytes <= len(text):
+            return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
         raise InvalidChange(_AROUND_REASON.sub("", str(error))) from None
     return table.combine_chunks().to_batches()[0]
 
