@@ -10,12 +10,13 @@ import base64
 import hashlib
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterator
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
+from numpy.typing import NDArray
 
 from statelog.cli.inputs.fields import Fields
 from statelog.cli.state_rows import BytesText
@@ -42,6 +43,7 @@ _OTHERS = {
 """What people try to append, by its first bytes, and what helps."""
 _SCALARS = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _BLANKS = b" \t\r\n"
+_NEWLINE = ord("\n")
 _ROW = re.compile(rb"[ \t\r\n]*[^ \t\r\n][^\n]*\n?")
 _AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
 
@@ -72,7 +74,8 @@ class JsonLines:
         self.rows = 0
         self.read_bytes = 0
         self._lines = 0
-        self._block: list[bytes] = []
+        self._text = b""
+        self._ends = np.zeros(1, np.int64)
         self._taken = 0
 
     @property
@@ -98,44 +101,48 @@ class JsonLines:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
         for text in self._blocks():
-            self._block = block = _rows_of(text)
-            self._taken = 0
+            self._text, self._taken = text, 0
             try:
-                batch = self._reader.read(text, block)
+                batch = self._reader.read(text)
             except InvalidChange:
                 # The shortest beginning that cannot be read ends with the broken row.
-                good = bisect_left(
-                    range(len(block)), True, key=lambda row: self._reader.problem(block[: row + 1]) != ""
-                )
-                if good:
-                    yield self._reader.read(b"".join(block[:good]), block[:good])
-                raise self._broken(good - self._taken, self._reader.problem(block[good : good + 1])) from None
+                ends = self._ends = _row_ends(text)
+                row = bisect_left(ends[1:], True, key=lambda end: self._reader.problem(text[:end]) != "")
+                if row:
+                    yield self._reader.read(text[: ends[row]])
+                raise self._broken(row - self._taken, text[ends[row] : ends[row + 1]]) from None
+            line_ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
+            self._ends = np.concatenate([[0], line_ends[: batch.num_rows - 1], [len(text)]])
+            if len(line_ends) > batch.num_rows:
+                self._ends = _row_ends(text)  # There are blank lines.
             yield batch
 
     def take(self, rows: int) -> None:
         """Count the next `rows` rows of the batch that was given last as taken."""
-        self._take_bytes(b"".join(self._block[self._taken : self._taken + rows]))
+        start, end = self._ends[self._taken], self._ends[self._taken + rows]
+        self._take_bytes(self._text[start:end])
         self._taken += rows
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
         """The line of a row, from 1: `row` counts from the first one not taken."""
-        ahead = b"".join(self._block[self._taken : self._taken + row + 1])
+        ahead = self._text[self._ends[self._taken] : self._ends[self._taken + row + 1]]
         return {"line": self._lines + ahead.rstrip(_BLANKS).count(b"\n") + 1}
 
     def _take_bytes(self, data: bytes) -> None:
         self._sha256.update(data)
         self.read_bytes += len(data)
-        self._lines += data.count(b"\n")
+        self._lines += _newlines(data)
 
     def _blocks(self) -> Iterator[bytes]:
         """Texts of whole rows. Blank lines behind the last one come before the next text's."""
         rest = b""
         while data := self._read(self._block_bytes):
             rest += data if rest or self.read_bytes else self._begun(data)
-            text_bytes = len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANKS))
-            if text_bytes:
-                end = rest.index(b"\n", text_bytes) + 1
+            end = rest.rfind(b"\n") + 1
+            while end and not rest[(start := rest.rfind(b"\n", 0, end - 1) + 1) : end].strip(_BLANKS):
+                end = start
+            if end:
                 yield rest[:end]
                 rest = rest[end:]
             elif len(rest) > _MAX_LINE_BYTES:
@@ -153,8 +160,8 @@ class JsonLines:
             self._take_bytes(_BOM)  # It is no part of the first line.
         return data.removeprefix(_BOM)
 
-    def _broken(self, row: int, problem: str) -> InvalidChange:
-        place = self.place(row)
+    def _broken(self, row: int, text: bytes) -> InvalidChange:
+        place, problem = self.place(row), self._reader.problem(text)
         hint = "Fix the line and run the same command again; it resumes after the last commit"
         return InvalidChange(f"line {place['line']} is broken: {problem}", hint=hint, input=self._name, **place)
 
@@ -183,27 +190,28 @@ class _RowReader:
             hint = "Append Parquet, or write with a Writer"
             raise ConfigError(f"JSON lines for this log cannot be read: {problem}", hint=hint, field=path)
 
-    def read(self, text: bytes, rows: Sequence[bytes]) -> pa.RecordBatch:
-        """The rows of a text as a batch of as many. Raises InvalidChange."""
-        if not _is_regular(text, len(rows)):
-            text = b"\n".join([row.strip(_BLANKS) for row in rows])
-            if not _is_regular(text, len(rows)):
+    def read(self, text: bytes) -> pa.RecordBatch:
+        """The rows of a text, which are its lines but for blank ones, as a batch. Raises InvalidChange."""
+        rows = _newlines(text) + (not text.endswith(b"\n"))
+        if not _is_regular(text, rows):
+            lines = [row.strip(_BLANKS) for row in _ROW.findall(text)]
+            text, rows = b"\n".join(lines), len(lines)
+            if not _is_regular(text, rows):
                 raise InvalidChange("it is not one JSON object")
         if not self._wire.names:
-            self._wire = self._wire_schema(rows[0])
-        unexpected = "ignore" if self._fields.ignore_unknown else "error"
-        batch = _parsed(text, self._wire, unexpected)
-        if batch.num_rows != len(rows):
+            self._wire = self._wire_schema(text.partition(b"\n")[0])
+        batch = _parsed(text, self._wire, "ignore" if self._fields.ignore_unknown else "error")
+        if batch.num_rows != rows:
             raise InvalidChange("it holds more than one object")
         columns = [self._column(name, batch.column(name)) for name in batch.schema.names]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def problem(self, rows: Sequence[bytes]) -> str:
-        """Why rows cannot be read; empty if they can."""
+    def problem(self, text: bytes) -> str:
+        """Why a text cannot be read; empty if it can. Unknown fields are named if it is a single row."""
         try:
-            self.read(b"".join(rows), rows)
+            self.read(text)
         except InvalidChange as error:
-            return error.message if error.message != "unexpected field" else self._unknown(rows[-1])
+            return error.message if error.message != "unexpected field" else self._unknown(text)
         return ""
 
     def _unknown(self, row: bytes) -> str:
@@ -234,10 +242,13 @@ class _RowReader:
         return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
 
 
-def _rows_of(text: bytes) -> list[bytes]:
-    """Rows as they stand in a text: lines with their ends, and the blank ones before them."""
-    lines = BytesIO(text).readlines()
-    return _ROW.findall(text) if any(map(bytes.isspace, lines)) else lines
+def _newlines(text: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
+
+
+def _row_ends(text: bytes) -> NDArray[np.int64]:
+    """Where the rows of a text end, behind 0. Blank lines belong to the row behind them."""
+    return np.array([0, *(row.end() for row in _ROW.finditer(text))], np.int64)
 
 
 def _is_regular(text: bytes, rows: int) -> bool:
