@@ -21,7 +21,10 @@ from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import batches, pairs
-from statelog.producer import PendingCommit, PendingHandle, Writer
+from statelog.pending import Pending
+from statelog.producer import Writer
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import Table
 
 __all__ = ["put"]
@@ -105,8 +108,8 @@ def _unchecked(writer: Writer, few: Changes) -> None:
 
 def _under_way(writer: Writer, few: Changes) -> None:
     write, every = writer.put, len(few) // _COMMITS
-    handle: PendingHandle | None = None
-    commit: PendingCommit | None = None
+    handle: Pending[Handle] | None = None
+    commit: Pending[LastCommit] | None = None
     for number, (key, value) in enumerate(few, 1):
         write(key, value)
         if number % every == 0:

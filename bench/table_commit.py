@@ -14,7 +14,9 @@ from bench.logs import bench_log
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import batches, pairs
-from statelog.tables import Table, TableCommit
+from statelog.pending import Pending
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables import Table
 
 __all__ = ["table_commit"]
 
@@ -41,7 +43,7 @@ def table_commit(setting: Setting) -> list[Figure]:
 
 def _loop(state: Table[bytes, bytes], few: list[tuple[bytes, bytes]]) -> tuple[list[float], list[float]]:
     """Seconds of each commit, and of its call."""
-    under_way: deque[tuple[float, TableCommit]] = deque()
+    under_way: deque[tuple[float, Pending[LastCommit]]] = deque()
     commits: list[float] = []
     pauses: list[float] = []
     for count, (key, value) in enumerate(few, 1):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statelog.materializer import Materializer, MaterializerSettings, run_round
+    from statelog.pending import Pending
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
     from statelog.seams import Seams
@@ -23,6 +24,7 @@ __all__ = [
     "Log",
     "Materializer",
     "MaterializerSettings",
+    "Pending",
     "RecoverySettings",
     "Seams",
     "Standby",
@@ -45,6 +47,7 @@ __version__: str
 
 _HOMES = {
     "statelog.materializer": ("Materializer", "MaterializerSettings", "run_round"),
+    "statelog.pending": ("Pending",),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
     "statelog.seams": ("Seams",),

@@ -20,10 +20,12 @@ from statelog.errors import (
     UncommittedChanges,
     ValueTooLarge,
 )
+from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
 from statelog.schemas.keys.key_groups import key_group_of, partition_of
-from statelog.tables import TableCommit, TableSettings
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables import TableSettings
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig
 from tests.support.rigs.table import TableRig, content
@@ -83,7 +85,7 @@ def test_it_is_back_with_its_progress(tables: TableRig) -> None:
 def test_commits_under_way(tables: TableRig) -> None:
     """Outcomes come in order, also where one commit makes several checkpoints history; the state shows all at once."""
     with tables.open(settings=TableSettings(commits_under_way_max=2)) as table:
-        commits: list[TableCommit] = []
+        commits: list[Pending[LastCommit]] = []
         for i in range(6):
             table[b"n"] = b"%d" % i
             table[b"k%d" % i] = b"x"

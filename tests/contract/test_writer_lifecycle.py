@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from statelog.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
-from statelog.producer.pending_handle import PendingHandle
+from statelog.pending import Pending
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, TwinRig
 
@@ -140,7 +141,7 @@ def test_an_empty_range_is_complete_at_once(log: Log) -> None:
 def test_checkpoints_in_flight_side_by_side(rig: LogRig, log: Log) -> None:
     """Several are under way at the same time, may be asked in any order, and commit in theirs."""
     with Writer(log, "w") as writer:
-        under_way: list[PendingHandle] = []
+        under_way: list[Pending[Handle]] = []
         for i in range(1, 6):
             writer.put(b"k", b"%d" % i)
             under_way.append(writer.persist(i))

@@ -77,7 +77,7 @@ def test_a_late_chunk_is_waited_for(world: World, log: Log) -> None:
         world.chunks.fates = [Fate.DELAY]
         persist = writer.persist(1)
         assert not persist.done()
-        with pytest.raises(Unavailable, match="not durable yet"):
+        with pytest.raises(Unavailable, match="checkpoint 1 is not over yet"):
             persist.result(0)
         assert writer.life is Life.OPEN
         writer.put(b"l", b"w")

@@ -24,14 +24,16 @@ from hypothesis.stateful import (
 
 from statelog.errors import ClosedError
 from statelog.materializer import run_round
+from statelog.pending import Pending
 from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log import ledger
 from statelog.storage.store.memory import MemoryDisk
-from statelog.tables import Loading, Table, TableCommit, TableSettings
+from statelog.tables import Loading, Table, TableSettings
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content, stalling
 from tests.support.told import lines
@@ -66,7 +68,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model: dict[bytes, bytes] = {}
         self.states: dict[int, dict[bytes, bytes]] = {0: {}}
         self.number = self.acknowledged = 0
-        self.under_way: list[tuple[int, TableCommit]] = []
+        self.under_way: list[tuple[int, Pending[LastCommit]]] = []
         self.loading, self.key_groups_loaded = Loading.FIRST, 1
 
     @initialize(is_kept=st.booleans(), every=st.booleans(), skips=st.booleans(), loading=LOADINGS)
@@ -265,7 +267,7 @@ def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> No
     rig = twin_rig("log", cluster=MemoryCluster(faults=faults), disk=MemoryDisk(lambda: 0.0))
     with TableRig(rig, tmp_path / "local" if is_kept else None).open() as table:
         faults.is_slow = True
-        commits: list[TableCommit] = []
+        commits: list[Pending[LastCommit]] = []
         for number in range(3):
             table[b"n"] = table[b"k%d" % number] = b"%d" % number
             commits.append(table.commit_async({"number": number}))

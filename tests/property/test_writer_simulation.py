@@ -20,7 +20,7 @@ from statelog.errors import (
     PersistFailed,
     Unavailable,
 )
-from statelog.producer.pending_handle import PendingHandle
+from statelog.pending import Pending
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
@@ -97,7 +97,7 @@ class Life:
     def __init__(self, rig: LogRig, source: Source, rng: random.Random, stored: dict[str, bytes]) -> None:
         self.rng, self.source, self.stored = rng, source, stored
         self.told = 0
-        self.under_way: list[tuple[PendingHandle, int]] = []
+        self.under_way: list[tuple[Pending[Handle], int]] = []
         self.now_s = 0.0
         log = rig.open()
         self.writer = Writer(log, source.name, settings=SMALL, seams=Seams(clock=self.clock, crash=crasher(rng)))

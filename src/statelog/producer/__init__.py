@@ -3,8 +3,6 @@
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
-from statelog.producer.pending_commit import PendingCommit
-from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.change_maker import Key, Value
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Summary, WriterStatistics
@@ -16,8 +14,6 @@ __all__ = [
     "Grant",
     "Key",
     "Life",
-    "PendingCommit",
-    "PendingHandle",
     "Summary",
     "TaskGrant",
     "TaskWriter",

@@ -22,14 +22,13 @@ from contextlib import contextmanager, suppress
 from threading import get_ident
 
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
+from statelog.pending import Pending
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import open_epoch
 from statelog.producer.commits.rules import check_handle, next_checkpoint_id
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
-from statelog.producer.pending_commit import PendingCommit
-from statelog.producer.pending_handle import PendingHandle
 from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.sending.meta_buffer import MetaBuffer
 from statelog.producer.sending.outbox import Outbox
@@ -85,7 +84,7 @@ class Writer(ChangeWriter):
         self._seams = seams
         self._meter = Meter()
         self._meta = MetaBuffer()
-        self._committing: PendingCommit | None = None
+        self._committing: Pending[LastCommit] | None = None
         opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
         try:
             self._committer = Committer(log, opened, seams=seams)
@@ -182,7 +181,7 @@ class Writer(ChangeWriter):
         return self._pipeline.sequence.next
 
     @Guarded.late_turn
-    def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> PendingHandle:
+    def persist(self, checkpoint_id: int | None = None, *, from_sqn: int | None = None) -> Pending[Handle]:
         """Send what is still unsent, and return a pending handle of everything since the last confirmed checkpoint.
 
         The id defaults to the last one plus 1, pending checkpoints included; several may be pending. Nothing that is
@@ -204,7 +203,7 @@ class Writer(ChangeWriter):
         return self._confirm(handle, metadata, final, self._finish).result()
 
     @Guarded.turn
-    def confirm_async(self, handle: Handle, metadata: Metadata | None = None) -> PendingCommit:
+    def confirm_async(self, handle: Handle, metadata: Metadata | None = None) -> Pending[LastCommit]:
         """As `confirm`, without waiting for the ledger: the result comes when it is asked for. One at a time.
 
             pending = writer.confirm_async(writer.persist().result())
@@ -284,7 +283,7 @@ class Writer(ChangeWriter):
 
     # ---- inside a turn
 
-    def _persist(self, checkpoint_id: int | None, from_sqn: int | None, wait: _Wait) -> PendingHandle:
+    def _persist(self, checkpoint_id: int | None, from_sqn: int | None, wait: _Wait) -> Pending[Handle]:
         self._check_start(from_sqn)
         self._guard.check_life()
         checkpoint_id = self._next_id(checkpoint_id)
@@ -294,7 +293,7 @@ class Writer(ChangeWriter):
             self._seams.crash("sent")
         return self._promise(step, started_s, wait)
 
-    def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> PendingCommit:
+    def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> Pending[LastCommit]:
         if handle.nonce != self.grant.nonce:
             raise CheckpointMismatch(
                 "the handle was not persisted by this life of the writer",
@@ -326,17 +325,24 @@ class Writer(ChangeWriter):
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
 
-    def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> PendingHandle:
+    def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> Pending[Handle]:
         """A future for the handle of `step` and every unconfirmed step before it."""
         grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
 
-        def make() -> Handle:
+        def is_settled(timeout_s: float) -> bool:
+            try:
+                return wait(step.end_sqn, timeout_s)
+            except PersistFailed:
+                return True
+
+        def take() -> Handle:
+            wait(step.end_sqn, None)
             handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
             self._meter.persisted(self._seams.clock() - started_s, handle)
             self._seams.crash("persisted")
             return handle
 
-        return PendingHandle(step.checkpoint_id, lambda timeout_s: wait(step.end_sqn, timeout_s), make)
+        return Pending(f"checkpoint {step.checkpoint_id}", step.checkpoint_id, is_settled, take)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait, and return whether everything below `end_sqn` is durable. Works after the writer has failed, too."""
@@ -354,7 +360,7 @@ class Writer(ChangeWriter):
 
     def _begin(
         self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool, finish: _Finish
-    ) -> PendingCommit:
+    ) -> Pending[LastCommit]:
         """Send a Commit; its result is taken by `finish`."""
         if self._committing is not None:
             raise Misuse(
@@ -363,12 +369,13 @@ class Writer(ChangeWriter):
         started_s = self._seams.clock()
         with self._meter_failures():
             self._committer.begin(handles, checkpoint.id, metadata, final=final)
-        self._committing = PendingCommit(checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final))
+        what = f"the commit of checkpoint {checkpoint.id}"
+        self._committing = Pending(what, checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final))
         return self._committing
 
     @Guarded.late_turn
-    def _is_answered(self) -> bool:
-        return self.life is not Life.OPEN or self._committer.is_answered
+    def _is_answered(self, timeout_s: float) -> bool:
+        return self.life is not Life.OPEN or self._committer.is_answered(timeout_s)
 
     @Guarded.turn
     def _finish_alone(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:

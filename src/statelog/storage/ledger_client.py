@@ -14,6 +14,7 @@ Invariants:
 - What is missing is told as a loss only after who answers was asked: it may be another cluster, or a log made anew.
 """
 
+import math
 import sys
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from statelog.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -51,14 +53,15 @@ __all__ = [
     "LOOK_AGAIN_S",
     "STALL_TIMEOUT_S",
     "LedgerClient",
-    "PendingAppend",
     "ValidCommit",
     "append_record",
     "is_restarted",
+    "send_record",
 ]
 
 STALL_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 1.0
+_POLL_S = 0.2
 _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 
 
@@ -89,51 +92,48 @@ def _never() -> bool:
     return False
 
 
-class PendingAppend:
-    """A ledger record on its way. `done` and `result` take delivery reports; nothing else has to."""
+def send_record(producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> Pending[int]:
+    """Append to the ledger, and wait for nothing; the result is the offset.
 
-    def __init__(self, producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> None:
-        """Send it. Raises Unavailable if it could not even be queued."""
-        self._producer = producer
-        self._topic = topic
-        self._kind = type(record).__name__
-        self._clock = clock
-        self._reports: list[Delivery] = []
-        self._deadline_s = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
-        while not producer.send(topic, 0, encode(record), self._reports.append):
-            producer.poll(0.05)
-            if clock() > self._deadline_s:
-                raise Unavailable("the ledger record could not even be queued", topic=topic)
+    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, now
+    or later.
+    """
+    kind = type(record).__name__
+    reports: list[Delivery] = []
+    deadline_s = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+    while not producer.send(topic, 0, encode(record), reports.append):
+        producer.poll(0.05)
+        if clock() > deadline_s:
+            raise Unavailable("the ledger record could not even be queued", topic=topic)
 
-    def done(self) -> bool:
-        """Whether `result` would not wait."""
-        if not self._reports:
-            self._producer.poll(0)
-        return bool(self._reports) or self._clock() >= self._deadline_s
+    def is_answered(timeout_s: float) -> bool:
+        until_s = min(clock() + timeout_s, deadline_s)
+        while not reports:
+            producer.poll(min(timeout_s, _POLL_S))
+            if clock() >= until_s:
+                break
+        return bool(reports) or clock() >= deadline_s
 
-    def result(self) -> int:
-        """Wait for the offset. Raises OutcomeUnknown if the record may be in the ledger, now or later."""
-        while not self._reports and self._clock() < self._deadline_s:
-            self._producer.poll(0.2)
-        report = self._reports[0] if self._reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+    def take() -> int:
+        is_answered(math.inf)
+        report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
         if report.status is DeliveryStatus.UNKNOWN:
             raise OutcomeUnknown(
-                f"whether the {self._kind} is in the ledger is not known",
-                topic=self._topic,
+                f"whether the {kind} is in the ledger is not known",
+                topic=topic,
                 reason=report.reason,
                 hint=with_remedy(report, "Open the writer again: that settles it"),
             )
         return report.offset
 
+    return Pending(kind, 0, is_answered, take)
+
 
 def append_record(
     producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
 ) -> int:
-    """Append to the ledger and return the offset.
-
-    Raises Unavailable if it could not even be queued, OutcomeUnknown if it may be in the ledger, now or later.
-    """
-    return PendingAppend(producer, topic, record, clock).result()
+    """As `send_record`, and return the offset. Raises Unavailable, OutcomeUnknown."""
+    return send_record(producer, topic, record, clock).result()
 
 
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:

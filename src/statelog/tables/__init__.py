@@ -2,7 +2,6 @@
 
 from statelog.tables.backends.backend import BackendKind
 from statelog.tables.changes.views import TableItems, TableValues
-from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.open_table import table
 from statelog.tables.opening.opened import Opening
 from statelog.tables.settings import Loading, TableSettings
@@ -24,7 +23,6 @@ __all__ = [
     "Opening",
     "Standby",
     "Table",
-    "TableCommit",
     "TableItems",
     "TableSettings",
     "TableValues",

@@ -24,6 +24,7 @@ from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
+from statelog.pending import Pending
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
@@ -32,7 +33,6 @@ from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.changes.merging import merged, merged_in_order
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.commits.pace import Pace, check_interval
-from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.opened import LARGE, WEIGHED, Opened, Opening
 from statelog.tables.remote.backend import RemoteBackend
 
@@ -304,11 +304,11 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         commit = self._send(progress)
         while not commit.is_over:
-            self._step(wait=True)
+            self._step(None)
         return commit.result()
 
     @Guarded.turn
-    def commit_async(self, progress: Metadata | None = None) -> TableCommit:
+    def commit_async(self, progress: Metadata | None = None) -> Pending[LastCommit]:
         """As `commit`, and go on at once: later changes are those of the next commit.
 
         Several may be under way, `commits_under_way_max` of them; then it waits for the oldest. Raises as `commit`, for
@@ -316,20 +316,20 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """
         return self._send(progress)
 
-    def _send(self, progress: Metadata | None) -> TableCommit:
+    def _send(self, progress: Metadata | None) -> Pending[LastCommit]:
         self._check_unlent()
         return self._commit(self._pace.last_named(self._count) if progress is None else progress)
 
-    def _commit(self, progress: Metadata) -> TableCommit:
+    def _commit(self, progress: Metadata) -> Pending[LastCommit]:
         with self._failing():
             self._bytes = 0
             return self._pace.commit(progress, self._count)
 
     @Guarded.turn
-    def _commit_lent(self, progress: Metadata) -> TableCommit:
+    def _commit_lent(self, progress: Metadata) -> Pending[LastCommit]:
         return self._commit(progress)
 
-    def lend(self) -> Callable[[Metadata], TableCommit]:
+    def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
         """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
         only a transaction undoes.
         """
@@ -484,13 +484,13 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._refresh()
 
     @Guarded.turn
-    def _advance(self, wait: bool) -> None:
+    def _advance(self, timeout_s: float | None) -> None:
         """For who holds a commit that is under way."""
-        self._step(wait=wait)
+        self._step(timeout_s)
 
-    def _step(self, *, wait: bool) -> None:
+    def _step(self, timeout_s: float | None) -> None:
         with self._failing():
-            self._pace.step(wait=wait)
+            self._pace.step(timeout_s)
 
     def _refresh(self) -> None:
         """Take the layers as they are now: reads and puts do not ask for them."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statelog.producer import Coordinator, PendingHandle, TaskGrant, TaskWriter, Writer
+from statelog.pending import Pending
+from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
@@ -134,7 +135,7 @@ def _commit_one(writer: Writer, source: _Source) -> None:
 def _commit_two(writer: Writer, source: _Source) -> None:
     """Two checkpoints under way at the same time."""
     attempts = source.next(), source.next()
-    persisted: list[PendingHandle] = []
+    persisted: list[Pending[Handle]] = []
     for attempt in attempts:
         _append(writer, changes_of(attempt))
         persisted.append(writer.persist(attempt.checkpoint))

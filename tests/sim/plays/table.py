@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import statelog
+from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
-from statelog.tables import Loading, Table, TableCommit, TableSettings
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables import Loading, Table, TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.source import Puts
@@ -67,7 +69,7 @@ class _Life:
     goal: int
     directory: Path | None
     loading: Loading
-    commits: list[tuple[int, TableCommit]] = field(default_factory=list[tuple[int, TableCommit]])
+    commits: list[tuple[int, Pending[LastCommit]]] = field(default_factory=list[tuple[int, Pending[LastCommit]]])
 
     def live(self, process: Process) -> None:
         """Live once. Raises what the table raises."""

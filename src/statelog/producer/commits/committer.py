@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
+from statelog.pending import Pending
 from statelog.producer.commits.grant import Grant
 from statelog.producer.commits.opening import OpenedEpoch, open_epoch
 from statelog.producer.commits.rules import make_commit, refused
@@ -24,7 +25,7 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import REAL, Seams
-from statelog.storage.ledger_client import PendingAppend
+from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
 
 __all__ = ["Committer"]
@@ -48,7 +49,7 @@ class _UnderWay:
     commit: Commit
     handles: Sequence[Handle]
     metadata: Metadata
-    appended: PendingAppend
+    appended: Pending[int]
 
 
 class Committer:
@@ -134,10 +135,9 @@ class Committer:
         self._end = _End.IN_DOUBT
         self._under_way = _UnderWay(commit=commit, handles=handles, metadata=metadata, appended=self._send(commit))
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether `finish` would find the answer to the Commit that is under way. Takes the reports that are due."""
-        return self._under_way is not None and self._under_way.appended.done()
+    def is_answered(self, timeout_s: float) -> bool:
+        """Whether `finish` would find the answer to the Commit that is under way. Waits for it so long."""
+        return self._under_way is not None and self._under_way.appended.wait(timeout_s)
 
     def finish(self, *, settle: bool = True) -> LastCommit:
         """The outcome of the Commit that is under way. Raises as `commit`."""
@@ -172,11 +172,11 @@ class Committer:
         """Release the clients. Idempotent."""
         self.opened.close()
 
-    def _send(self, commit: Commit) -> PendingAppend:
+    def _send(self, commit: Commit) -> Pending[int]:
         self.attempts += 1
-        return PendingAppend(self.opened.producer, self._log.ledger_topic, commit, self._seams.clock)
+        return send_record(self.opened.producer, self._log.ledger_topic, commit, self._seams.clock)
 
-    def _valid_append(self, appended: PendingAppend, commit: Commit) -> int:
+    def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""
         offset = appended.result()
         try:

@@ -18,13 +18,14 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import InvalidMetadata, Misuse
+from statelog.pending import Pending
 from statelog.producer.guard import is_refusal
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.commits.queue import CommitQueue
-from statelog.tables.commits.table_commit import TableCommit
 from statelog.tables.opening.opened import Opened
 
 __all__ = ["Pace", "check_interval"]
@@ -40,15 +41,15 @@ class Pace:
     """Commits of one table. `applied` is called when the backend and the layers have changed."""
 
     def __init__(
-        self, opened: Opened, layers: Layers, applied: Callable[[], None], advance: Callable[[bool], None]
+        self, opened: Opened, layers: Layers, applied: Callable[[], None], advance: Callable[[float | None], None]
     ) -> None:
         self._opened = opened
         self._settings = opened.settings
         self._layers = layers
         self._changes_max = opened.settings.uncommitted_changes_max
         self._applied = applied
-        self._queue = CommitQueue(opened.writer, self._take, advance)
         self._clock = opened.seams.clock
+        self._queue = CommitQueue(opened.writer, self._clock, self._take, advance)
         self._committed_s = self._clock()
         last = opened.writer.last_commit
         self.progress: Metadata = dict(last.metadata) if last else {}
@@ -98,7 +99,7 @@ class Pace:
 
     def commit_if_due(self, interval_s: float, put_bytes: int) -> bool:
         """Commit what was noted, if it is time to or too much has come by now; whether it was. Raises as `commit`."""
-        self.step(wait=False)
+        self.step()
         progress, now_s, layers = self.named, self._clock(), self._layers
         is_full = len(layers.active.changes) >= self._changes_max
         is_full = is_full or put_bytes >= self._settings.uncommitted_bytes_max
@@ -119,21 +120,21 @@ class Pace:
         if self.named is not self.progress and self.named_count == count and self._is_news(self.named):
             self.commit(self.named, count)
         while len(self._queue):
-            self.step(wait=True)
+            self.step(None)
 
     def _is_news(self, progress: Metadata) -> bool:
         return not self._layers.is_clean or progress != self.progress
 
     # ---- commit
 
-    def commit(self, progress: Metadata, count: int) -> TableCommit:
+    def commit(self, progress: Metadata, count: int) -> Pending[LastCommit]:
         """Make the changes of the active layer the next checkpoint, once there is room for it. The table was changed so
         often by now.
         """
         with self.refusing():
             _check_progress(progress)
         while len(self._queue) >= self._settings.commits_under_way_max:
-            self.step(wait=True)
+            self.step(None)
         with self.refusing():
             layer = self._layers.seal()
             try:
@@ -147,12 +148,12 @@ class Pace:
         self.progress = dict(progress)
         self.named, self.named_count = self.progress, count
         self._committed_s = self._clock()
-        self.step(wait=False)
+        self.step()
         return commit
 
-    def step(self, *, wait: bool) -> None:
-        """Take what has come in; or wait until the oldest commit is over. Raises as `TableCommit.result`."""
-        self._queue.step(wait=wait)
+    def step(self, timeout_s: float | None = 0.0) -> None:
+        """Take what has come in, or wait so long for what the oldest commit needs next. Raises as its result."""
+        self._queue.step(timeout_s)
 
     def fail(self, error: BaseException) -> None:
         """The table has ended: so have its commits."""

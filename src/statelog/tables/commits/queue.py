@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statelog.producer import PendingCommit, PendingHandle, Writer
+from statelog.pending import Pending
+from statelog.producer import Writer
+from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.commits.table_commit import TableCommit
+from statelog.seams import Clock
 
 __all__ = ["CommitQueue"]
 
@@ -28,71 +30,94 @@ __all__ = ["CommitQueue"]
 class _Checkpoint:
     """One that is persisted, or about to be, and what its caller waits for."""
 
-    pending: PendingHandle
+    handle: Pending[Handle]
     progress: Metadata
-    commit: TableCommit
+    commit: Pending[LastCommit]
 
 
 class CommitQueue:
     """The commits of one table. `committed` is told how many checkpoints, the oldest ones, are history, and
-    the ledger offset of the commit that made them so."""
+    the ledger offset of the commit that made them so. `advance` is the owner's way to `step`."""
 
-    def __init__(self, writer: Writer, committed: Callable[[int, int], None], advance: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        clock: Clock,
+        committed: Callable[[int, int], None],
+        advance: Callable[[float | None], None],
+    ) -> None:
         self._writer = writer
+        self._clock = clock
         self._committed = committed
         self._advance = advance
         self._checkpoints: deque[_Checkpoint] = deque()
-        self._confirming: PendingCommit | None = None
+        self._confirming: Pending[LastCommit] | None = None
         self._taken = 0
 
     def __len__(self) -> int:
         """How many are under way."""
         return len(self._checkpoints)
 
-    def add(self, progress: Metadata) -> TableCommit:
+    def add(self, progress: Metadata) -> Pending[LastCommit]:
         """Persist what the writer was given as the next checkpoint. Raises as `Writer.persist`."""
-        pending = self._writer.persist()
-        checkpoint = _Checkpoint(pending, dict(progress), TableCommit(self._advance))
-        self._checkpoints.append(checkpoint)
-        return checkpoint.commit
+        handle = self._writer.persist()
+        commit = self._promise(handle.checkpoint_id)
+        self._checkpoints.append(_Checkpoint(handle, dict(progress), commit))
+        return commit
 
-    def step(self, *, wait: bool) -> None:
-        """Take what has come in. With `wait`, go on until the oldest commit is over. Raises as `TableCommit.result`."""
+    def step(self, timeout_s: float | None = 0.0) -> None:
+        """Take what has come in, or wait so long for what the oldest commit needs next. Raises as its result."""
         while self._checkpoints:
-            is_over = self._confirming is not None and (wait or self._confirming.done())
-            if is_over:
-                self._conclude()
-                if wait:
-                    self._confirm(wait=False)
+            if self._confirming is None:
+                if not self._confirm(timeout_s):
                     return
-            elif self._confirming is not None or not self._confirm(wait=wait):
+            elif timeout_s is None or self._confirming.wait(timeout_s):
+                self._conclude()
+            else:
                 return
+            timeout_s = 0.0
 
     def fail(self, error: BaseException) -> None:
         """Nothing that is under way will be told to be committed."""
         while self._checkpoints:
-            self._checkpoints.popleft().commit.end(None, error)
+            self._checkpoints.popleft().commit.fail(error)
         self._confirming = None
 
-    def _confirm(self, *, wait: bool) -> bool:
-        """Send a Commit of all checkpoints that are durable; False if not even the oldest one is."""
-        if not self._checkpoints or not (wait or self._checkpoints[0].pending.done()):
+    def _promise(self, checkpoint_id: int) -> Pending[LastCommit]:
+        advance, clock = self._advance, self._clock
+
+        def is_over(timeout_s: float) -> bool:
+            until_s = clock() + timeout_s
+            advance(timeout_s)
+            while not commit.is_over and clock() < until_s:
+                advance(until_s - clock())
+            return commit.is_over
+
+        def take() -> LastCommit:
+            while not commit.is_over:
+                advance(None)
+            return commit.result()
+
+        commit: Pending[LastCommit] = Pending(f"the commit of checkpoint {checkpoint_id}", checkpoint_id, is_over, take)
+        return commit
+
+    def _confirm(self, timeout_s: float | None) -> bool:
+        """Send a Commit of all checkpoints that are durable; False if in so long not even the oldest one is."""
+        oldest = self._checkpoints[0].handle
+        if timeout_s is not None and not oldest.wait(timeout_s):
             return False
-        durable = [self._checkpoints[0]]
-        handle = durable[0].pending.result()
+        self._taken, handle = 1, oldest.result()
         for checkpoint in list(self._checkpoints)[1:]:
-            if not checkpoint.pending.done():
+            if not checkpoint.handle.done():
                 break
-            handle = checkpoint.pending.result()
-            durable.append(checkpoint)
-        self._confirming = self._writer.confirm_async(handle, durable[-1].progress)
-        self._taken = len(durable)
+            self._taken, handle = self._taken + 1, checkpoint.handle.result()
+        self._confirming = self._writer.confirm_async(handle, self._checkpoints[self._taken - 1].progress)
         return True
 
     def _conclude(self) -> None:
         """The outcome of the Commit that was sent."""
         assert self._confirming is not None
-        last: LastCommit = self._confirming.result()
+        last = self._confirming.result()
         self._confirming = None
         self._committed(self._taken, last.offset)
         for _ in range(self._taken):

@@ -9,7 +9,8 @@ Invariants:
 import math
 from typing import Any
 
-from statelog.tables.commits.table_commit import TableCommit
+from statelog.pending import Pending
+from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.table import Table
 from statelog.tables.working.input import Input
 
@@ -30,7 +31,7 @@ class Tenure:
         """Whether its `on_open` has returned, and `on_close` is owed."""
         self._commit = table.lend()
         self._sent = next_offset, table.changes
-        self._under_way: TableCommit | None = None
+        self._under_way: Pending[LastCommit] | None = None
         self._history = table.last_commit
 
     @property
@@ -64,12 +65,12 @@ class Tenure:
             self._sent = sent
 
     def step(self) -> None:
-        """Take what has come in. Raises as `TableCommit.result`."""
+        """Take what has come in. Raises as `Table.commit`."""
         if self._under_way is not None and self._under_way.done():
             self._under_way = None
 
     def wait(self) -> None:
-        """Wait for the commits that are under way. Raises as `TableCommit.result`."""
+        """Wait for the commits that are under way. Raises as `Table.commit`."""
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None
