@@ -3,12 +3,11 @@
 import queue
 import threading
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from statelog.errors import NotFound, StatelogError, Unavailable
-from statelog.materializer import Event, Materializer, Rates, RoundCompleted, RoundFailed, RoundSkipped, RoundStarted
+from statelog.materializer import Event, EventKind, Materializer, Rates
 from statelog.materializer.daemon.restore_time import Speed
 from statelog.producer import Writer
 from statelog.storage.log.log import Log
@@ -17,14 +16,13 @@ from tests.support.services.broker import Broker, OwnBroker
 
 pytestmark = pytest.mark.broker
 _DEADLINE_S = 60.0
-E = TypeVar("E")
 
 
-def _next(events: "queue.Queue[Event]", kind: type[E]) -> E:
+def _next(events: "queue.Queue[Event]", kind: EventKind) -> Event:
     """The next event of a kind."""
     while True:
         event = events.get(timeout=_DEADLINE_S)
-        if isinstance(event, kind):
+        if event.kind is kind:
             return event
 
 
@@ -43,19 +41,19 @@ def test_a_round_starts_early_because_of_the_restore_budget(broker: Broker, log_
         thread = threading.Thread(target=daemon.run)
         thread.start()
         try:
-            assert _next(events, RoundStarted).cause == "interval"
-            _next(events, RoundSkipped)
+            assert _next(events, EventKind.ROUND_STARTED).facts["cause"] == "interval"
+            _next(events, EventKind.ROUND_SKIPPED)
             with rig.open() as other, Writer(other, "w") as writer:
                 for i in range(50):
                     writer.put(b"k%d" % i, b"v")
                 writer.commit(1)
-            started, completed = _next(events, RoundStarted), _next(events, RoundCompleted)
+            started, completed = _next(events, EventKind.ROUND_STARTED), _next(events, EventKind.ROUND_COMPLETED)
         finally:
             daemon.stop()
             thread.join(_DEADLINE_S)
         assert not thread.is_alive()
-        assert started.cause == "restore budget"
-        assert completed.outcome.changes == 50
+        assert started.facts["cause"] == "restore budget"
+        assert completed.facts["changes"] == 50
         assert state_of(log) == model
         known = daemon.statistics()
         assert (known.started, known.completed, known.skipped, known.failed) == (2, 1, 1, 0)
@@ -77,20 +75,20 @@ def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
         try:
             writer.put(b"k", b"1")
             writer.commit(1)
-            _next(events, RoundCompleted)
+            _next(events, EventKind.ROUND_COMPLETED)
             own_broker.pause()
             try:
-                failed = [_next(events, RoundFailed) for _ in range(2)]
+                failed = [_next(events, EventKind.ROUND_FAILED) for _ in range(2)]
             finally:
                 own_broker.resume()
             writer.put(b"k", b"2")
             writer.commit(2)
-            _next(events, RoundCompleted)
+            _next(events, EventKind.ROUND_COMPLETED)
         finally:
             daemon.stop()
             thread.join(_DEADLINE_S)
         assert ended == []
-        assert all(isinstance(event.error, Unavailable) and event.tolerated for event in failed)
+        assert all(isinstance(event.error, Unavailable) and event.facts["tolerated"] for event in failed)
         assert state_of(log) == {b"k": b"2"}
 
 
@@ -106,7 +104,7 @@ def test_a_log_deleted_under_its_daemon_ends_it_as_not_found(broker: Broker, log
         thread = threading.Thread(target=lambda: _run(daemon, ended))
         thread.start()
         try:
-            _next(events, RoundSkipped)
+            _next(events, EventKind.ROUND_SKIPPED)
             Log.delete(log_name, kafka={"bootstrap.servers": broker.bootstrap}, root=str(tmp_path / "root"))
             thread.join(_DEADLINE_S)
         finally:

@@ -5,27 +5,11 @@ Pure: the command itself runs the daemon.
 
 import datetime
 import logging
-from dataclasses import asdict
 from typing import Any, cast
 
 from statelog.cli.config.merge import CliConfig
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, RoundOutcome, SkippedRound
-from statelog.materializer.daemon.event_log import event_level, event_text
-from statelog.materializer.daemon.events import (
-    CleanupHeldBack,
-    LogAgeAlarm,
-    OffsetUnpublished,
-    RestoreBudgetOutOfReach,
-    RoundCompleted,
-    RoundEndedLate,
-    RoundFailed,
-    RoundLost,
-    RoundSkipped,
-    RoundStarted,
-    Started,
-    SubscriptionCapped,
-)
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.subscription import SubscriptionCap
 
@@ -89,46 +73,15 @@ def _completed(outcome: CompletedRound) -> tuple[Fact, ...]:
 
 def event_line(event: Event, now: datetime.datetime) -> str:
     """A line for people; WARNING or ERROR stands before what a person should look at."""
-    level = event_level(event)
-    loud = f"{logging.getLevelName(level)}: " if level > logging.INFO else ""
-    return f"{now.isoformat(timespec='seconds')} {event.log}: {loud}{event_text(event)}"
+    loud = f"{logging.getLevelName(event.level)}: " if event.level > logging.INFO else ""
+    return f"{now.isoformat(timespec='seconds')} {event.log}: {loud}{event.text}"
 
 
 def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
     """An object for programs."""
-    head: dict[str, object] = {"time": now.isoformat(timespec="milliseconds"), "event": _name(event), "log": event.log}
-    match event:
-        case Started():
-            return {**head, "first_round_s": event.first_round_s}
-        case RoundStarted():
-            return {**head, "cause": event.cause.value}
-        case RoundCompleted() | RoundSkipped() | RoundLost():
-            return {**head, **asdict(event.outcome)}
-        case RoundEndedLate():
-            return {**head, "counts": event.outcome is not None}
-        case RoundFailed():
-            error = event.error
-            return {
-                **head,
-                "error": type(error).__name__,
-                "message": error.message,
-                "facts": dict(error.facts),
-                "failures_in_a_row": event.failures_in_a_row,
-                "tolerated": event.tolerated,
-            }
-        case CleanupHeldBack() | OffsetUnpublished():
-            return {**head, "reason": event.reason}
-        case SubscriptionCapped():
-            return {**head, "reader": event.reader, "reason": event.reason}
-        case LogAgeAlarm():
-            return {**head, "age_s": event.age_s}
-        case RestoreBudgetOutOfReach():
-            return {**head, "snapshot_s": event.snapshot_s, "budget_s": event.budget_s}
-        case _:
-            return head
-
-
-def _name(event: Event) -> str:
-    """`RoundCompleted` is `round-completed`."""
-    name = type(event).__name__
-    return "".join(f"-{one.lower()}" if one.isupper() else one for one in name).removeprefix("-")
+    return {
+        "time": now.isoformat(timespec="milliseconds"),
+        "event": event.kind.value,
+        "log": event.log,
+        **event.facts,
+    }

@@ -11,7 +11,7 @@ from typing import Any
 from statelog.materializer.daemon.background_task import ThreadStarter
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, RoundStarted, Started
+from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.seams import Seams
 from statelog.storage.store.memory import Fault
@@ -76,12 +76,16 @@ class DaemonBench:
     @property
     def rounds(self) -> list[tuple[float, str]]:
         """When rounds began, and why."""
-        return [(event.at_s, event.cause.value) for event in self.events if isinstance(event, RoundStarted)]
+        return [
+            (event.at_s, event.facts["cause"].value) for event in self.events if event.kind is EventKind.ROUND_STARTED
+        ]
 
     @property
     def kinds(self) -> list[str]:
         """The names of the events, but for the starts of rounds and of the daemon."""
-        return [type(event).__name__ for event in self.events if not isinstance(event, RoundStarted | Started)]
+        return [
+            event.kind.value for event in self.events if event.kind not in (EventKind.ROUND_STARTED, EventKind.STARTED)
+        ]
 
     def _fault(self, method: str, _path: str) -> Fault | None:
         return Fault.BEFORE if self.broken or method == self.broken_method else None

@@ -4,19 +4,28 @@ import datetime
 
 import pytest
 
-from statelog.cli.round_report import event_line
+from statelog.cli.round_report import event_fields, event_line
 from statelog.errors import BrokerUnavailable
-from statelog.materializer import Event, LogAgeAlarm, RoundFailed, Stopped
-from statelog.materializer.daemon.event_log import event_text
+from statelog.materializer import Event, EventKind
 
 _NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
-_FAILED = RoundFailed(log="l", at_s=0.0, error=BrokerUnavailable("away"), failures_in_a_row=1, tolerated=False)
+_FACTS = {"error": "BrokerUnavailable", "failures_in_a_row": 1, "tolerated": False}
+_FAILED = Event(kind=EventKind.ROUND_FAILED, log="l", at_s=0.0, facts=_FACTS, error=BrokerUnavailable("away"))
+_STOPPED = Event(kind=EventKind.STOPPED, log="l", at_s=0.0)
+_ALARM = Event(kind=EventKind.LOG_AGE_ALARM, log="l", at_s=0.0, facts={"age_s": 9.0})
 
 
 @pytest.mark.parametrize(
     ("event", "mark"),
-    [(Stopped(log="l", at_s=0.0), ""), (_FAILED, "WARNING: "), (LogAgeAlarm(log="l", at_s=0.0, age_s=9.0), "ERROR: ")],
+    [(_STOPPED, ""), (_FAILED, "WARNING: "), (_ALARM, "ERROR: ")],
 )
 def test_a_line_says_what_the_log_says(event: Event, mark: str) -> None:
     """Time and log stand before the words, and the level where a person should look."""
-    assert event_line(event, _NOW) == f"2026-01-02T03:04:05+00:00 l: {mark}{event_text(event)}"
+    assert event_line(event, _NOW) == f"2026-01-02T03:04:05+00:00 l: {mark}{event.text}"
+
+
+def test_an_object_says_when_what_and_where_and_the_facts() -> None:
+    """What a program reads with `--json`."""
+    head = {"time": "2026-01-02T03:04:05.000+00:00", "log": "l"}
+    assert event_fields(_ALARM, _NOW) == {**head, "event": "log-age-alarm", "age_s": 9.0}
+    assert event_fields(_STOPPED, _NOW) == {**head, "event": "stopped"}

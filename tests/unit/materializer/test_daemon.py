@@ -10,7 +10,7 @@ import pytest
 from statelog.errors import CorruptManifest, CorruptRun, StoreUnavailable
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import CleanupHeldBack, Event, RoundFailed, RoundStarted
+from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.round.round import run_round
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
@@ -27,7 +27,7 @@ def test_rounds_follow_each_other_at_a_fixed_delay_whatever_their_outcome(tmp_pa
     first_s = bench.rounds[0][0]
     assert 0 <= first_s < INTERVAL_S / 2
     assert bench.rounds == [(first_s + i * INTERVAL_S, "interval") for i in range(4)]
-    assert bench.kinds == ["RoundCompleted", "RoundSkipped", "RoundCompleted", "RoundSkipped", "Stopped"]
+    assert bench.kinds == ["round-completed", "round-skipped", "round-completed", "round-skipped", "stopped"]
     counts = bench.daemon.statistics()
     assert (counts.started, counts.completed, counts.skipped, counts.failed, counts.commits) == (4, 2, 2, 0, 2)
 
@@ -87,11 +87,11 @@ def test_failures_are_tolerated_up_to_the_limit_and_then_raised(tmp_path: Path) 
     with pytest.raises(StoreUnavailable):
         bench.daemon.run()
 
-    failed = [event for event in bench.events if isinstance(event, RoundFailed)]
-    assert [event.failures_in_a_row for event in failed] == [1, 2, 3]
-    assert [event.tolerated for event in failed] == [True, True, False]
+    failed = [event for event in bench.events if event.kind is EventKind.ROUND_FAILED]
+    assert [event.facts["failures_in_a_row"] for event in failed] == [1, 2, 3]
+    assert [event.facts["tolerated"] for event in failed] == [True, True, False]
     assert [time_s for time_s, _ in bench.rounds] == [0, 100, 200]
-    assert bench.kinds[-1] == "Stopped"
+    assert bench.kinds[-1] == "stopped"
 
 
 def test_a_good_round_resets_the_count_of_failures(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_damage_that_a_round_finds_is_never_tolerated(tmp_path: Path) -> None:
     bench.twin.write({b"a": b"2"})
     with pytest.raises(CorruptRun):
         bench.run(until_s=250)
-    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
-    assert (failed.failures_in_a_row, failed.tolerated, bench.now_s) == (1, False, 0)
+    failed = next(event for event in bench.events if event.kind is EventKind.ROUND_FAILED)
+    assert (failed.facts["failures_in_a_row"], failed.facts["tolerated"], bench.now_s) == (1, False, 0)
     assert bench.log.kafka.offsets(bench.log.ledger_topic, [0])[0].start == 0
 
 
@@ -152,7 +152,7 @@ def test_a_stop_is_no_failure_and_waits_for_the_round(tmp_path: Path) -> None:
     bench.at(10, bench.control.stop)
     bench.at(20, bench.release)
     bench.daemon.run()
-    assert bench.kinds == ["RoundCompleted", "Stopped"]
+    assert bench.kinds == ["round-completed", "stopped"]
     assert bench.daemon.statistics().failed == 0
     assert bench.now_s == 20
 
@@ -171,9 +171,9 @@ def test_a_held_back_cleanup_is_reported(tmp_path: Path) -> None:
     bench.twin.write({b"a": b"2"})
     restarted.run_once()
 
-    held = [event for event in bench.events if isinstance(event, CleanupHeldBack)]
+    held = [event for event in bench.events if event.kind is EventKind.CLEANUP_HELD_BACK]
     assert len(held) == 1
-    assert old in held[0].reason
+    assert old in held[0].facts["reason"]
     assert bench.log.manifests.numbers() == [1, 2, 3]
 
 
@@ -201,16 +201,16 @@ def test_a_signal_to_stop_sets_the_flag_and_nothing_else(number: signal.Signals,
     try:
 
         def on_event(event: Event) -> None:
-            if isinstance(event, RoundStarted):
+            if event.kind is EventKind.ROUND_STARTED:
                 os.kill(os.getpid(), number)
             else:
-                kinds.append(type(event).__name__)
+                kinds.append(event.kind.value)
 
         settings = settings_for(tmp_path, interval_s=1e6, jitter=0.0, alarm_age_s=1e7)
         Materializer(twin.open(), settings, control=control, on_event=on_event).run()
     finally:
         restore()
-    assert kinds == ["Started", "RoundCompleted", "Stopped"]
+    assert kinds == ["started", "round-completed", "stopped"]
     assert signal.getsignal(number) is before
 
 
@@ -222,8 +222,8 @@ def test_sigusr1_triggers_a_round(tmp_path: Path) -> None:
     try:
 
         def on_event(event: Event) -> None:
-            if isinstance(event, RoundStarted):
-                causes.append(event.cause.value)
+            if event.kind is EventKind.ROUND_STARTED:
+                causes.append(event.facts["cause"].value)
                 # The wish is noted on another thread; only once it is there can the daemon be told to stop, too.
                 os.kill(os.getpid(), signal.SIGUSR1) if len(causes) == 1 else control.stop()
 
@@ -241,7 +241,7 @@ def test_real_threads_do_what_the_bench_does(tmp_path: Path) -> None:
     completed = threading.Semaphore(0)
 
     def on_event(event: Event) -> None:
-        if type(event).__name__ == "RoundCompleted":
+        if event.kind.value == "round-completed":
             completed.release()
 
     settings = settings_for(tmp_path, interval_s=1e6, jitter=0.0, alarm_age_s=1e7)

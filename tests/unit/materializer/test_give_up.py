@@ -9,7 +9,7 @@ import pytest
 
 from statelog.errors import CorruptManifest, RoundGivenUp
 from statelog.materializer import CRASH_POINTS, run_round
-from statelog.materializer.daemon.events import RoundEndedLate, RoundFailed
+from statelog.materializer.daemon.events import EventKind
 from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
 from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
 from statelog.materializer.round.round import Round
@@ -84,10 +84,10 @@ def test_a_round_that_hangs_is_given_up_and_the_schedule_moves_on(tmp_path: Path
     bench.run(until_s=160)
 
     assert bench.rounds == [(0, "interval"), (150, "interval")]
-    assert bench.kinds == ["RoundFailed", "RoundCompleted", "Stopped"]
+    assert bench.kinds == ["round-failed", "round-completed", "stopped"]
     counts = bench.daemon.statistics()
     assert (counts.failed, counts.completed, counts.hanging, counts.late) == (1, 1, 1, 0)
-    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
+    failed = next(event for event in bench.events if event.kind is EventKind.ROUND_FAILED)
     assert isinstance(failed.error, RoundGivenUp)
     assert failed.error.facts["round_timeout_s"] == 50
 
@@ -99,7 +99,7 @@ def test_a_round_given_up_stops_at_its_next_step_when_it_goes_on(tmp_path: Path)
     bench.hold()
     bench.at(60, bench.go_on, bench.release)
     bench.run(until_s=70)
-    late = [event.outcome for event in bench.events if isinstance(event, RoundEndedLate)]
+    late = [event.outcome for event in bench.events if event.kind is EventKind.ROUND_ENDED_LATE]
     assert late == [None]
     assert bench.log.manifests.numbers() == []
     counts = bench.daemon.statistics()
@@ -131,7 +131,7 @@ def test_a_round_given_up_at_its_put_counts_after_all(tmp_path: Path) -> None:
     bench.at(60, may_put.set, lambda: threads[1].join(60))
     bench.run(until_s=100)
 
-    assert bench.kinds[:3] == ["RoundFailed", "RoundEndedLate", "RoundCompleted"]
+    assert bench.kinds[:3] == ["round-failed", "round-ended-late", "round-completed"]
     assert bench.log.manifests.numbers() == [1]
     counts = bench.daemon.statistics()
     assert (counts.failed, counts.completed, counts.late, counts.hanging) == (1, 1, 1, 0)
@@ -167,7 +167,11 @@ def test_hanging_rounds_count_even_between_good_ones(tmp_path: Path) -> None:
     bench.at(200, bench.hold)
     with pytest.raises(RoundGivenUp):
         bench.daemon.run()
-    assert [kind for kind in bench.kinds if kind.startswith("Round")] == ["RoundFailed", "RoundSkipped", "RoundFailed"]
+    assert [kind for kind in bench.kinds if kind.startswith("round")] == [
+        "round-failed",
+        "round-skipped",
+        "round-failed",
+    ]
 
 
 def test_damage_that_a_late_round_found_ends_the_daemon(tmp_path: Path) -> None:
@@ -189,7 +193,7 @@ def test_a_stop_does_not_wait_for_a_round_that_was_given_up(tmp_path: Path) -> N
     bench.at(10, bench.control.stop)
     bench.daemon.run()
     assert bench.now_s == 50
-    assert bench.kinds == ["RoundFailed", "Stopped"]
+    assert bench.kinds == ["round-failed", "stopped"]
 
 
 def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.materializer.daemon.events import RestoreBudgetOutOfReach
+from statelog.materializer.daemon.events import EventKind
 from statelog.materializer.daemon.restore_time import (
     Rates,
     RestoreEstimate,
@@ -173,9 +173,9 @@ def test_a_budget_that_the_snapshot_exceeds_is_told_once_and_not_fought(tmp_path
     bench.at(100, lambda: write(bench, 200, 1))
     bench.run(until_s=400)
     assert [cause for _, cause in bench.rounds] == ["interval"]
-    told = [event for event in bench.events if isinstance(event, RestoreBudgetOutOfReach)]
+    told = [event for event in bench.events if event.kind is EventKind.RESTORE_BUDGET_OUT_OF_REACH]
     assert len(told) == 1
-    assert told[0].snapshot_s > told[0].budget_s == 0.5
+    assert told[0].facts["snapshot_s"] > told[0].facts["budget_s"] == 0.5
 
 
 def test_statistics_tell_what_a_restore_would_take(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_daemon_without_its_volume_alarms_and_goes_on_when_it_is_back(tmp_path
     ages: list[float] = []
     bench.at(250, lambda: ages.append(bench.daemon.statistics().age_s), mount)
     bench.run(until_s=350)
-    assert bench.kinds[1:] == ["RoundFailed", "RoundFailed", "RoundFailed", "RoundCompleted", "Stopped"]
+    assert bench.kinds[1:] == ["round-failed", "round-failed", "round-failed", "round-completed", "stopped"]
     assert ages[0] >= 250
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
-from statelog.materializer.daemon.events import OffsetUnpublished, RoundFailed
+from statelog.materializer.daemon.events import EventKind
 from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.storage.store.memory import MemoryDisk
@@ -43,8 +43,8 @@ def test_an_upload_that_did_not_arrive_whole_is_made_anew(
 
     monkeypatch.setattr(bench.log.store, "upload", damaged)
     bench.run(until_s=150)
-    assert bench.kinds == ["RoundFailed", "RoundCompleted", "Stopped"]
-    failed = next(event for event in bench.events if isinstance(event, RoundFailed))
+    assert bench.kinds == ["round-failed", "round-completed", "stopped"]
+    failed = next(event for event in bench.events if event.kind is EventKind.ROUND_FAILED)
     assert isinstance(failed.error, StoreUnavailable)
     assert "did not arrive whole" in failed.error.message
     assert failed.error.facts["path"]
@@ -86,7 +86,7 @@ def test_a_group_offset_that_cannot_be_published_fails_no_round(
     bench.run(until_s=320)
     counts = bench.daemon.statistics()
     assert (counts.failed, counts.completed, counts.unpublished) == (0, 4, 4)
-    told = [event.reason for event in bench.events if isinstance(event, OffsetUnpublished)]
+    told = [event.facts["reason"] for event in bench.events if event.kind is EventKind.OFFSET_UNPUBLISHED]
     assert len(told) == 4
     assert "GROUP_AUTHORIZATION_FAILED" in told[0]
     assert bench.log.manifests.numbers() == [3, 4]

@@ -9,7 +9,7 @@ import pytest
 from statelog.errors import OffsetGone
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, LogAgeAlarm
+from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.tail import TailGauge
 from statelog.materializer.daemon.watchdog import Watchdog
 from statelog.materializer.round.round import run_round
@@ -133,14 +133,14 @@ def test_a_closed_gauge_leaves_no_reader_behind(tmp_path: Path, monkeypatch: pyt
 def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls() -> None:
     """It says how old the log is, repeats after each further age, and starts anew once the age was below."""
     age_s = [0.0]
-    alarms: list[LogAgeAlarm] = []
+    alarms: list[Event] = []
     dog = Watchdog("log", 10.0, age_s=lambda: age_s[0], clock=lambda: 7.0, on_alarm=alarms.append)
     for age_s[0] in (9.0, 10.0, 11.0, 19.0, 20.0, 29.0):
         dog.check()
-    assert [alarm.age_s for alarm in alarms] == [10.0, 20.0]
+    assert [alarm.facts["age_s"] for alarm in alarms] == [10.0, 20.0]
     for age_s[0] in (0.0, 9.0, 10.0):
         dog.check()
-    assert [alarm.age_s for alarm in alarms] == [10.0, 20.0, 10.0]
+    assert [alarm.facts["age_s"] for alarm in alarms] == [10.0, 20.0, 10.0]
 
 
 def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_the_watchdog_alarms_while_a_round_hangs(tmp_path: Path) -> None:
     twin.write({b"a": b"1"})
 
     def on_event(event: Event) -> None:
-        if isinstance(event, LogAgeAlarm):
+        if event.kind is EventKind.LOG_AGE_ALARM:
             alarmed.set()
 
     def hang(method: str, path: str) -> None:

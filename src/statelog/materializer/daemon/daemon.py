@@ -20,7 +20,7 @@ Invariants:
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from statelog.errors import (
     Damaged,
@@ -33,22 +33,7 @@ from statelog.errors import (
 )
 from statelog.materializer.daemon.background_task import BackgroundTask, ThreadStarter, start_thread
 from statelog.materializer.daemon.control import Control
-from statelog.materializer.daemon.event_log import log_event
-from statelog.materializer.daemon.events import (
-    CleanupHeldBack,
-    Event,
-    OffsetUnpublished,
-    RestoreBudgetOutOfReach,
-    RoundCompleted,
-    RoundEndedLate,
-    RoundFailed,
-    RoundLost,
-    RoundSkipped,
-    RoundStarted,
-    Started,
-    Stopped,
-    SubscriptionCapped,
-)
+from statelog.materializer.daemon.events import Event, EventKind, log_event
 from statelog.materializer.daemon.first_delay import ask_first_delay_s
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.materializer.daemon.schedule import RoundCause, ScheduleState, cause_of_round, delay_after
@@ -74,6 +59,11 @@ __all__ = ["Materializer"]
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
+_ENDED: dict[type[RoundOutcome], EventKind] = {
+    CompletedRound: EventKind.ROUND_COMPLETED,
+    SkippedRound: EventKind.ROUND_SKIPPED,
+    LostRound: EventKind.ROUND_LOST,
+}
 
 
 class Materializer:
@@ -154,7 +144,7 @@ class Materializer:
         self._control.take_trigger()
         self._statistics = with_start(self._statistics)
         started_s = self._clock()
-        self._on_event(RoundStarted(log=self._log.name, at_s=started_s, cause=cause))
+        self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
         return started_s
 
     def _run_round(self, started_s: float) -> RoundOutcome:
@@ -187,7 +177,7 @@ class Materializer:
         delay_s = ask_first_delay_s(self._log, self._settings)
         self._due_s = self._clock() + delay_s
         first_s = 0.0 if self._control.is_triggered else delay_s
-        self._on_event(Started(log=self._log.name, at_s=self._clock(), first_round_s=first_s))
+        self._tell(EventKind.STARTED, first_round_s=first_s)
         dog = Watchdog(
             self._log.name,
             self._settings.alarm_age_s,
@@ -206,7 +196,7 @@ class Materializer:
             raise found from error
         finally:
             self._tail_watch.drop()
-            self._on_event(Stopped(log=self._log.name, at_s=self._clock()))
+            self._tell(EventKind.STOPPED)
 
     def _after_all(self, error: StatelogError) -> StatelogError:
         """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
@@ -309,7 +299,7 @@ class Materializer:
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
             outcome = task.result()
-        self._on_event(RoundEndedLate(log=self._log.name, at_s=self._clock(), outcome=outcome))
+        self._tell(EventKind.ROUND_ENDED_LATE, outcome=outcome, counts=outcome is not None)
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
             self._ended_well(outcome, task.started_s)
@@ -318,11 +308,7 @@ class Materializer:
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
         if found is not None and budget_s is not None and self._tail_watch.judge(found, budget_s):
-            self._on_event(
-                RestoreBudgetOutOfReach(
-                    log=self._log.name, at_s=self._clock(), snapshot_s=found.snapshot_s, budget_s=budget_s
-                )
-            )
+            self._tell(EventKind.RESTORE_BUDGET_OUT_OF_REACH, snapshot_s=found.snapshot_s, budget_s=budget_s)
 
     # ---- how rounds end
 
@@ -357,29 +343,36 @@ class Materializer:
         if self._statistics.failures_in_a_row == 0:
             self._failing_since_s = self._clock()
         self._statistics = with_failure(self._statistics)
-        self._on_event(
-            RoundFailed(
-                log=self._log.name,
-                at_s=self._clock(),
-                error=error,
-                failures_in_a_row=self._statistics.failures_in_a_row,
-                tolerated=self._tolerates(error),
-            )
+        self._tell(
+            EventKind.ROUND_FAILED,
+            cause_of=error,
+            error=type(error).__name__,
+            message=error.message,
+            facts=dict(error.facts),
+            failures_in_a_row=self._statistics.failures_in_a_row,
+            tolerated=self._tolerates(error),
         )
 
     def _ended_well(self, outcome: RoundOutcome, started_s: float) -> None:
-        name, at_s = self._log.name, self._clock()
+        at_s = self._clock()
         self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
-        match outcome:
-            case CompletedRound():
-                self._on_event(RoundCompleted(log=name, at_s=at_s, outcome=outcome))
-                if outcome.cleanup.held_back:
-                    self._on_event(CleanupHeldBack(log=name, at_s=at_s, reason=outcome.cleanup.held_back))
-                for one in outcome.cleanup.capped:
-                    self._on_event(SubscriptionCapped(log=name, at_s=at_s, reader=one.reader, reason=one.reason))
-                if outcome.unpublished:
-                    self._on_event(OffsetUnpublished(log=name, at_s=at_s, reason=outcome.unpublished))
-            case SkippedRound():
-                self._on_event(RoundSkipped(log=name, at_s=at_s, outcome=outcome))
-            case LostRound():
-                self._on_event(RoundLost(log=name, at_s=at_s, outcome=outcome))
+        self._tell(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
+        if isinstance(outcome, CompletedRound):
+            if outcome.cleanup.held_back:
+                self._tell(EventKind.CLEANUP_HELD_BACK, at_s, reason=outcome.cleanup.held_back)
+            for one in outcome.cleanup.capped:
+                self._tell(EventKind.SUBSCRIPTION_CAPPED, at_s, reader=one.reader, reason=one.reason)
+            if outcome.unpublished:
+                self._tell(EventKind.OFFSET_UNPUBLISHED, at_s, reason=outcome.unpublished)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        at_s: float | None = None,
+        *,
+        outcome: RoundOutcome | None = None,
+        cause_of: StatelogError | None = None,
+        **facts: object,
+    ) -> None:
+        at_s = self._clock() if at_s is None else at_s
+        self._on_event(Event(kind=kind, log=self._log.name, at_s=at_s, facts=facts, outcome=outcome, error=cause_of))

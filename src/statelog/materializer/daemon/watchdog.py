@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from statelog.materializer.daemon.events import LogAgeAlarm
+from statelog.materializer.daemon.events import Event, EventKind
 
 __all__ = ["Watchdog"]
 
@@ -30,7 +30,7 @@ class Watchdog:
         *,
         age_s: Callable[[], float],
         clock: Callable[[], float],
-        on_alarm: Callable[[LogAgeAlarm], None],
+        on_alarm: Callable[[Event], None],
     ) -> None:
         self._log = log
         self._alarm_age_s = alarm_age_s
@@ -48,7 +48,8 @@ class Watchdog:
             self._next_age_s = self._alarm_age_s
         elif age_s >= self._next_age_s:
             self._next_age_s = age_s + self._alarm_age_s
-            self._on_alarm(LogAgeAlarm(log=self._log, at_s=self._clock(), age_s=age_s))
+            facts = {"age_s": age_s}
+            self._on_alarm(Event(kind=EventKind.LOG_AGE_ALARM, log=self._log, at_s=self._clock(), facts=facts))
 
     def __enter__(self) -> Self:
         self._thread.start()
