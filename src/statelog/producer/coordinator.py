@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from statelog.producer.commits.committer import Committer
-from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.commits.grant import Grant, TaskGrant, check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.commits.opening import open_epoch, resume_grant
-from statelog.producer.commits.rules import check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.guard import Guard, Guarded
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata

@@ -25,15 +25,12 @@ from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.committer import Committer
-from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.grant import Grant, check_handle, next_checkpoint_id
 from statelog.producer.commits.opening import open_epoch
-from statelog.producer.commits.rules import check_handle, next_checkpoint_id
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
-from statelog.producer.sending.buffer import ChangeBuffer
-from statelog.producer.sending.meta_buffer import MetaBuffer
+from statelog.producer.sending.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.sending.outbox import Outbox
-from statelog.producer.sending.pipeline import PendingStep, Pipeline
-from statelog.producer.sending.sequence import INITIAL
+from statelog.producer.sending.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle

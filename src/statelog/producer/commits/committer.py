@@ -16,9 +16,8 @@ from enum import Enum
 
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
 from statelog.pending import Pending
-from statelog.producer.commits.grant import Grant
+from statelog.producer.commits.grant import Grant, make_commit, refused
 from statelog.producer.commits.opening import OpenedEpoch, open_epoch
-from statelog.producer.commits.rules import make_commit, refused
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import Place

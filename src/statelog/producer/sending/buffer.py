@@ -1,12 +1,20 @@
-"""`ChangeBuffer`: appended changes that are in no chunk yet, in their order.
+"""`ChangeBuffer`: appended changes that are in no chunk yet, in their order; `MetaBuffer`: meta records that no
+checkpoint holds yet. No I/O, no durability.
 
-Single changes go into plain lists, which costs a fifth of any work done per change, and become Arrow in bulk. Batches
-are Arrow from the start. No I/O, no durability.
+Single changes go into plain lists, `ChangeLists`, which costs a fifth of any work done per change, and become Arrow in
+bulk. Batches are Arrow from the start. The lists are the hottest state of a writer: a put of bytes under a key that
+needs no further look goes straight into them, in `ChangeWriter.put`, for a call less is a fifth of the whole put. Every
+other change comes through the buffer, which owns them.
 
 Invariants:
 - Changes keep their order, whichever way they came in.
 - A refused change was not buffered; a buffered change is valid.
 - One `take` returns about the threshold, however much came in at once.
+- Keys and values of the lists, and key groups where the caller names them, are of one length between two calls of the
+  writer.
+- While a put is in the middle of them there is no room, and nobody else touches them.
+- What went straight into them is smaller than `LARGE`, and there was room for it.
+- All unconfirmed meta records, those of pending checkpoints included, fit in one commit.
 """
 
 from collections import deque
@@ -16,15 +24,58 @@ from typing import cast
 
 import pyarrow as pa
 
-from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
-from statelog.producer.sending.lists import LARGE, ChangeLists, Unquick
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_bytes
+from statelog.schemas.ledger.metadata import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
-__all__ = ["ChangeBuffer", "Key", "Value"]
+__all__ = ["LARGE", "ChangeBuffer", "ChangeLists", "Key", "MetaBuffer", "Unquick", "Value", "meta_size"]
+
+LARGE = 1 << 20
+"""From here on a change is made and measured at once, before it counts as buffered."""
+
+
+class Unquick:
+    """The class of no key: none goes without a further look."""
+
+
+class ChangeLists:
+    """Changes that wait for Arrow: at most `roll_rows` of them, of about `list_bytes`.
+
+    One number bounds both: a change counts for its bytes, but at least for its share of the rows.
+    """
+
+    __slots__ = ("_list_bytes", "_rest_bytes", "groups", "keys", "least_bytes", "quick_class", "room_bytes", "values")
+
+    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int) -> None:
+        self._list_bytes = list_bytes
+        self.quick_class = quick_class
+        """The class of the keys that are valid, with values of bytes, as they are."""
+        self.least_bytes = -(-list_bytes // roll_rows)
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew. Whoever has the former lists keeps them."""
+        self.keys: list[Key] = []
+        self.values: list[Value | None] = []
+        self.groups: list[int] = []
+        self._give_room(self._list_bytes)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether more may wait behind a change of this size, whose room is then taken."""
+        rest = self.room_bytes + self._rest_bytes - max(size_bytes, self.least_bytes)
+        if rest > 0:
+            self._give_room(rest)
+        return rest > 0
+
+    def _give_room(self, size_bytes: int) -> None:
+        self.room_bytes = min(size_bytes, LARGE)
+        """What may come without asking; a change that is as large as this asks."""
+        self._rest_bytes = size_bytes - self.room_bytes
+
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
@@ -240,3 +291,53 @@ def _typed_bytes(fields: Iterable[object]) -> int:
             case _:
                 pass
     return size
+
+
+_MOST_BYTES = 8 << 20  # Leaves as much of a commit for the handles and the metadata.
+
+
+class MetaBuffer:
+    """Collects meta records until a checkpoint takes them; the last value of a key wins, and None removes it."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, bytes | None] = {}
+        self._size_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def put(self, key: str, value: bytes | None, held_bytes: int) -> None:
+        """Set a record. Raises InvalidChange unless it is text, and bytes or None; ValueTooLarge if no commit could
+        hold it beside the others and the `held_bytes` of pending checkpoints.
+        """
+        _check_types(key, value)
+        replaced = meta_size(key, self._records[key]) if key in self._records else 0
+        others = self._size_bytes - replaced
+        size = meta_size(key, value)
+        if held_bytes + others + size > _MOST_BYTES:
+            raise ValueTooLarge(
+                "meta records are larger than a commit may hold",
+                hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room",
+                size_bytes=size,
+                held_bytes=held_bytes + others,
+                max_bytes=_MOST_BYTES,
+            )
+        self._size_bytes = others + size
+        self._records[key] = value
+
+    def take(self) -> dict[str, bytes | None]:
+        """Empty the buffer, and return what was in it."""
+        records, self._records, self._size_bytes = self._records, {}, 0
+        return records
+
+
+def meta_size(key: str, value: bytes | None) -> int:
+    """The bytes that a meta record, or the removal of one, takes in a commit."""
+    return len(key.encode()) + len(value or b"")
+
+
+def _check_types(key: object, value: object) -> None:
+    if type(key) is not str or not (value is None or type(value) is bytes) or not has_utf8(key):
+        raise InvalidChange(
+            f"a meta record is a text key with bytes or None, not {type(key).__name__} and {type(value).__name__}"
+        )
