@@ -8,9 +8,9 @@ import pytest
 
 from statelog.errors import NotFound, OffsetGone
 from statelog.materializer.round import cleanup
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round.round import run_round
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy

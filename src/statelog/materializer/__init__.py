@@ -1,17 +1,15 @@
 """The materializer: rolls the committed tail into snapshots and truncates the log below them. Serves no state."""
 
-from statelog.materializer.daemon.background_task import ThreadStarter
-from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.control import Control, ThreadStarter, install_signal_handlers
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, RestoreWork, Speed
 from statelog.materializer.daemon.schedule import RoundCause
-from statelog.materializer.daemon.signals import install_signal_handlers
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
-from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
-from statelog.materializer.engine.local import LocalEngine
+from statelog.materializer.engine.engine import Engine, EngineMaker, LocalEngine, RoundWork, Written
 from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
+from statelog.materializer.round.cleanup import claim_root
 from statelog.materializer.round.outcome import (
     CappedSubscription,
     Cleanup,
@@ -20,9 +18,8 @@ from statelog.materializer.round.outcome import (
     RoundOutcome,
     SkippedRound,
 )
-from statelog.materializer.round.publication import claim_root
+from statelog.materializer.round.roll_up import CRASH_POINTS
 from statelog.materializer.round.round import run_round
-from statelog.materializer.round.steps import CRASH_POINTS
 from statelog.materializer.settings import MaterializerSettings
 
 __all__ = [

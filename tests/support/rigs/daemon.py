@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from statelog.materializer.daemon.background_task import ThreadStarter
-from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.control import Control, ThreadStarter
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates

@@ -8,10 +8,10 @@ import pytest
 from statelog.errors import CorruptManifest, StoreUnavailable
 from statelog.materializer import run_round
 from statelog.materializer.daemon.tail import TailGauge
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round
 from statelog.materializer.round.target import choose_target
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer.writer import Writer
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy

@@ -10,8 +10,7 @@ from statelog.errors import OffsetGone
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.daemon.tail import TailGauge
-from statelog.materializer.daemon.watchdog import Watchdog
+from statelog.materializer.daemon.tail import TailGauge, Watchdog
 from statelog.materializer.round.round import run_round
 from statelog.seams import Seams
 from statelog.storage.ledger_client import LedgerClient

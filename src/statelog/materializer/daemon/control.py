@@ -1,13 +1,24 @@
-"""Requests to a running daemon: stop, or run a round now; and the event that wakes it.
+"""Requests to a running daemon: stop, or run a round now; the event that wakes it; and work on
+threads of its own.
+
+Signals are requests: SIGTERM and SIGINT stop the daemon, SIGUSR1 asks for a round now. A round in flight ends cleanly.
+A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
+
+A `BackgroundTask` is one unit of work with its result: a round in flight, or a look at the tail. Python cannot end a thread, so work that outlives its time is left alone: it ends at the next step where it checks, or
+never. A late result is still delivered; the caller has marked the task as given up by then.
 
 Invariants:
 - A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.
 - A request to stop is final. A request for a round holds until a round begins that was not yet running when it came.
 """
 
+import signal
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Generic, TypeVar
 
-__all__ = ["Control"]
+__all__ = ["BackgroundTask", "Control", "ThreadStarter", "install_signal_handlers", "start_thread"]
 
 
 class Control:
@@ -69,3 +80,69 @@ class Control:
         self._bell.wait(timeout_s)
         self._bell.clear()
         return self._is_stopped
+
+
+def install_signal_handlers(control: Control) -> Callable[[], None]:
+    """Let SIGTERM and SIGINT stop, and SIGUSR1 trigger a round. Returns a function that puts the earlier handlers back.
+
+    Must be called on the main thread. Raises ValueError on any other.
+
+        >>> from statelog.materializer import Control, install_signal_handlers
+        >>> restore = install_signal_handlers(Control())
+        >>> restore()
+    """
+    requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
+    earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}
+
+    def restore() -> None:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
+        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
+        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
+
+    return on_signal
+
+
+T = TypeVar("T")
+ThreadStarter = Callable[[Callable[[], None]], None]
+"""Begins some work and returns; the work may be over by then, or be done by another thread."""
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, which the end of the process does not wait for."""
+    threading.Thread(target=work, name="statelog-materializer", daemon=True).start()
+
+
+class BackgroundTask(Generic[T]):
+    """One unit of work, begun at `started_s`. `on_end` is called on its thread, once it is over."""
+
+    def __init__(
+        self, work: Callable[[], T], *, started_s: float, on_end: Callable[["BackgroundTask[T]"], None]
+    ) -> None:
+        self.started_s = started_s
+        self.is_given_up = False
+        self._work = work
+        self._on_end = on_end
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work. Raises nothing: `result` does."""
+        try:
+            self._result.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`, on the thread that asks
+            self._error = error
+        self._on_end(self)
+
+    def result(self) -> T:
+        """What the work returned, once it is over. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]

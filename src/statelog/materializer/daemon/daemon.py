@@ -31,12 +31,10 @@ from statelog.errors import (
     StoreRefused,
     Unavailable,
 )
-from statelog.materializer.daemon.background_task import BackgroundTask, ThreadStarter, start_thread
-from statelog.materializer.daemon.control import Control
+from statelog.materializer.daemon.control import BackgroundTask, Control, ThreadStarter, start_thread
 from statelog.materializer.daemon.events import Event, EventKind, log_event
-from statelog.materializer.daemon.first_delay import ask_first_delay_s
 from statelog.materializer.daemon.restore_time import Rates
-from statelog.materializer.daemon.schedule import RoundCause, ScheduleState, cause_of_round, delay_after
+from statelog.materializer.daemon.schedule import RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
 from statelog.materializer.daemon.statistics import (
     MaterializerStatistics,
     with_failure,
@@ -44,18 +42,17 @@ from statelog.materializer.daemon.statistics import (
     with_start,
     with_tail,
 )
-from statelog.materializer.daemon.tail_watch import TailWatch
-from statelog.materializer.daemon.watchdog import Watchdog
-from statelog.materializer.engine.engine import EngineMaker
-from statelog.materializer.engine.local import LocalEngine
+from statelog.materializer.daemon.tail import TailWatch, Watchdog
+from statelog.materializer.engine.engine import EngineMaker, LocalEngine
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import Round
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 
-__all__ = ["Materializer"]
+__all__ = ["Materializer", "ask_first_delay_s"]
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
@@ -376,3 +373,18 @@ class Materializer:
     ) -> None:
         at_s = self._clock() if at_s is None else at_s
         self._on_event(Event(kind=kind, log=self._log.name, at_s=at_s, facts=facts, outcome=outcome, error=cause_of))
+
+
+def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
+    """How long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
+
+    A store that does not answer changes nothing: the round will tell.
+    """
+    try:
+        listed = log.manifests.listed()
+        newest = [listed[max(listed)]] if listed else list(log.store.list(DESCRIPTOR_PATH))
+        age_s = log.store.now_s() - max(info.modified_s for info in newest)
+    except (StatelogError, ValueError):
+        return first_delay_s(log.name, settings)
+    wait_s = settings.interval_s if listed else first_delay_s(log.name, settings)
+    return first_delay_s(log.name, settings, due_s=wait_s - age_s)

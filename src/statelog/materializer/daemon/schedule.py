@@ -16,7 +16,14 @@ from statelog.materializer.daemon.restore_time import RestoreOutlook
 from statelog.materializer.round.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.settings import MaterializerSettings
 
-__all__ = ["RoundCause", "ScheduleState", "cause_of_round", "delay_after", "first_delay_s", "look_every_s"]
+__all__ = [
+    "RoundCause",
+    "ScheduleState",
+    "cause_of_round",
+    "delay_after",
+    "first_delay_s",
+    "look_every_s",
+]
 
 _LOOK_AT_LEAST_S = 0.05
 _OVERDUE_S = 30.0

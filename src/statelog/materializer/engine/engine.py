@@ -1,4 +1,10 @@
-"""`Engine`: who carries out the tasks of a round. The round plans, checks, and puts the manifest, whoever works."""
+"""`Engine`: who carries out the tasks of a round. The round plans, checks, and puts the manifest, whoever works.
+`LocalEngine` does it in this process, one after the other.
+
+Invariants:
+- A run lies in the store already or as a finished local file, never in both. So runs that are merged in the
+  round that wrote them are never uploaded.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from statelog.materializer.engine.tasks import Task
+from statelog.materializer.engine.work import Workplace, run_id, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.seams import Seams
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.log import Log
+from statelog.storage.runs.read import LocalRun, RunReader, read_back
+from statelog.storage.runs.write import WrittenRun, upload_run
 
-__all__ = ["Engine", "EngineMaker", "RoundWork", "Written"]
+__all__ = ["Engine", "EngineMaker", "LocalEngine", "RoundWork", "Written"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +71,55 @@ class Engine(Protocol):
 
 EngineMaker = Callable[[RoundWork], Engine]
 """Makes the engine of one round."""
+
+
+class LocalEngine:
+    """The engine of one round, on this machine."""
+
+    def __init__(self, work: RoundWork) -> None:
+        self._log = work.log
+        self._go_on = work.go_on
+        self._clock = work.seams.wall_clock
+        self._local: dict[str, WrittenRun] = {}
+        self._place = Workplace(
+            log=work.log,
+            scratch=work.scratch,
+            open_run=self._open,
+            new_id=work.seams.new_id,
+            go_on=work.go_on,
+            disk=work.disk,
+        )
+
+    def tasks_for(self, size_bytes: int) -> int:  # noqa: ARG002  # An engine with one pair of hands.
+        """One: more would only be done one after the other."""
+        return 1
+
+    def write(self, tasks: Sequence[Task]) -> Written:
+        """Do the tasks; their runs are local files."""
+        started_s = self._clock()
+        found = [one for task in tasks for one in write_runs(task, self._place)]
+        self._local.update({one.run.path: one.written for one in found})
+        return Written(runs=tuple(one.run for one in found), seconds=self._clock() - started_s)
+
+    def forget(self, runs: Sequence[RunRef]) -> None:
+        """Remove those that are local files."""
+        for run in runs:
+            written = self._local.pop(run.path, None)
+            if written is not None:
+                written.local.unlink()
+
+    def publish(self, runs: Sequence[RunRef]) -> Written:
+        """Upload the local files among the runs, then read them back."""
+        mine = tuple(run for run in runs if run.path in self._local)
+        for run in mine:
+            self._go_on()
+            upload_run(self._log.store, self._local.pop(run.path), run_id(run.path))
+        started_s = self._clock()
+        for run in mine:
+            self._go_on()
+            read_back(self._log.store, run.file)
+        return Written(runs=mine, seconds=self._clock() - started_s)
+
+    def _open(self, run: RunRef) -> RunReader:
+        written = self._local.get(run.path)
+        return RunReader(LocalRun(written.local) if written else self._log.store, run.file)

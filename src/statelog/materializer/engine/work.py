@@ -2,6 +2,9 @@
 
 Which runs to merge is decided in `schemas.snapshot.merges`; how rows are merged, in `storage.runs.merge`.
 
+A scratch directory is where a round writes runs before it uploads them. It is an own directory (`storage.local.own_directory`): one that a kill left behind is removed by the
+next round, others when their round ends. One that cannot be removed never fails a round: its runs are in the store by then.
+
 Invariants:
 - Every run gets a name that was never used before, so work that is done twice leaves files that nobody names.
 - A merged run's values have the newest schema.
@@ -9,29 +12,32 @@ Invariants:
 - Writing stops between two tables once `go_on` raises.
 """
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from statelog.errors import StatelogError, StoreUnavailable
+from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.engine.delta import delta_tables, to_schema
 from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import DiskHook, no_faults
+from statelog.seams import REAL
+from statelog.storage.local.disk import DiskHook, local_disk, no_faults
+from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.log.log import Log
 from statelog.storage.runs.merge import merge_streams
 from statelog.storage.runs.pieces import Piece, write_pieces
 from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter, WrittenRun
 
-__all__ = ["LocalRunRef", "Workplace", "not_whole", "run_id", "write_runs"]
+__all__ = ["LocalRunRef", "Workplace", "not_whole", "run_id", "scratch_directory", "write_runs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +155,29 @@ def _referred(piece: Piece, output: Output) -> LocalRunRef:
         value_schema_id=output.value_schema_id,
     )
     return LocalRunRef(run, written)
+
+
+_PREFIX = "statelog-round-"
+
+
+@contextmanager
+def scratch_directory(
+    parent: Path, *, new_id: Callable[[], str] = REAL.new_id, disk: DiskHook = no_faults
+) -> Generator[Path]:
+    """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.
+
+    Raises ConfigError if `parent` is no directory that can be written to, StorageFull, StoreUnavailable.
+    """
+    with _make(parent, new_id, disk) as directory:
+        yield directory.path
+
+
+def _make(parent: Path, new_id: Callable[[], str], disk: DiskHook) -> OwnDirectory:
+    try:
+        with local_disk(parent, "make", disk):
+            return make_own(parent, _PREFIX, new_id=new_id)
+    except StoreUnavailable as error:
+        if os.access(parent, os.W_OK | os.X_OK):
+            raise
+        hint = "Name an existing, writable directory with room for two copies of the state"
+        raise ConfigError("the scratch directory cannot be used", hint=hint, scratch=str(parent)) from error

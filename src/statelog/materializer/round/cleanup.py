@@ -3,6 +3,9 @@
 The decisions are `schemas.snapshot.retention`'s, over what the store holds. Everything here may be cut off anywhere and
 is taken up by the next winner.
 
+A round is published beside the group offset for Kafka's lag tools; by that it is seen whether another root published
+last.
+
 Invariants:
 - Files and manifests to delete come from the listing taken before the put, never from a later one.
 - Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
@@ -12,20 +15,22 @@ Invariants:
   that are listed after manifests were dropped; and only while the directory is still the log's.
 - A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
   with a later round.
+- What was published only ever holds cleanup back. Where it is missing, or cannot be read, the round goes on.
+- Who holds back does not publish: the other root's publication stands until a person claims this one.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from statelog.errors import CorruptManifest, CorruptRun, NotFound
-from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifests
+from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
+from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifests, VerifiedRuns
 from statelog.materializer.round.outcome import CappedSubscription, Cleanup
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import manifest_number, manifest_path
 from statelog.schemas.snapshot.lease import Lease, expired
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
+from statelog.schemas.snapshot.publication import Publication, why_not_ours
 from statelog.schemas.snapshot.retention import (
     Floor,
     Hold,
@@ -43,8 +48,7 @@ from statelog.storage.held_subscription import StoredSubscriptions, end_subscrip
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
 
-__all__ = ["CleanupPlan", "plan_cleanup", "run_cleanup"]
-
+__all__ = ["CleanupPlan", "claim_root", "other_root", "plan_cleanup", "publish", "run_cleanup"]
 
 _OUTRUN = "a newer round won and cleaned up meanwhile"
 
@@ -231,3 +235,51 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     before = {p: offset for p, offset in before.items() if offset > there[p].start}
     starts = log.kafka.delete_records(topic, before) if before else {}
     return sum(start - there[p].start for p, start in starts.items())
+
+
+def claim_root(log: Log) -> None:
+    """From now on the root of this `log` is the log's: materializers on a copy of it, or on the one that it was copied
+    from, truncate no more. Stop them first: a round that is under way there may still truncate.
+
+    Raises ConfigError without the right to, Damaged, Unavailable.
+    """
+    log.verify()
+    newest = log.manifests.newest()
+    _publish(log, newest.manifest if newest else None)
+
+
+def publish(log: Log, manifest: Manifest) -> str:
+    """Publish a manifest and its position; why that failed, or an empty string."""
+    try:
+        _publish(log, manifest)
+    except StatelogError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
+    """Why another root than this one may be the log's, or an empty string. `own` was just put."""
+    try:
+        text = log.kafka.published(_group(log), log.ledger_topic, 0)
+    except StatelogError:
+        return ""  # A right that is missing, say: to publish fails, too, and says why.
+    found = Publication.from_text(text)
+    if found is None:
+        return ""
+    listed = log.manifests.listed()
+    there = [one.manifest for one in known.read(log.manifests, listed, {found.number})]
+    return why_not_ours(found, _ours(log, own), max(listed), there[0] if there else None)
+
+
+def _publish(log: Log, manifest: Manifest | None) -> None:
+    position = manifest.position if manifest else 0
+    log.kafka.publish_offset(_group(log), log.ledger_topic, 0, position, _ours(log, manifest).to_text())
+
+
+def _ours(log: Log, manifest: Manifest | None) -> Publication:
+    number, nonce = (manifest.number, manifest.nonce.hex()) if manifest else (0, "")
+    return Publication(log.descriptor.identity.ledger_topic_id, number, nonce, log.store.url)
+
+
+def _group(log: Log) -> str:
+    return f"statelog.{log.name}.materializer"

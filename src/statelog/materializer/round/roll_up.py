@@ -1,25 +1,26 @@
 """The writing half of a round: turns the tail up to a target into runs, and puts the manifest that names it.
 
+`Steps` are the gaps between the steps: where a test may end a round, and where one that was given up ends.
+
 Invariants:
 - Whatever a manifest names was uploaded and read back before its put.
 - A loser deletes nothing, and nothing that it uploaded is ever used.
+- A round is given up only before its put. After it the manifest exists, and the round finishes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statelog.errors import CorruptRun, NotFound
+from statelog.errors import CorruptRun, NotFound, RoundGivenUp
 from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
 from statelog.materializer.engine.tasks import MergeTask, Output, fold_tasks, merge_tasks
 from statelog.materializer.engine.work import not_whole
-from statelog.materializer.round.cleanup import CleanupPlan, plan_cleanup, run_cleanup
+from statelog.materializer.round.cleanup import CleanupPlan, other_root, plan_cleanup, publish, run_cleanup
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.log_check import check_data
 from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound
-from statelog.materializer.round.publication import other_root, publish
-from statelog.materializer.round.steps import Steps
 from statelog.materializer.round.target import Target
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, partition_starts
@@ -27,13 +28,53 @@ from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.merges import Cuts, Merge, choose_merges
 from statelog.schemas.snapshot.run_ref import RunRef, in_order
-from statelog.seams import Seams
+from statelog.seams import CrashPoint, Seams
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.anchors import take_anchors
 from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
-__all__ = ["RollUp"]
+__all__ = ["CRASH_POINTS", "RollUp", "Steps"]
+
+CRASH_POINTS = (
+    "after-newest",  # the newest manifest was read, nothing written
+    "after-fold",  # the target and its commits are known
+    "after-delta",  # the delta run lies in the scratch directory
+    "after-merge",  # so do merged runs
+    "after-upload",  # the new runs lie in the store, and were read back
+    "after-list",  # what will be removed is decided
+    "after-put",  # the manifest exists; we do not know yet whether it counts
+    "after-win",  # we know
+    "after-check",  # the oldest kept snapshot was verified
+    "after-cap",  # subscriptions over their cap were ended
+    "after-drop",  # old manifests are gone
+    "after-truncate-data",
+    "after-truncate-ledger",
+    "after-delete",  # files that no manifest names are gone
+    "after-publish",  # the group offset is published, unless it cannot be
+)
+"""The names that `Seams.crash` is called with, in order: one between every two steps."""
+
+_BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
+
+
+class Steps:
+    """The gaps of one round. `is_given_up` is asked in each of those before the put, and between tables."""
+
+    def __init__(self, crash: CrashPoint, is_given_up: Callable[[], bool]) -> None:
+        self._crash = crash
+        self._is_given_up = is_given_up
+
+    def passed(self, point: str) -> None:
+        """A step is done. Raises RoundGivenUp before the put, and whatever `crash` raises."""
+        self._crash(point)
+        if point in _BEFORE_PUT:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Raise RoundGivenUp if the round was given up."""
+        if self._is_given_up():
+            raise RoundGivenUp("the round was given up before its put")
 
 
 @dataclass(frozen=True, slots=True)

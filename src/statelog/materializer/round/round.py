@@ -17,15 +17,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
-from statelog.materializer.engine.engine import EngineMaker
-from statelog.materializer.engine.local import LocalEngine
+from statelog.materializer.engine.engine import EngineMaker, LocalEngine
+from statelog.materializer.engine.work import scratch_directory
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.log_check import check_data, check_ledger, prove_truncation
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
-from statelog.materializer.round.roll_up import RollUp
-from statelog.materializer.round.scratch import scratch_directory
-from statelog.materializer.round.steps import Steps
+from statelog.materializer.round.roll_up import RollUp, Steps
 from statelog.materializer.round.target import Target, choose_target
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.topics.rights import ROLLING_UP
 from statelog.seams import REAL, Seams

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptRun, NotFound
 from statelog.materializer.engine.tasks import Task
-from statelog.materializer.engine.work import Workplace, not_whole, run_id, write_runs
-from statelog.materializer.round.scratch import scratch_directory
+from statelog.materializer.engine.work import Workplace, not_whole, run_id, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.seams import REAL
 from statelog.spark.clients import cached_log
