@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import Round
-from statelog.materializer.round.verified_runs import VerifiedRuns
 from statelog.producer import Coordinator, Writer
 from statelog.recovery import Host
 from statelog.recovery.streaming.cursor import Cursor

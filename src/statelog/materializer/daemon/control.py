@@ -4,8 +4,9 @@ threads of its own.
 Signals are requests: SIGTERM and SIGINT stop the daemon, SIGUSR1 asks for a round now. A round in flight ends cleanly.
 A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
 
-A `BackgroundTask` is one unit of work with its result: a round in flight, or a look at the tail. Python cannot end a thread, so work that outlives its time is left alone: it ends at the next step where it checks, or
-never. A late result is still delivered; the caller has marked the task as given up by then.
+A `BackgroundTask` is one unit of work with its result: a round in flight, or a look at the tail. Python cannot end a
+thread, so work that outlives its time is left alone: it ends at the next step where it checks, or never. A late result
+is still delivered; the caller has marked the task as given up by then.
 
 Invariants:
 - A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.

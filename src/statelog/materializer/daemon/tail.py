@@ -6,9 +6,10 @@ is discarded when a round ends: the next one starts from the manifest that is ne
 `TailWatch` looks: at the age of changes that no snapshot holds, and at how long a restore would take. Each look runs on
 its own thread, one at a time. It serves alarms and the restore budget; rounds do not need it.
 
-`Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason. It watches the age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that
-always lose or that never begin all look alike from here. It runs on its own thread and makes no calls: when no news
-of the log arrives any more, the age grows by itself.
+`Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason. It watches the
+age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that always lose or that
+never begin all look alike from here. It runs on its own thread and makes no calls: when no news of the log arrives any
+more, the age grows by itself.
 
 Invariants:
 - Nothing here is needed for a round to be right.

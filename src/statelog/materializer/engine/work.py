@@ -2,8 +2,9 @@
 
 Which runs to merge is decided in `schemas.snapshot.merges`; how rows are merged, in `storage.runs.merge`.
 
-A scratch directory is where a round writes runs before it uploads them. It is an own directory (`storage.local.own_directory`): one that a kill left behind is removed by the
-next round, others when their round ends. One that cannot be removed never fails a round: its runs are in the store by then.
+A scratch directory is where a round writes runs before it uploads them. It is an own directory
+(`storage.local.own_directory`): one that a kill left behind is removed by the next round, others when their round ends.
+One that cannot be removed never fails a round: its runs are in the store by then.
 
 Invariants:
 - Every run gets a name that was never used before, so work that is done twice leaves files that nobody names.
