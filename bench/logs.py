@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from statelog.producer import Writer
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
 
-__all__ = ["bench_log", "bulk_append", "put_singly"]
+__all__ = ["bench_log", "bench_where", "bulk_append", "put_singly"]
 
 PARTITIONS = 8
 
@@ -19,13 +19,16 @@ PARTITIONS = 8
 def bench_log(bootstrap: str, root: Path) -> Generator[Log]:
     """A new log of eight partitions and opaque values, deleted at the end."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
-    kafka = {"bootstrap.servers": bootstrap}
-    unsafe = ("replication", "min-insync")
-    with Log.create(
-        name, kafka=kafka, root=str(root), partitions=PARTITIONS, replication_factor=1, allow_unsafe=unsafe
-    ) as log:
+    where = bench_where(bootstrap, root)
+    with Log.create(name, where, LogOptions(partitions=PARTITIONS)) as log:
         yield log
-    Log.delete(name, kafka=kafka, root=str(root))
+    Log.delete(name, where)
+
+
+def bench_where(bootstrap: str, root: Path) -> Where:
+    """Where the logs of a benchmark are: on one broker."""
+    waived = ("replication", "min-insync")
+    return Where({"bootstrap.servers": bootstrap}, str(root), allow_unsafe=waived, replication_factor=1)
 
 
 def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from bench.cost import Cost, costed
 from bench.figures import Figure
-from bench.logs import bench_log, bulk_append
+from bench.logs import bench_log, bench_where, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
 from statelog.materializer import MaterializerSettings, run_round
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["spark_engine"]
 
 _MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
-_UNSAFE = ("replication", "min-insync")
 _STEPS = ("fold", "fold and merge")
 
 
@@ -79,9 +78,7 @@ def _maker(setting: Setting, spark: "SparkSession", log: Log, task_bytes: int | 
     return make(
         spark,
         log.name,
-        kafka={"bootstrap.servers": setting.bootstrap},
-        root=str(setting.root),
-        allow_unsafe=_UNSAFE,
+        bench_where(setting.bootstrap, setting.root),
         task_bytes=task_bytes or TASK_BYTES,
     )
 

@@ -26,7 +26,7 @@ from typing import Any
 import statelog
 from bench.cost import Cost, figures_of
 from bench.figures import Figure
-from bench.logs import bench_log
+from bench.logs import bench_log, bench_where
 from bench.peers import Peer, peers
 from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
@@ -163,12 +163,11 @@ def _over_topic(state: Table[bytes, bytes] | _NoState, topic: PlainTopic, count:
 def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: int) -> Cost:
     """What a user of the peers would write: `commit_every` behind each message, as the guide has it."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
-    kafka, root = {"bootstrap.servers": setting.bootstrap}, str(setting.root)
-    where: dict[str, Any] = {"kafka": kafka, "root": root, "allow_unsafe": ("replication", "min-insync")}
+    where = bench_where(setting.bootstrap, setting.root)
     seen, clock = 0, _Clock()
     with tempfile.TemporaryDirectory() as directory:
         kept: dict[str, Any] = {"backend": kind, "directory": directory if kind == "rocksdb" else None}
-        with statelog.worker(name, topic=topic.name, create=True, replication_factor=1, **where, **kept) as worker:
+        with statelog.worker(name, where, topic=topic.name, create=True, **kept) as worker:
             for message, state in worker:
                 key, value = message.key(), message.value()
                 if key and value:  # Not a probe.
@@ -182,7 +181,7 @@ def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: in
                     break
             worker.commit()
             cost = clock.cost()
-    Log.delete(name, kafka=kafka, root=root)
+    Log.delete(name, where)
     return cost
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import statelog
 from bench.cost import Cost, costed, figures_of_cost
 from bench.figures import Figure
-from bench.logs import bench_log, bulk_append
+from bench.logs import bench_log, bench_where, bulk_append
 from bench.setting import Setting
 from bench.tables import BACKENDS, first_commit, live, open_table
 from bench.workload import every_key
@@ -47,11 +47,9 @@ def table_takeover(setting: Setting) -> list[Figure]:
 def _standby(setting: Setting, name: str, kind: str, home: Path) -> Standby[bytes, bytes]:
     return statelog.standby(
         name,
-        kafka={"bootstrap.servers": setting.bootstrap},
-        root=str(setting.root),
+        bench_where(setting.bootstrap, setting.root),
         backend=kind,
         directory=home if kind == "rocksdb" else None,
-        allow_unsafe=("replication", "min-insync"),
     )
 
 

@@ -2,9 +2,11 @@
 
 import multiprocessing
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bench.logs import bench_where
 from bench.setting import Setting
 from bench.workload import batches, pairs
 from statelog.storage import Store
@@ -27,14 +29,13 @@ def open_table(
     settings: TableSettings | None = None,
 ) -> Table[bytes, bytes]:
     """The table of a log of a benchmark; `home` is the directory of one in RocksDB."""
+    where = bench_where(setting.bootstrap, setting.root)
     return table(
         name,
-        kafka={"bootstrap.servers": setting.bootstrap},
-        root=store or str(setting.root),
+        replace(where, root=store) if store else where,
         backend=kind,
         directory=home if kind == "rocksdb" else None,
         settings=settings,
-        allow_unsafe=("replication", "min-insync"),
     )
 
 

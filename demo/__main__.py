@@ -19,12 +19,13 @@ from demo.failure import DemoFailed
 from demo.flights import Input, read_input, write_slices
 from demo.fold import Fleet, differences, fold_flights
 from demo.followed import faults, fold_changes
-from demo.place import ALLOW_UNSAFE, Place, demo_directory, fresh_directory
+from demo.place import Place, demo_directory, fresh_directory
 from demo.recovery import Recovered, recover_in_halves
 from demo.report import show_differences, show_followed, show_log, show_recovery, show_state, show_stream
 from demo.screen import Screen
 from demo.stream import Streamed, run_stream
 from statelog.errors import StatelogError
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log, LogDescription
 
 __all__ = ["main"]
@@ -158,20 +159,15 @@ def _created(place: Place) -> Generator[Log]:
     """A new log; on a broker that is not ours it is deleted at the end."""
     log = Log.create(
         place.log,
-        kafka=place.kafka,
-        root=place.root,
-        partitions=_PARTITIONS,
-        key_type="string",
-        value_schema=_SCHEMA.read_text(encoding="utf-8"),
-        replication_factor=1,
-        allow_unsafe=ALLOW_UNSAFE,
+        place.where,
+        LogOptions(partitions=_PARTITIONS, key_type="string", value_schema=_SCHEMA.read_text(encoding="utf-8")),
     )
     try:
         yield log
     finally:
         log.close()
         if os.environ.get(BROKER_VARIABLE):
-            Log.delete(place.log, kafka=place.kafka, root=place.root)
+            Log.delete(place.log, place.where)
 
 
 def _log_name() -> str:

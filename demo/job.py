@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
 
 from demo.flights import SPARK_COLUMNS
-from demo.place import ALLOW_UNSAFE, WRITER, Place
+from demo.place import WRITER, Place
 from demo.session import spark_session
 from statelog.spark.sink.upsert import upsert
 
@@ -45,9 +45,7 @@ def main(place: Place) -> None:
     """Run the job until the input is used up."""
     spark = spark_session("statelog-demo", _APART)
     flights = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place.input))
-    to_log = upsert(
-        place.log, kafka=place.kafka, root=place.root, writer=WRITER, unique_keys=True, allow_unsafe=ALLOW_UNSAFE
-    )
+    to_log = upsert(place.log, place.where, writer=WRITER, unique_keys=True)
     query = (
         changed_aircraft(flights)
         .writeStream.outputMode("update")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from statelog.cli.devbroker.embedded import cache_directory
+from statelog.storage import Where
 from statelog.storage.log.log import Log
 
 __all__ = ["ALLOW_UNSAFE", "READER", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
@@ -34,6 +35,11 @@ class Place:
     def kafka(self) -> dict[str, str]:
         """Client settings."""
         return {"bootstrap.servers": self.bootstrap}
+
+    @property
+    def where(self) -> Where:
+        """Where the log is."""
+        return Where(self.kafka, self.root, allow_unsafe=ALLOW_UNSAFE, replication_factor=1)
 
     @property
     def root(self) -> str:
@@ -62,7 +68,7 @@ class Place:
 
     def open(self) -> Log:
         """The log, opened. Raises as `Log.open`."""
-        return Log.open(self.log, kafka=self.kafka, root=self.root, allow_unsafe=ALLOW_UNSAFE)
+        return Log.open(self.log, self.where)
 
     def to_json(self) -> str:
         """For a child's command line."""

@@ -23,7 +23,7 @@ import signal
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -37,7 +37,7 @@ from statelog.producer import Coordinator, TaskGrant, TaskWriter
 from statelog.recovery import recover
 from statelog.schemas import Handle, KeyType, key_group_of, share
 from statelog.seams import Seams
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
 
 __all__ = ["Job", "coordinate", "count_words", "run_to_the_end"]
 
@@ -53,15 +53,14 @@ class Job:
     """What is counted, and where. `step` is called with the name of every step, perhaps the last of its process."""
 
     log: str
-    kafka: Mapping[str, str]
-    root: str
+    where: Where
     text: Path
     workers: int
     step: Callable[[str], None]
 
     def open(self) -> Log:
         """The log, for one process."""
-        return Log.open(self.log, kafka=self.kafka, root=self.root, allow_unsafe=LAPTOP)
+        return Log.open(self.log, self.where)
 
 
 class Batch(NamedTuple):
@@ -211,11 +210,12 @@ def main() -> int:
     kafka = {"bootstrap.servers": sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"}
     name = f"word-count-{uuid.uuid4().hex[:8]}"
     with TemporaryDirectory() as root:
-        Log.create(name, kafka=kafka, root=root, key_type="string", replication_factor=1, allow_unsafe=LAPTOP).close()
-        job = Job(log=name, kafka=kafka, root=root, text=LICENSE, workers=3, step=russian_roulette)
+        where = Where(kafka, root, allow_unsafe=LAPTOP, replication_factor=1)
+        Log.create(name, where, LogOptions(key_type="string")).close()
+        job = Job(log=name, where=where, text=LICENSE, workers=3, step=russian_roulette)
         lives = run_to_the_end(job)
         counted = count_words(job)
-        Log.delete(name, kafka=kafka, root=root)
+        Log.delete(name, where)
     exact = counted == Counter(words(LICENSE.read_text(encoding="utf-8").splitlines()))
     print(f"{sum(counted.values())} words, {lives} lives of the coordinator: {'exact' if exact else 'WRONG'}")
     return 0 if exact else 1

@@ -77,7 +77,7 @@ def stand_by(place: Place) -> None:
             "enable.auto.commit": False,  # the place in the topic is in the table's commits
         }
     )
-    with closing(consumer), statelog.standby(place.name, **place.where) as standby, ExitStack() as ending:
+    with closing(consumer), statelog.standby(place.name, place.where) as standby, ExitStack() as ending:
         orders: Table[int, Order] | None = None
         progress: dict[str, Any] = {}
 
@@ -117,8 +117,7 @@ def events(number: int) -> Iterator[dict[str, Any]]:
 
 def fill(place: Place) -> int:
     """Make the log, and put events of new orders into the topic, mixed, but in sequence for each; returns how many."""
-    made: dict[str, Any] = {"key_type": "long", "value_schema": SCHEMA, "replication_factor": 1}
-    statelog.open(place.name, create=True, **made, **place.where).close()
+    statelog.open(place.name, place.where, create=statelog.LogOptions(key_type="long", value_schema=SCHEMA)).close()
     first = time.time_ns()
     under_way = [events(number) for number in range(first, first + ORDERS)]
     happened: list[dict[str, Any]] = []
@@ -138,7 +137,7 @@ def check(place: Place) -> bool:
     expected: dict[int, Order] = {}
     for message in place.read():
         apply(expected, json.loads(message.value() or b""))
-    with statelog.open(place.name, **place.where) as log:
+    with statelog.open(place.name, place.where) as log:
         found: dict[int, Order] = statelog.recover(log, barrier=True).to_dict()
     is_exact = found == expected
     print(

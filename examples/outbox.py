@@ -113,7 +113,7 @@ def work(place: Place) -> None:
     if place.member:
         group["consumer"]["group.instance.id"] = place.member
     hooks: dict[str, Any] = {"on_open": on_open, "on_commit": on_commit, "on_close": on_close}
-    with statelog.worker(place.name, **group, **hooks, create=True, replication_factor=1, **place.where) as worker:
+    with statelog.worker(place.name, place.where, **group, **hooks, create=True) as worker:
         on_signal(worker.stop)
         for message, table in worker:
             apply(table, outboxes[message.partition() or 0], message)
@@ -126,7 +126,7 @@ def one_table(place: Place) -> None:
     on_signal(stopped.set)
     reader = {"group.id": place.name, "enable.auto.commit": False}  # the place in the topic is in the table's commits
     with (
-        statelog.table(place.name, create=True, replication_factor=1, **place.where) as table,
+        statelog.table(place.name, place.where, create=True) as table,
         closing(Consumer({**place.kafka, **reader})) as consumer,
     ):
         outboxes = [Outbox(place, table, partition) for partition in range(PARTITIONS)]

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 from types import FrameType
-from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import NotFound, StatelogError
-from statelog.storage import Log
+from statelog.storage import Log, Where
 
 __all__ = ["Place", "main", "on_signal"]
 
@@ -46,9 +45,9 @@ class Place:
         return {"bootstrap.servers": self.bootstrap}
 
     @property
-    def where(self) -> dict[str, Any]:
+    def where(self) -> Where:
         """Where the log is; what is unsafe on one broker on one laptop is waived by name, never silently."""
-        return {"kafka": self.kafka, "root": self.root, "allow_unsafe": ["replication", "min-insync"]}
+        return Where(self.kafka, self.root, allow_unsafe=["replication", "min-insync"], replication_factor=1)
 
     def fill(self, messages: Iterable[tuple[bytes, bytes]], partitions: int) -> None:
         """Make the topic if there is none, and add messages to it; those of one key go to one partition."""
@@ -84,7 +83,7 @@ class Place:
         admin = AdminClient(self.kafka)  # It has to live until it has answered.
         admin.delete_topics([self.topic])[self.topic].exception()
         try:
-            Log.delete(self.name, kafka=self.kafka, root=self.root)
+            Log.delete(self.name, self.where)
         except NotFound:
             return
 

@@ -41,7 +41,7 @@ def work(place: Place) -> None:
     if place.member:
         consumer["group.instance.id"] = place.member
     group: dict[str, Any] = {"topic": place.topic, "consumer": consumer}
-    with statelog.worker(place.name, **group, create=True, replication_factor=1, **place.where) as worker:
+    with statelog.worker(place.name, place.where, **group, create=True) as worker:
         on_signal(worker.stop)
         for message, counts in worker:
             time.sleep(THINKING_S)
@@ -61,7 +61,7 @@ def check(place: Place) -> bool:
     expected: dict[bytes, bytes] = {}
     for message in place.read():
         count(expected, message.value() or b"")
-    with statelog.open(place.name, **place.where) as log:
+    with statelog.open(place.name, place.where) as log:
         found = {word: times for (_, word), times in statelog.recover(log, barrier=True).to_dict().items()}
     counted, there = (sum(map(int, counts.values())) for counts in (found, expected))
     is_exact = found == expected

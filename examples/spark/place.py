@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.recovery import recover
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
 
 __all__ = ["LAPTOP", "Example", "Place", "main", "run"]
 
@@ -40,19 +40,18 @@ class Place:
     """A log, where it is, and a directory for this program's files. `root` may be any URL that fsspec knows."""
 
     log: str
-    kafka: Mapping[str, str]
-    root: str
+    where: Where
     directory: Path
 
     @property
     def options(self) -> dict[str, str]:
         """The options that every read and write in Spark needs."""
-        kafka = {f"kafka.{name}": value for name, value in self.kafka.items()}
-        return {"log": self.log, "root": self.root, "allowUnsafe": ",".join(LAPTOP), **kafka}
+        kafka = {f"kafka.{name}": value for name, value in self.where.kafka_settings().items()}
+        return {"log": self.log, "root": str(self.where.root), "allowUnsafe": ",".join(LAPTOP), **kafka}
 
     def open(self) -> Log:
         """The log, without Spark."""
-        return Log.open(self.log, kafka=self.kafka, root=self.root, allow_unsafe=LAPTOP)
+        return Log.open(self.log, self.where)
 
     def state(self) -> dict[Any, Any]:
         """What is in the log, recovered without Spark."""
@@ -94,21 +93,16 @@ def _made(example: Example, bootstrap: str) -> Generator[Place]:
     kafka = {"bootstrap.servers": bootstrap}
     name = f"{example.name}-{uuid.uuid4().hex[:8]}"
     with TemporaryDirectory() as directory:
-        root = str(Path(directory, "logs"))
+        where = Where(kafka, str(Path(directory, "logs")), allow_unsafe=LAPTOP, replication_factor=1)
         Log.create(
             name,
-            kafka=kafka,
-            root=root,
-            key_type=example.key_type,
-            value_schema=example.value_schema,
-            partitions=2,
-            replication_factor=1,
-            allow_unsafe=LAPTOP,
+            where,
+            LogOptions(key_type=example.key_type, value_schema=example.value_schema, partitions=2),
         ).close()
         try:
-            yield Place(log=name, kafka=kafka, root=root, directory=Path(directory))
+            yield Place(log=name, where=where, directory=Path(directory))
         finally:
-            Log.delete(name, kafka=kafka, root=root)
+            Log.delete(name, where)
 
 
 def run(spark: SparkSession, example: Example, bootstrap: str) -> bool:

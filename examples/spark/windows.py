@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
 
-from examples.spark.place import LAPTOP, Example, Place, main
+from examples.spark.place import Example, Place, main
 from statelog.spark import upsert
 
 __all__ = ["EXAMPLE", "keep_windows"]
@@ -53,9 +53,7 @@ def keep_windows(spark: SparkSession, place: Place) -> bool:
     """Aggregate to the end of the readings, and compare the log with a plain loop over them."""
     batches = readings(random.Random(6))
     # Each window comes once in a batch, because it is a group of the aggregation: its rows may lie in any task.
-    write = upsert(
-        place.log, kafka=place.kafka, root=place.root, writer="minutes", unique_keys=True, allow_unsafe=LAPTOP
-    )
+    write = upsert(place.log, place.where, writer="minutes", unique_keys=True)
     changed = minutes(place.stream(spark, batches, READING))
     place.run_to_the_end(changed.writeStream.outputMode("update").foreachBatch(write))
     kept = place.state()

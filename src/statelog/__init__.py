@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
     from statelog.seams import Seams
-    from statelog.storage import Log, open  # noqa: A004 - the name that users look for, as gzip.open
+    from statelog.storage import Log, LogOptions, Where, open  # noqa: A004 - the name that users look for, as gzip.open
     from statelog.tables import Standby, Table, TableSettings, Worker, standby, table, worker
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "AtPosition",
     "Coordinator",
     "Log",
+    "LogOptions",
     "Materializer",
     "MaterializerSettings",
     "Pending",
@@ -31,6 +32,7 @@ __all__ = [
     "Table",
     "TableSettings",
     "TaskWriter",
+    "Where",
     "Worker",
     "Writer",
     "WriterSettings",
@@ -51,7 +53,7 @@ _HOMES = {
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
     "statelog.seams": ("Seams",),
-    "statelog.storage": ("Log", "open"),
+    "statelog.storage": ("Log", "LogOptions", "Where", "open"),
     "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}

@@ -37,7 +37,7 @@ def twin() -> TwinRig:
 
 def make_anew(rig: LogRig) -> Log:
     """Delete the log and make one of the same name, as a reset or a restore does under running jobs."""
-    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+    Log.delete(rig.name, rig.where())
     return rig.create()
 
 
@@ -155,7 +155,7 @@ def test_a_create_that_died_owns_nothing(rig: LogRig, tmp_path: Path, monkeypatc
         rig.open()
     with pytest.raises(AlreadyExists):
         rig.create()
-    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+    Log.delete(rig.name, rig.where())
 
     assert other.state() == {b"k": b"v"}
 

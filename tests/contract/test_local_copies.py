@@ -22,6 +22,7 @@ from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
 from tests.support.samples.mutation import mutations
 from tests.support.services.broker import Broker
@@ -101,7 +102,7 @@ class World:
         with self.rig.open() as log:
             committed = log.describe().state.committed_positions
         kafka, store = LedgerOnly(self.cluster, committed), self.rig.store()
-        with Log.open("l", kafka=kafka, root=store, allow_unsafe=UNSAFE) as log:
+        with Log.open("l", Where(kafka, store, allow_unsafe=UNSAFE)) as log:
             return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
 
     def files(self) -> list[str]:

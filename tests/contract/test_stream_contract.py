@@ -18,6 +18,8 @@ from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader
@@ -36,12 +38,8 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterat
     kafka = {"bootstrap.servers": cast("Broker", request.getfixturevalue("broker")).bootstrap}
     with Log.create(
         log_name,
-        kafka=kafka,
-        root=str(tmp_path / "root"),
-        partitions=3,
-        key_groups=8,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=3, key_groups=8),
     ) as log:
         yield HistoryRig(log)
         log.kafka.delete_topic(log.data_topic)

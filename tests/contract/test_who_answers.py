@@ -137,7 +137,7 @@ def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
                 writer.commit(i)
         client = log.ledger.newest_client()
         client.fold_end()
-        Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+        Log.delete(rig.name, rig.where())
         with pytest.raises(NotFound, match="it was deleted"):
             client.read_end()
         rig.create().close()

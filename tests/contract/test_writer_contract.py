@@ -316,7 +316,7 @@ def test_create_open_delete(rig: LogRig, log: Log) -> None:
         rig.create()
     with rig.open() as again:
         assert again.descriptor == log.descriptor
-    Log.delete(rig.name, kafka=rig.kafka(), root=rig.store())
+    Log.delete(rig.name, rig.where())
 
     with pytest.raises(NotFound):
         rig.open()

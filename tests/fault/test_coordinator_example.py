@@ -11,9 +11,10 @@ from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.storage.log.where import Where
 from tests.support.processes.starts import quick_start
 from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing
-from tests.support.rigs.log import LogRig, real_rig
+from tests.support.rigs.log import UNSAFE, LogRig, real_rig
 from tests.support.services.broker import Broker
 
 BATCHES = 4
@@ -54,10 +55,10 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_job(rig: LogRig, text: Path, broker: Broker, tmp_path: Path) -> Callable[[Callable[[str], None]], Job]:
     """The job, given what its processes do at their steps."""
-    kafka = {"bootstrap.servers": broker.bootstrap}
+    where = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root"), allow_unsafe=UNSAFE)
 
     def make(step: Callable[[str], None]) -> Job:
-        return Job(log=rig.name, kafka=kafka, root=str(tmp_path / "root"), text=text, workers=2, step=step)
+        return Job(log=rig.name, where=where, text=text, workers=2, step=step)
 
     return make
 

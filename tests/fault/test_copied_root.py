@@ -16,6 +16,8 @@ from statelog.schemas.snapshot.publication import Publication
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, settings_for
@@ -31,11 +33,8 @@ class Places:
         (directory / "scratch").mkdir()
         Log.create(
             "log",
-            kafka=self.kafka,
-            root=self.store("root"),
-            partitions=2,
-            replication_factor=1,
-            allow_unsafe=UNSAFE,
+            Where(self.kafka, self.store("root"), allow_unsafe=UNSAFE, replication_factor=1),
+            LogOptions(partitions=2),
         )
 
     def store(self, root: str) -> LocalStore:
@@ -45,7 +44,7 @@ class Places:
 
     def open(self, root: str) -> Log:
         """As another process sees it."""
-        return Log.open("log", kafka=self.kafka.join(), root=self.store(root), allow_unsafe=UNSAFE)
+        return Log.open("log", Where(self.kafka.join(), self.store(root), allow_unsafe=UNSAFE))
 
     def commit(self) -> None:
         """Commit a change, by a job that is in the log's own root."""
@@ -153,9 +152,11 @@ def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
     cluster, disk = MemoryCluster(), MemoryDisk(lambda: 0.0)
     kafka = MemoryKafka(cluster=cluster)
     Log.create(
-        "log", kafka=kafka, root=MemoryStore(disk, "log"), partitions=1, replication_factor=1, allow_unsafe=UNSAFE
+        "log",
+        Where(kafka, MemoryStore(disk, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=1),
     )
-    logs = [Log.open("log", kafka=kafka.join(), root=MemoryStore(disk, "log"), allow_unsafe=UNSAFE) for _ in range(2)]
+    logs = [Log.open("log", Where(kafka.join(), MemoryStore(disk, "log"), allow_unsafe=UNSAFE)) for _ in range(2)]
     late: tuple[int, str] | None = None
     for turn in range(8):
         with Writer(logs[0], "w") as writer:

@@ -19,6 +19,7 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.samples.chunks import chunk_of, rows_batch
@@ -214,7 +215,7 @@ def test_a_log_opens_beside_its_first_truncation() -> None:
     """The mark goes with the first truncation, perhaps between the look for it and its read: nothing is lost."""
     twin = written()
     kafka = TruncatedMeanwhile(cluster=twin.cluster)
-    with Log.open("log", kafka=kafka, root=MemoryStore(twin.disk, "log"), allow_unsafe=UNSAFE) as log:
+    with Log.open("log", Where(kafka, MemoryStore(twin.disk, "log"), allow_unsafe=UNSAFE)) as log:
         assert log.kafka.offsets("log.ledger", [0])[0].start == 2
 
 

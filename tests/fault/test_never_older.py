@@ -12,6 +12,7 @@ from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog
 
@@ -38,7 +39,7 @@ class OldLeader(MemoryKafka):
 def opened(twin: TwinLog) -> tuple[Log, OldLeader]:
     """The log, by a client that may ask an old leader."""
     kafka = OldLeader(twin.cluster)
-    log = Log.open(twin.name, kafka=kafka, root=MemoryStore(twin.disk, twin.name), allow_unsafe=UNSAFE)
+    log = Log.open(twin.name, Where(kafka, MemoryStore(twin.disk, twin.name), allow_unsafe=UNSAFE))
     return log, kafka
 
 

@@ -10,6 +10,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import TRUE, Answer, Call, old
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
@@ -51,7 +53,9 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
 
     kafka, store = place()
     with (
-        Log.create("old", kafka=kafka, root=store, replication_factor=1, partitions=2, allow_unsafe=UNSAFE) as log,
+        Log.create(
+            "old", Where(kafka, store, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
+        ) as log,
         Writer(log, "w") as writer,
     ):
         for i, (key, value) in enumerate(_STATE.items(), 1):
@@ -59,7 +63,7 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
             writer.commit(i)
 
     kafka, store = place()
-    with Log.open("old", kafka=kafka, root=store, allow_unsafe=UNSAFE) as log:
+    with Log.open("old", Where(kafka, store, allow_unsafe=UNSAFE)) as log:
         answers.topic, answers.count = topic, 3
         do(log)
         assert answers.count < 3

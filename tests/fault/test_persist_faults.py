@@ -13,6 +13,7 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
@@ -300,7 +301,7 @@ def test_a_full_client_queue_is_waited_for(world: World) -> None:
     """The client takes no more than two records at a time; the rest waits here, and each is sent once."""
     kafka = MemoryKafka(cluster=world.cluster, queue_limit=2)
     world.chunks.others = Fate.DELAY
-    with Log.open("p", kafka=kafka, root=world.rig.store(), allow_unsafe=UNSAFE) as log, world.writer(log) as writer:
+    with Log.open("p", Where(kafka, world.rig.store(), allow_unsafe=UNSAFE)) as log, world.writer(log) as writer:
         for i in range(4):
             writer.put(b"%d" % i, b"v")
             writer.next_sequence_number()

@@ -23,6 +23,8 @@ from statelog.schemas.ledger.records import Restart, decode
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.faults.power_loss import cut_tail
 from tests.support.rigs.log import UNSAFE, settings_for
 
@@ -48,17 +50,13 @@ class Struck:
         """A new log."""
         return Log.create(
             name,
-            kafka=self._kafka(),
-            root=self._root(),
-            partitions=partitions,
-            key_groups=8,
-            replication_factor=1,
-            allow_unsafe=UNSAFE,
+            Where(self._kafka(), self._root(), allow_unsafe=UNSAFE, replication_factor=1),
+            LogOptions(partitions=partitions, key_groups=8),
         )
 
     def open(self, name: str) -> Log:
         """A log, opened by somebody who asks a broker once where to ask again is of no use."""
-        log = Log.open(name, kafka=self._kafka(), root=self._root(), allow_unsafe=UNSAFE)
+        log = Log.open(name, Where(self._kafka(), self._root(), allow_unsafe=UNSAFE))
         log.patience_s = 0.0
         return log
 

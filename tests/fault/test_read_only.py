@@ -11,6 +11,8 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
@@ -42,7 +44,7 @@ def _reader(rig: HistoryRig, error: Exception) -> Log:
 
     assert isinstance(rig.log.kafka, MemoryKafka)
     reading = MemoryStore(store.disk, rig.log.name, faults=refuse)
-    return Log.open(rig.log.name, kafka=rig.log.kafka, root=reading, allow_unsafe=UNSAFE)
+    return Log.open(rig.log.name, Where(rig.log.kafka, reading, allow_unsafe=UNSAFE))
 
 
 def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
@@ -99,8 +101,9 @@ def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
     """The real client's 403 for every write costs the lease, and nothing else."""
     log = history_rig().log
     assert isinstance(log.kafka, MemoryKafka)
-    place = {"kafka": log.kafka, "root": "s3://bucket/logs", "storage_options": service.options}
-    made = Log.create("s3log", partitions=2, replication_factor=1, allow_unsafe=UNSAFE, **place)  # type: ignore[arg-type] # a mapping of them all
+    options = service.options
+    where = Where(log.kafka, "s3://bucket/logs", storage_options=options, allow_unsafe=UNSAFE, replication_factor=1)
+    made = Log.create("s3log", where, LogOptions(partitions=2))
     with Writer(made, "w") as writer:
         writer.put(b"a", b"1")
         writer.commit(1)

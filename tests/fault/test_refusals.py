@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from statelog.schemas.ledger.identity import shown_id
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, LogRig, ports_closed, real_rig, twin_rig
 from tests.support.services.broker import Broker
@@ -94,10 +97,10 @@ def test_a_topic_that_would_lose_changes_is_refused(
 def test_what_is_unsafe_must_be_waived_by_name(rig: LogRig) -> None:
     """One replica is refused without a waiver; the error names the waivers, and a wrong name is refused, too."""
     with pytest.raises(UnsafeTopic) as caught:
-        Log.create(rig.name, kafka=rig.kafka(), root=rig.store(), replication_factor=1)
+        Log.create(rig.name, Where(rig.kafka(), rig.store(), replication_factor=1))
     shown(caught.value, "allow_unsafe=min-insync,replication")
     with pytest.raises(ConfigError):
-        Log.create(rig.name, kafka=rig.kafka(), root=rig.store(), replication_factor=1, allow_unsafe=["everything"])
+        Log.create(rig.name, Where(rig.kafka(), rig.store(), allow_unsafe=["everything"], replication_factor=1))
     assert rig.kafka().describe_topic(rig.name) is None
 
 
@@ -154,7 +157,7 @@ def test_no_broker_is_a_typed_error_in_bounded_time(
     started_s = time.monotonic()
     with pytest.raises(BrokerUnavailable) as caught:
         kafka = {"bootstrap.servers": address, "socket.timeout.ms": "1000"}
-        Log.create(log_name, kafka=kafka, root=str(tmp_path), allow_unsafe=UNSAFE)
+        Log.create(log_name, Where(kafka, str(tmp_path), allow_unsafe=UNSAFE))
     shown(caught.value, address, "bootstrap.servers")
 
     assert time.monotonic() - started_s < 120, "the time that the settings give was not kept"
@@ -197,7 +200,7 @@ def test_names_that_could_be_paths_are_refused(name: Any) -> None:
     """
     rig = twin_rig("fine")
     with pytest.raises(InvalidName):
-        Log.create(name, kafka=rig.kafka(), root=rig.store(), replication_factor=1, allow_unsafe=UNSAFE)
+        Log.create(name, rig.where())
 
 
 @pytest.mark.parametrize(
@@ -222,14 +225,14 @@ def test_names_that_could_be_paths_are_refused(name: Any) -> None:
 def test_a_log_that_nobody_could_make_leaves_nothing_behind(nonsense: dict[str, Any]) -> None:
     """Settings are checked before the first topic is made, and the error names the setting or says what it may be."""
     rig = twin_rig("fine")
-    settings: dict[str, Any] = {"replication_factor": 1, "allow_unsafe": UNSAFE, **nonsense}
+    here = {name: nonsense.pop(name) for name in ("replication_factor", "allow_unsafe") if name in nonsense}
     with pytest.raises(ConfigError) as caught:
-        Log.create("fine", kafka=rig.kafka(), root=rig.store(), **settings)
+        Log.create("fine", replace(rig.where(), **here), LogOptions(**nonsense))
     kafka = rig.kafka()
     assert kafka.describe_topic("fine") is None
     assert kafka.describe_topic("fine.ledger") is None
     assert list(rig.store().list()) == []
-    name = next(iter(nonsense))
+    name = next(iter([*here, *nonsense]))
     assert name in str(caught.value) or caught.value.hint
 
 

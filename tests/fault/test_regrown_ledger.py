@@ -18,6 +18,8 @@ from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
@@ -129,11 +131,8 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
     kafka = OldAnswers(MemoryCluster(faults=faults))
     log = Log.create(
         "log",
-        kafka=kafka,
-        root=MemoryStore(MemoryDisk(lambda: 0.0), "log"),
-        partitions=1,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(kafka, MemoryStore(MemoryDisk(lambda: 0.0), "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=1),
     )
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")

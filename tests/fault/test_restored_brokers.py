@@ -22,6 +22,8 @@ from statelog.schemas.ledger.records import LossRange, Restart
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss, append_restarts
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 PARTITIONS = 4
@@ -129,16 +131,17 @@ class Place:
 
     def open(self) -> Log:
         """The log as another process sees it."""
-        log = Log.open(NAME, kafka=self._kafka(), root=self.root, allow_unsafe=UNSAFE)
+        log = Log.open(NAME, Where(self._kafka(), self.root, allow_unsafe=UNSAFE))
         log.patience_s = 0.0
         return log
 
     def create(self) -> None:
         """Make the log."""
         Log.create(
-            NAME, kafka=self._kafka(), root=self.root, partitions=PARTITIONS, key_groups=KEYS, replication_factor=1,
-            allow_unsafe=UNSAFE,
-        ).close()  # fmt: skip
+            NAME,
+            Where(self._kafka(), self.root, allow_unsafe=UNSAFE, replication_factor=1),
+            LogOptions(partitions=PARTITIONS, key_groups=KEYS),
+        ).close()
 
     def run(self, command: str, *arguments: str) -> Result:
         """A command of ours on the log."""

@@ -19,6 +19,7 @@ from statelog.spark.engine.spark_engine import SparkEngineMaker
 from statelog.spark.engine.task_work import TaskWork
 from statelog.spark.options.address import log_address
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_job import CASES
 from tests.support.spark.engine_pair import settings_at
@@ -79,8 +80,8 @@ def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, 
                 writer.append_batch(_rows(random, first << 10, 16 << 10))
             writer.commit(number + 1)
         assert isinstance(Round(rig.log, settings, make_engine=engine_of(maker, measured, [])).run(), CompletedRound)
-    assert recover_snapshot(name, root=str(rig.root)).to_arrow().num_rows == 2 * mib << 10
-    Log.delete(name, kafka={"bootstrap.servers": rig.bootstrap}, root=str(rig.root))
+    assert recover_snapshot(name, Where(None, str(rig.root))).to_arrow().num_rows == 2 * mib << 10
+    Log.delete(name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
     found: dict[str, float] = {}
     for note in peaks.iterdir():
         kind = note.name.partition("-")[0]

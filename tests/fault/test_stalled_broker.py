@@ -14,6 +14,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, LogRig, real_rig, settings_for
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
@@ -42,7 +43,7 @@ def _seen(rig: LogRig, broker: FaultyBroker, tmp_path: Path, more: Mapping[str, 
         "bootstrap.servers": broker.bootstrap,
         **more,
     }
-    with _soon(lambda: Log.open(rig.name, kafka=kafka, root=str(tmp_path / "root"), allow_unsafe=UNSAFE)) as log:
+    with _soon(lambda: Log.open(rig.name, Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE))) as log:
         yield log
 
 

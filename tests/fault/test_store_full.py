@@ -17,6 +17,8 @@ from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.local import LocalStore
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.log import UNSAFE
@@ -98,9 +100,10 @@ def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
 
 def _log_on(disk: Path) -> Log:
     log = Log.create(
-        "orders", kafka=MemoryKafka(cluster=MemoryCluster()), root=str(disk), partitions=2, replication_factor=1,
-        allow_unsafe=UNSAFE,
-    )  # fmt: skip
+        "orders",
+        Where(MemoryKafka(cluster=MemoryCluster()), str(disk), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=2),
+    )
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
         writer.commit(1)

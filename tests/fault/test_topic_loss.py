@@ -33,6 +33,7 @@ from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryStore
 from tests.support.faults.dying import Death, dying
 from tests.support.rigs.log import TwinLog, settings_for
@@ -353,5 +354,5 @@ def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
     gone(*BOTH)(twin)
     accept(twin).close()
     kafka = MemoryKafka(cluster=twin.cluster)
-    Log.delete("log", kafka=kafka, root=MemoryStore(twin.disk, "log"))
+    Log.delete("log", Where(kafka, MemoryStore(twin.disk, "log")))
     assert [kafka.describe_topic(topic) for topic in BOTH] == [None, None]

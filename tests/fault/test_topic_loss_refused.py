@@ -10,6 +10,8 @@ from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFoun
 from statelog.producer.writer import Writer
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.rigs.lost_topics import BOTH, accept, anew, gone, made
@@ -69,12 +71,8 @@ def test_another_root_s_ledger_is_not_taken_over(twin: TwinLog) -> None:
     kafka, disk = MemoryKafka(cluster=twin.cluster), MemoryDisk(twin.clock)
     Log.create(
         "log",
-        kafka=kafka,
-        root=MemoryStore(disk, "log"),
-        partitions=3,
-        key_groups=8,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(kafka, MemoryStore(disk, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=3, key_groups=8),
     ).close()
     with pytest.raises(AlreadyExists, match="another root"):
         accept(twin)

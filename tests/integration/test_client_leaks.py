@@ -4,7 +4,6 @@ import gc
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,8 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
@@ -60,12 +61,14 @@ def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_nam
 def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Opened again and again, as a supervisor does, a refused log costs no threads; nor does a deleted one."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path)
-    Log.create(log_name, kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
+    Log.create(
+        log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
+    ).close()
     before = threads()
     for _ in range(5):
         with pytest.raises(UnsafeTopic):
-            Log.open(log_name, kafka=kafka, root=root)
-    Log.delete(log_name, kafka=kafka, root=root)
+            Log.open(log_name, Where(kafka, root))
+    Log.delete(log_name, Where(kafka, root))
 
     assert threads() <= before + 4
 
@@ -131,19 +134,19 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
 @pytest.mark.broker
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """The writer and each of the clients, as open files do; those that were closed, also by a `with`, say nothing."""
-    place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
-    Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE).close()
+    place = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    Log.create(log_name, place, LogOptions(partitions=1)).close()
 
     def forget(*, is_closed: bool) -> list[str]:
         gc.collect()  # what earlier tests left behind would be told here
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            with Log.open(log_name, **place, allow_unsafe=UNSAFE) as log, Writer(log, "closed") as writer:
+            with Log.open(log_name, place) as log, Writer(log, "closed") as writer:
                 writer.put(b"k", b"v")
                 writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
             del log, writer
             if not is_closed:
-                log = Log.open(log_name, **place, allow_unsafe=UNSAFE)
+                log = Log.open(log_name, place)
                 writer = Writer(log, "forgotten")
                 del writer, log
             gc.collect()
@@ -157,4 +160,4 @@ def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_nam
         "unclosed reader",
         "unclosed writer forgotten",
     ]
-    Log.delete(log_name, **place)
+    Log.delete(log_name, place)

@@ -85,7 +85,7 @@ class _Process:
 def _committed(place: Place) -> int:
     """How many messages are in the state at least, by the progress of all last commits."""
     try:
-        with statelog.open(place.name, **place.where) as log:
+        with statelog.open(place.name, place.where) as log:
             commits = statelog.recover(log).commits
             numbers = [value for commit in commits.values() for value in commit.metadata.values()]
             return sum(number for number in numbers if isinstance(number, int))
@@ -129,7 +129,7 @@ def test_an_error_of_an_example_is_a_line(
 ) -> None:
     """What statelog refuses is told with its hint, without a traceback."""
     monkeypatch.setattr(sys, "argv", ["example", "--name", "no good", "--root", str(tmp_path)])
-    assert main("example", {"open": lambda place: statelog.open(place.name, **place.where)}) == 1
+    assert main("example", {"open": lambda place: statelog.open(place.name, place.where)}) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 

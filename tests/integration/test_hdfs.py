@@ -13,6 +13,8 @@ from statelog.recovery import recover
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.hdfs import Hdfs
@@ -25,7 +27,9 @@ def test_a_log_lives_on_hdfs(hdfs: Hdfs, tmp_path: Path) -> None:
     cluster, root = MemoryCluster(), hdfs.root(f"logs/{uuid.uuid4().hex}")
     kafka = MemoryKafka(cluster=cluster)
     model: dict[object, object] = {}
-    with Log.create("x", kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE) as log:
+    with Log.create(
+        "x", Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
+    ) as log:
         for number in range(5):
             with Writer(log, "writer") as writer:
                 writer.put(b"k%d" % number, b"v" * 2000)

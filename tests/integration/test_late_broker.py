@@ -16,6 +16,8 @@ from statelog.storage.kafka.admin_client import Leaders, Request
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
@@ -68,14 +70,17 @@ def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, t
     kafka, late = ConfluentKafka(config), LateSession(config)
     kafka._admin = late  # pyright: ignore[reportPrivateUsage] # what a real cluster shows only now and then
     root = str(tmp_path)
-    with Log.create(
-        log_name, kafka=kafka, root=root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE
-    ) as log, Writer(log, "w") as writer:  # fmt: skip
+    with (
+        Log.create(
+            log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
+        ) as log,
+        Writer(log, "w") as writer,
+    ):
         writer.put(b"k", b"v")
         writer.commit(1)
         assert recover(log).to_dict() == {b"k": b"v"}
     assert late.refused == 2 * len(_ABOUT_TOPICS) * _LATE, "for each of the two topics"
-    Log.delete(log_name, kafka={"bootstrap.servers": broker.bootstrap}, root=root)
+    Log.delete(log_name, Where({"bootstrap.servers": broker.bootstrap}, root))
 
 
 _LOST = "does not exist any more|_DESTROY"
@@ -103,8 +108,8 @@ def test_a_topic_that_is_deleted_under_a_writer_is_told(
     broker: Broker, log_name: str, tmp_path: Path, gone: _Deletion
 ) -> None:
     """As what it is, long before the message time-out of five minutes; whoever opens the log again is told, too."""
-    place: dict[str, Any] = {"kafka": {"bootstrap.servers": broker.bootstrap}, "root": str(tmp_path)}
-    with Log.create(log_name, **place, partitions=1, replication_factor=1, allow_unsafe=UNSAFE) as log:
+    place = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    with Log.create(log_name, place, LogOptions(partitions=1)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"1")
             writer.commit(1)
@@ -118,4 +123,4 @@ def test_a_topic_that_is_deleted_under_a_writer_is_told(
             assert log_name in str(caught.value)
         with pytest.raises(Damaged, match="the log's topic is gone"):
             Writer(log, "again")
-    Log.delete(log_name, **place)
+    Log.delete(log_name, place)

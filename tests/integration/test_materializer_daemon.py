@@ -11,6 +11,7 @@ from statelog.materializer import Event, EventKind, Materializer, Rates
 from statelog.materializer.daemon.restore_time import Speed
 from statelog.producer import Writer
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import real_rig, settings_for, state_of
 from tests.support.services.broker import Broker, OwnBroker
 
@@ -105,7 +106,7 @@ def test_a_log_deleted_under_its_daemon_ends_it_as_not_found(broker: Broker, log
         thread.start()
         try:
             _next(events, EventKind.ROUND_SKIPPED)
-            Log.delete(log_name, kafka={"bootstrap.servers": broker.bootstrap}, root=str(tmp_path / "root"))
+            Log.delete(log_name, Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root")))
             thread.join(_DEADLINE_S)
         finally:
             daemon.stop()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import pytest
 
@@ -18,39 +17,36 @@ _RIVALS = 4
 
 
 @pytest.fixture
-def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[statelog.Where]:
     """Where the log is and how it is made; its topics are deleted at the end."""
-    place: dict[str, Any] = {
-        "kafka": {"bootstrap.servers": broker.bootstrap},
-        "root": str(tmp_path / "root"),
-        "allow_unsafe": UNSAFE,
-    }
+    root = str(tmp_path / "root")
+    place = statelog.Where({"bootstrap.servers": broker.bootstrap}, root, allow_unsafe=UNSAFE, replication_factor=1)
     yield place
-    statelog.Log.delete(log_name, **place)
+    statelog.Log.delete(log_name, place)
 
 
-def test_a_program_that_is_run_twice(log_name: str, where: dict[str, Any]) -> None:
+def test_a_program_that_is_run_twice(log_name: str, where: statelog.Where) -> None:
     """The second run opens the first one's log and goes on behind its last checkpoint."""
     with pytest.raises(NotFound, match="create=True"):
-        statelog.open(log_name, **where)
+        statelog.open(log_name, where)
     for run in (1, 2):
-        with statelog.open(log_name, create=True, replication_factor=1, partitions=2, **where) as log:
+        with statelog.open(log_name, where, create=statelog.LogOptions(partitions=2)) as log:
             with statelog.Writer(log, "web") as writer:
                 assert (writer.last_commit.checkpoint.id if writer.last_commit else 0) == run - 1
                 writer.put(b"run", b"%d" % run)
                 writer.commit(run)
             assert statelog.recover(log).to_dict() == {b"run": b"%d" % run}
     with pytest.raises(ConfigError, match="partitions is 2 and not 3"):
-        statelog.open(log_name, partitions=3, **where)
+        statelog.open(log_name, where, create=statelog.LogOptions(partitions=3))
 
 
-def test_rivals_open_one_log(log_name: str, where: dict[str, Any]) -> None:
+def test_rivals_open_one_log(log_name: str, where: statelog.Where) -> None:
     """All of them begin at one moment; whichever makes it, each commits to the same log."""
     barrier = Barrier(_RIVALS)
 
     def rival(number: int) -> bytes:
         barrier.wait()
-        with statelog.open(log_name, create=True, replication_factor=1, partitions=4, **where) as log:
+        with statelog.open(log_name, where, create=statelog.LogOptions(partitions=4)) as log:
             with statelog.Writer(log, f"rival-{number}", partitions=[number]) as writer:
                 writer.commit(1)
             return log.descriptor.nonce
@@ -58,5 +54,5 @@ def test_rivals_open_one_log(log_name: str, where: dict[str, Any]) -> None:
     with ThreadPoolExecutor(_RIVALS) as pool:
         nonces = list(pool.map(rival, range(_RIVALS)))
     assert len(set(nonces)) == 1
-    with statelog.open(log_name, **where) as log:
+    with statelog.open(log_name, where) as log:
         assert sorted(log.commits()) == [f"rival-{number}" for number in range(_RIVALS)]

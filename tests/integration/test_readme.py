@@ -38,7 +38,8 @@ def test_the_first_programs_run_as_printed(
 ) -> None:
     """The table goes on when its program is run again; a writer and the Spark program go on in the same log."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
-    first = _program(0, {**places, "/tmp/statelog": str(tmp_path / "root")})
+    local = f'Where.local("{tmp_path / "root"}", "{broker.bootstrap}")'
+    first = _program(0, {'"visits"': f'"{log_name}"', 'Where.local("/tmp/statelog")': local})
     names: dict[str, Any] = {}
     for printed in ("0 {b'alice': b'1', b'bob': b'1'}", "2 {b'alice': b'2', b'bob': b'1', b'carol': b'1'}"):
         assert printed in _README.read_text(encoding="utf-8")

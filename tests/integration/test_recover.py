@@ -16,6 +16,8 @@ from statelog.schemas.topics.policy import TopicRole, topic_config
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
@@ -30,7 +32,7 @@ def log(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Log]:
     """A log of four partitions, deleted at the end."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root")
     with Log.create(
-        log_name, kafka=kafka, root=root, partitions=4, key_groups=16, replication_factor=1, allow_unsafe=UNSAFE
+        log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=4, key_groups=16)
     ) as log:
         yield log
         log.kafka.delete_topic(log.data_topic)

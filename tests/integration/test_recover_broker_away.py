@@ -17,6 +17,8 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader
@@ -34,12 +36,13 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Histo
     """A log with one commit on a broker of the test's own."""
     with Log.create(
         log_name,
-        kafka={"bootstrap.servers": own_broker.bootstrap},
-        root=str(tmp_path / "root"),
-        partitions=2,
-        key_groups=8,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(
+            {"bootstrap.servers": own_broker.bootstrap},
+            str(tmp_path / "root"),
+            allow_unsafe=UNSAFE,
+            replication_factor=1,
+        ),
+        LogOptions(partitions=2, key_groups=8),
     ) as log:
         rig = HistoryRig(log)
         with Writer(log, "w") as writer:
@@ -77,7 +80,7 @@ def _wait_for_no_lease(log: Log) -> None:
 def patient(rig: HistoryRig, own_broker: OwnBroker, tmp_path: Path) -> Generator[Log]:
     """The log as a process sees it whose requests wait for long."""
     kafka = {"bootstrap.servers": own_broker.bootstrap, "socket.timeout.ms": _REQUEST_TIMEOUT_MS}
-    with Log.open(rig.log.name, kafka=kafka, root=str(tmp_path / "root"), allow_unsafe=UNSAFE) as log:
+    with Log.open(rig.log.name, Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE)) as log:
         yield log
 
 

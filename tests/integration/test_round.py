@@ -15,6 +15,8 @@ from statelog.producer.writer import Writer
 from statelog.seams import Seams
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, settings_for, state_of
 from tests.support.services.broker import Broker
 
@@ -23,7 +25,7 @@ State = dict[object, object]
 
 
 def _open(broker: Broker, name: str, root: Path) -> Log:
-    return Log.open(name, kafka={"bootstrap.servers": broker.bootstrap}, root=str(root), allow_unsafe=UNSAFE)
+    return Log.open(name, Where({"bootstrap.servers": broker.bootstrap}, str(root), allow_unsafe=UNSAFE))
 
 
 @pytest.fixture
@@ -45,12 +47,8 @@ def log(broker: Broker, log_name: str, root: Path) -> Iterator[Log]:
     """A new log of four partitions."""
     with Log.create(
         log_name,
-        kafka={"bootstrap.servers": broker.bootstrap},
-        root=str(root),
-        partitions=4,
-        key_groups=16,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where({"bootstrap.servers": broker.bootstrap}, str(root), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=4, key_groups=16),
     ) as made:
         yield made
 

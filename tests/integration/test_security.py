@@ -23,6 +23,8 @@ from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.canary import CANARY
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import Told, faulty_s3
@@ -50,12 +52,12 @@ class Place(NamedTuple):
 
     def open(self, user: str) -> Log:
         """The log, as this user opens it."""
-        return Log.open(_LOG, kafka=self.broker.client(user), root=self.root, allow_unsafe=UNSAFE)
+        return Log.open(_LOG, Where(self.broker.client(user), self.root, allow_unsafe=UNSAFE))
 
     def feed(self) -> None:
         """One more commit by the administrator, so that a round has something to do."""
         plain = {"bootstrap.servers": self.broker.plain}
-        with Log.open(_LOG, kafka=plain, root=self.root, allow_unsafe=UNSAFE) as log, Writer(log, "feed") as writer:
+        with Log.open(_LOG, Where(plain, self.root, allow_unsafe=UNSAFE)) as log, Writer(log, "feed") as writer:
             writer.put(b"fed", b"1")
             writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
 
@@ -69,10 +71,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         found = Place(broker, str(directory / "root"))
         plain = {"bootstrap.servers": broker.plain}
         Log.create(
-            _LOG, kafka=plain, root=found.root, partitions=2, replication_factor=1, allow_unsafe=UNSAFE
-        ).close()  # fmt: skip
+            _LOG, Where(plain, found.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
+        ).close()
         found.feed()
-        with Log.open(_LOG, kafka=plain, root=found.root, allow_unsafe=UNSAFE) as log:
+        with Log.open(_LOG, Where(plain, found.root, allow_unsafe=UNSAFE)) as log:
             run_round(log, MaterializerSettings(scratch=directory))
         yield found
 
@@ -148,12 +150,12 @@ def _round(place: Place) -> CompletedRound:
 def _make(place: Place) -> None:
     kafka = place.broker.client("administrator")
     Log.create(
-        MADE, kafka=kafka, root=place.root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE
-    ).close()  # fmt: skip
+        MADE, Where(kafka, place.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
+    ).close()
 
 
 def _delete(place: Place) -> None:
-    Log.delete(MADE, kafka=place.broker.client("administrator"), root=place.root)
+    Log.delete(MADE, Where(place.broker.client("administrator"), place.root))
 
 
 LEDGER = f"{_LOG}.ledger"
@@ -251,7 +253,7 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
     kafka = {name: value for name, value in place.broker.client("reader", **patient).items() if value}
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=told) as caught:
-        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=UNSAFE)
+        Log.open(_LOG, Where(kafka, place.root, allow_unsafe=UNSAFE))
     assert time.monotonic() - began_s < 150.0, "the request time-out was waited for"
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
@@ -281,9 +283,7 @@ def test_no_secret_is_in_reprs_logs_and_errors(place: Place, tmp_path: Path, cap
         wrongs: tuple[dict[str, str], ...] = ({}, {"endpoint_url": "http://127.0.0.1:1"}, {"secrett": f"{CANARY}x"})
         for wrong in wrongs:
             with pytest.raises((ConfigError, Unavailable)) as caught:
-                Log.create(
-                    MADE, kafka=place.broker.client("writer"), root="s3://b", storage_options={**options, **wrong}
-                )
+                Log.create(MADE, Where(place.broker.client("writer"), "s3://b", storage_options={**options, **wrong}))
             shown += [caught.value, dict(caught.value.facts), "".join(traceback.format_exception(caught.value))]
     assert len(caplog.records) > 100
     told = [*map(repr, shown), *map(str, shown), *(record.getMessage() for record in caplog.records)]
@@ -294,7 +294,7 @@ def test_tls_where_the_broker_speaks_none(place: Place) -> None:
     """The reverse: a client that encrypts, at the plain listener."""
     kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
     with pytest.raises(ConfigError, match=r"SSL|TLS"):
-        Log.open(_LOG, kafka=kafka, root=place.root, allow_unsafe=UNSAFE)
+        Log.open(_LOG, Where(kafka, place.root, allow_unsafe=UNSAFE))
 
 
 def test_the_page_lists_these_rights() -> None:

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from statelog.recovery import recover
 from statelog.spark.options.address import address_options
 from statelog.storage import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3
@@ -58,15 +60,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     with running_secure_broker(directory, users) as broker, faulty_s3() as s3:
         storage = {**s3.options, "secret": f"{CANARY}store"}
         kafka = {"bootstrap.servers": broker.plain}
-        place: dict[str, Any] = {"kafka": kafka, "root": _ROOT, "allow_unsafe": UNSAFE, "storage_options": storage}
-        Log.create(_LOG, **place, partitions=2, key_type="long", value_schema=AVSC, replication_factor=1).close()
+        place = Where(kafka, _ROOT, storage_options=storage, allow_unsafe=UNSAFE, replication_factor=1)
+        Log.create(_LOG, place, LogOptions(partitions=2, key_type="long", value_schema=AVSC)).close()
         broker.grant("reader", reading(_LOG))
         broker.grant("writer", writing(_LOG))
         for user, (_, rights, missing) in _LACKS.items():
             broker.grant(user, [right for right in rights if right != missing])
         met = _run(program, _steps(broker, storage))
         (program / "objects").write_bytes(b"\n".join(data for data, _ in s3.objects.values()))
-        with Log.open(_LOG, **place) as log:
+        with Log.open(_LOG, place) as log:
             state = recover(log).to_dict()
         (program / "broker.log").write_bytes(broker.log_path.read_bytes())
         yield Ran(met, program, state)
@@ -79,7 +81,7 @@ def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
         kafka = broker.client(user, socket_timeout_ms=str(_PATIENCE_S * 1000), **settings)
         return {
             **({"writerId": writer, "takeOver": "true"} if writer else {}),
-            **address_options(_LOG, kafka=kafka, root=_ROOT, storage_options=storage, allow_unsafe=UNSAFE),
+            **address_options(_LOG, Where(kafka, _ROOT, storage_options=storage, allow_unsafe=UNSAFE)),
         }
 
     wrong = {"sasl_password": f"{CANARY}wrong"}

@@ -24,7 +24,7 @@ from statelog.spark.engine.task_work import TaskDone, TaskWork
 from statelog.spark.options.address import log_address
 from statelog.storage.local.disk import no_faults
 from tests.support.services.broker import Broker
-from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at, where_of
+from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
 from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of
 from tests.support.spark.rig import SparkLog
 
@@ -49,7 +49,7 @@ def test_rows_equal_those_of_the_local_engine(
         outcome = statelog.spark.materialize(
             spark,
             remote.log.name,
-            **where_of(remote),
+            remote.where,
             settings=settings_at(tmp_path, max_run_bytes=rng.choice((1, 4 << 30))),
             most_tasks=3,
             task_bytes=1,
@@ -93,7 +93,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
     rig.log.store.delete(manifest.runs[0].path)
     change(rng, [rig])
     with pytest.raises(DataLoss, match="gone") as lost:
-        statelog.spark.materialize(spark, rig.log.name, **where_of(rig), settings=settings_at(tmp_path), task_bytes=1)
+        statelog.spark.materialize(spark, rig.log.name, rig.where, settings=settings_at(tmp_path), task_bytes=1)
     assert lost.value.facts["path"] == manifest.runs[0].path
 
     broken = SparkEngine(maker, _work(rig, tmp_path))

@@ -2,13 +2,13 @@
 
 import doctest
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 import statelog.spark
 from statelog.producer.writer import Writer
+from statelog.storage.log.where import Where
 from tests.support.docstring_examples import examples, run_example
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
@@ -23,17 +23,13 @@ def test_an_example_does_what_it_says(
     """With a session, a log of four partitions and two keys, where it is, and streaming counts at hand."""
     events = spark.readStream.format("rate").load()
     counts = events.selectExpr("CAST(CAST(value AS STRING) AS BINARY) AS key", "X'31' AS value")
-    where: dict[str, Any] = {
-        "kafka": {"bootstrap.servers": broker.bootstrap},
-        "root": str(tmp_path),
-        "allow_unsafe": UNSAFE,
-    }
-    with statelog.open(log_name, create=True, partitions=4, replication_factor=1, **where) as log:
+    where = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    with statelog.open(log_name, where, create=statelog.LogOptions(partitions=4)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"alice", b"1")
             writer.put(b"bob", b"2")
             writer.commit()
-        room = {name: getattr(statelog.spark, name) for name in statelog.spark.__all__}
+        room = {"Where": Where} | {name: getattr(statelog.spark, name) for name in statelog.spark.__all__}
         run_example(example, {**room, "spark": spark, "log": log, "where": where, "counts": counts})
 
 

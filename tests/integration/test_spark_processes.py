@@ -46,6 +46,7 @@ from statelog.spark.sink.ownership import RECENT_S
 from statelog.spark.sink.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
 from statelog.spark.sink.task import TaskResult
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog
@@ -71,7 +72,7 @@ def stream_options(rig: SparkLog, **changed: str) -> WriteOptions:
 
 def run_task(task: TaskGrant, options: WriteOptions, slot: int, rows: dict[int, int], query: str = "q") -> TaskResult:
     """What a task of query `query` returns for these rows."""
-    with task_producer(options.where) as producer:
+    with task_producer(options.where.where) as producer:
         writer = TaskWriter(producer, task, slot=slot)
         writer.append_batch(pa.table({"key": list(rows), "n": list(rows.values())}))
         handle = writer.finish()
@@ -415,7 +416,7 @@ def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
     assert (read("state")[0], read("changes")[0]) == ([1], [1])
     _, old = read("state")
     columns = old.schema()
-    Log.delete(rig.log.name, kafka={"bootstrap.servers": rig.bootstrap}, root=str(rig.root))
+    Log.delete(rig.log.name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
     SparkLog.create(rig.log.name, rig.bootstrap, rig.root.parent).log.close()
     for kind in ("state", "changes"):
         assert read(kind)[0] == []

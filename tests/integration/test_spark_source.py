@@ -10,7 +10,6 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -27,7 +26,6 @@ from statelog.spark import error_of, state
 from statelog.spark.source.views import VIEWS
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import HeldSubscription
-from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
 
@@ -338,7 +336,6 @@ def test_a_held_state_outlives_rounds(spark: SparkSession, rig: SparkLog, tmp_pa
     """Within `with state(...)` a DataFrame is read again after rounds that would have truncated it; then its lease is
     gone, and later rounds truncate."""
     policy = MaterializerSettings(scratch=tmp_path, retention=RetentionPolicy(keep=2, min_age_s=0.0))
-    where: dict[str, Any] = {"kafka": {"bootstrap.servers": rig.bootstrap}, "root": str(rig.root)}
     with Writer(rig.log, "w") as writer:
 
         def write(numbers: range) -> None:
@@ -348,7 +345,7 @@ def test_a_held_state_outlives_rounds(spark: SparkSession, rig: SparkLog, tmp_pa
                 run_round(rig.log, policy)
 
         write(range(1))
-        with state(spark, rig.log.name, **where, allow_unsafe=UNSAFE, options={"columns": "n"}, lease_s=2.0) as df:
+        with state(spark, rig.log.name, rig.where, options={"columns": "n"}, lease_s=2.0) as df:
             write(range(1, 5))
             time.sleep(2.5)
             write(range(5, 7))

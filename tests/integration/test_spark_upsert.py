@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from statelog.errors import ConfigError, Misuse
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import Upsert, upsert
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, write_batches
@@ -27,11 +28,9 @@ def function_for(rig: SparkLog) -> Upsert:
     """The function under test, for the log of `rig`."""
     return upsert(
         rig.log.name,
-        kafka={"bootstrap.servers": rig.bootstrap},
-        root=str(rig.root),
+        Where({"bootstrap.servers": rig.bootstrap}, str(rig.root), allow_unsafe=UNSAFE),
         writer="counts",
         unique_keys=True,
-        allow_unsafe=UNSAFE,
     )
 
 
@@ -116,9 +115,9 @@ def test_an_empty_batch_is_a_commit(spark: SparkSession, rig: SparkLog, tmp_path
 def test_wrong_settings_are_refused_at_once(tmp_path: Path) -> None:
     """`upsert` checks its settings when it is called, not when the first batch comes; its repr hides secrets."""
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
-        upsert("log", kafka={}, root=str(tmp_path), writer="w")
+        upsert("log", Where({}, str(tmp_path)), writer="w")
     with pytest.raises(ConfigError, match="unique_keys is 'false'"):
-        upsert("log", kafka={"bootstrap.servers": "b:1"}, root="s3://b", writer="w", unique_keys="false")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] # what is refused
+        upsert("log", Where({"bootstrap.servers": "b:1"}, "s3://b"), writer="w", unique_keys="false")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] # what is refused
     kafka = {"bootstrap.servers": "b:1", "sasl.password": "hidden"}
-    function = upsert("log", kafka=kafka, root="s3://bucket", writer="w", storage_options={"secret": "hidden"})
+    function = upsert("log", Where(kafka, "s3://bucket", storage_options={"secret": "hidden"}), writer="w")
     assert "hidden" not in repr(function)

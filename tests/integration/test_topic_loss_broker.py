@@ -15,6 +15,8 @@ from statelog.recovery import recover
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.broker import Broker
 
@@ -34,7 +36,7 @@ class Place:
 
     def open(self) -> Log:
         """In another process."""
-        return Log.open(self.name, kafka=self.kafka, root=self.root, allow_unsafe=UNSAFE)
+        return Log.open(self.name, Where(self.kafka, self.root, allow_unsafe=UNSAFE))
 
     def run(self, *arguments: str) -> Result:
         """A command of ours."""
@@ -54,12 +56,8 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
     place = Place(broker, log_name, tmp_path)
     with Log.create(
         log_name,
-        kafka=place.kafka,
-        root=place.root,
-        partitions=2,
-        key_groups=8,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(place.kafka, place.root, allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=2, key_groups=8),
     ) as log:
         with Writer(log, "w") as writer:
             for i, key in enumerate(KEPT, 1):
@@ -70,7 +68,7 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
             writer.put(b"lost", b"v")
             writer.commit(len(KEPT) + 1)
     yield place
-    Log.delete(log_name, kafka=place.kafka, root=place.root)
+    Log.delete(log_name, Where(place.kafka, place.root))
 
 
 @pytest.mark.parametrize("topics", [("{}.ledger",), ("{}.ledger", "{}")], ids=["ledger", "both"])

@@ -191,11 +191,13 @@ def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Pat
     with group.input():
         pass
     with pytest.raises(NotFound, match="there is no log") as missing:
-        statelog.worker(log_name, topic=group.topic, **group.where)
+        statelog.worker(log_name, group.where, topic=group.topic)
     assert missing.value.hint == "Pass create=True"
-    options: dict[str, Any] = {"standbys": "some", "create": True, "replication_factor": 1}
+    with pytest.raises(ConfigError, match="the input says how many partitions"):
+        statelog.worker(log_name, group.where, topic=group.topic, create=statelog.LogOptions(partitions=3))
+    options: dict[str, Any] = {"standbys": "some", "create": True}
     with pytest.raises(ConfigError, match=r"standbys is 'some'\. Give \"all\", or numbers of partitions"):
-        statelog.worker(log_name, topic=group.topic, **options, **group.where)
+        statelog.worker(log_name, group.where, topic=group.topic, **options)
 
 
 @pytest.mark.soak
@@ -209,9 +211,9 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
     with group.input() as producer:
         group.feed(producer, range(100))
     other = replace(group, root=tmp_path / "other", name=f"{log_name}-other")
-    statelog.open(other.name, create=True, replication_factor=1, partitions=2, key_groups=3, **other.where).close()
+    statelog.open(other.name, other.where, create=statelog.LogOptions(partitions=2, key_groups=3)).close()
     with pytest.raises(ConfigError, match="does not fit"):
-        statelog.worker(other.name, topic=group.topic, **other.where)
+        statelog.worker(other.name, other.where, topic=group.topic)
 
     def interrupt(point: str) -> None:
         if point == "revoked":

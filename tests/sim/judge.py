@@ -19,6 +19,7 @@ from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.storage.manifest_chain import StoredManifest
 from statelog.storage.store.memory import MemoryStore
 from tests.sim.naive_fold import NaiveFold
@@ -178,4 +179,4 @@ def _manifests(world: World) -> list[StoredManifest]:
 def _log(world: World) -> Log:
     assert world.nemesis.is_quiet
     kafka, store = MemoryKafka(cluster=world.cluster), MemoryStore(world.disk, LOG)
-    return Log.open(LOG, kafka=kafka, root=store, allow_unsafe=UNSAFE)
+    return Log.open(LOG, Where(kafka, store, allow_unsafe=UNSAFE))

@@ -23,6 +23,7 @@ from statelog.recovery.streaming.cursor import Cursor
 from statelog.seams import CrashPoint, NewNonce, Seams
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from statelog.tables import TableSettings
 from tests.sim.actors import Crash, SteppedKafka, Stepper
@@ -109,7 +110,7 @@ class Process:
 
     def open(self) -> Log:
         """The log, as this process sees it with a new client."""
-        return Log.open(self.world.name, kafka=self.view(), root=self.store, allow_unsafe=UNSAFE)
+        return Log.open(self.world.name, Where(self.view(), self.store, allow_unsafe=UNSAFE))
 
     def seams(self, nonce: NewNonce | None = None) -> Seams:
         """Its clock, and ids that never come twice."""
@@ -121,7 +122,8 @@ class Process:
         host = Host(
             clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=_at_once, disk=disk
         )
-        options = {"kafka": self.view(), "root": self.store, "allow_unsafe": UNSAFE, "host": host, "settings": settings}
+        where = Where(self.view(), self.store, allow_unsafe=UNSAFE, replication_factor=1)
+        options = {"where": where, "host": host, "settings": settings}
         return options if directory is None else options | {"backend": "rocksdb", "directory": directory}
 
     def roll_up(self) -> CompletedRound | SkippedRound:

@@ -1,49 +1,35 @@
 """Running the programs of a document as they are printed, on the in-memory twins."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.documents import programs, said
 from tests.support.rigs.log import UNSAFE
 
-__all__ = ["Where", "check_page"]
+__all__ = ["check_page", "doc_where"]
 
 _OPENED = re.compile(r'(?:open|create)\(\s*"([\w-]+)"')
 _PLACE = "/tmp/statelog"
 
 
-class Where(Mapping[str, Any]):
-    """What a document calls `where`: twins of Kafka and of the store, the former through a new client every time."""
+class _Kept(MemoryKafka):
+    """A twin that serves all the programs of a document: who closes it closes nothing."""
 
-    def __init__(self, log: str) -> None:
-        self._cluster = MemoryCluster()
-        self._disk = MemoryDisk(lambda: 0.0)
-        self._log = log
+    def close(self) -> None:
+        """Go on."""
 
-    def __getitem__(self, key: str) -> Any:
-        match key:
-            case "kafka":
-                return MemoryKafka(cluster=self._cluster)
-            case "root":
-                return MemoryStore(self._disk, self._log)
-            case "replication_factor":
-                return 1
-            case "allow_unsafe":
-                return UNSAFE
-            case _:
-                raise KeyError(key)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(("kafka", "root", "replication_factor", "allow_unsafe"))
-
-    def __len__(self) -> int:
-        return 4
+def doc_where(log: str) -> Where:
+    """What a document calls `where`: twins of Kafka and of the store."""
+    store = MemoryStore(MemoryDisk(lambda: 0.0), log)
+    return Where(_Kept(cluster=MemoryCluster()), store, allow_unsafe=UNSAFE, replication_factor=1)
 
 
 def check_page(page: Path, directory: Path, printed: Callable[[], str], **given: Any) -> None:
@@ -53,7 +39,7 @@ def check_page(page: Path, directory: Path, printed: Callable[[], str], **given:
     """
     found = [program.replace(_PLACE, str(directory / "statelog")) for program in programs(page)]
     log = _OPENED.search("".join(found))
-    names: dict[str, Any] = {"where": Where(log[1] if log else "visits"), **given}
+    names: dict[str, Any] = {"where": doc_where(log[1] if log else "visits"), **given}
     for program in found:
         exec(compile(program, str(page), "exec"), names)
         lines = printed().splitlines()

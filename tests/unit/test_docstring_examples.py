@@ -13,6 +13,7 @@ from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
 from statelog.storage import Log
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 
 _NAMES: list[Any] = [
@@ -43,17 +44,17 @@ def _example(name: Callable[..., Any]) -> str:
 def test_the_example_runs(name: Callable[..., Any], tmp_path: Path) -> None:
     """Two lines or so, with nothing but a log, the place where it is, and the names of the room."""
     cluster, disk = MemoryCluster(), MemoryDisk(lambda: 1_000.0)
-    where: dict[str, Any] = {
-        "kafka": MemoryKafka(cluster=cluster),
-        "root": MemoryStore(disk, "visits"),
-        "allow_unsafe": ("replication", "min-insync"),
-    }
+    waived = ("replication", "min-insync")
+    store = MemoryStore(disk, "visits")
+    first, where = (
+        Where(MemoryKafka(cluster=cluster), store, allow_unsafe=waived, replication_factor=1) for _ in range(2)
+    )
     example = _example(name).replace("/tmp/statelog", str(tmp_path))
     assert 1 <= len(example.splitlines()) <= 3
-    with statelog.open("visits", create=True, replication_factor=1, **where) as log:
+    with statelog.open("visits", first, create=True) as log:
         with statelog.Writer(log, "web") as writer:
             writer.put(b"alice", b"1")
             writer.commit(1)
-        given = {"log": log, "where": {**where, "kafka": MemoryKafka(cluster=cluster)}}
-        known = {"statelog": statelog, "recover": recover, "AtPosition": AtPosition, "Log": Log}
+        given = {"log": log, "where": where}
+        known = {"statelog": statelog, "recover": recover, "AtPosition": AtPosition, "Log": Log, "Where": Where}
         exec(example, {**given, **known, "RecoverySettings": RecoverySettings})

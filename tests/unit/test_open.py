@@ -12,7 +12,9 @@ from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, S
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.log import open_or_create, ports
+from statelog.storage.log import open_or_create
+from statelog.storage.log import where as where_module
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
@@ -28,11 +30,11 @@ class _World:
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: 1_000.0)
 
-    def open(self, faults: FaultHook | None = None, **options: Any) -> statelog.Log:
+    def open(self, faults: FaultHook | None = None, *, create: bool = True, **options: Any) -> statelog.Log:
         """As a process of its own; `create` unless told otherwise."""
         store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
-        said: dict[str, Any] = {"create": True, "replication_factor": 1, **options}
-        return statelog.open("visits", kafka=MemoryKafka(cluster=self.cluster), root=store, allow_unsafe=UNSAFE, **said)
+        where = Where(MemoryKafka(cluster=self.cluster), store, allow_unsafe=UNSAFE, replication_factor=1)
+        return statelog.open("visits", where, create=create and statelog.LogOptions(**options))
 
 
 @pytest.fixture
@@ -64,39 +66,33 @@ def test_without_create_nothing_is_made(world: _World) -> None:
 def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_path: Path) -> None:
     """On a local root all directories of the log go with its files; what else lies there stays."""
     (tmp_path / "orders").mkdir()
-    made: dict[str, Any] = {"create": True, "replication_factor": 1, "value_schema": _POINT, "allow_unsafe": UNSAFE}
-    with statelog.open("visits", kafka=MemoryKafka(cluster=world.cluster), root=str(tmp_path), **made) as log:
+    where = Where(MemoryKafka(cluster=world.cluster), str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    with statelog.open("visits", where, create=statelog.LogOptions(value_schema=_POINT)) as log:
         statelog.recover(log).to_dict()
     assert (tmp_path / "visits" / "schemas").is_dir()
-    statelog.Log.delete("visits", kafka=MemoryKafka(cluster=world.cluster), root=str(tmp_path))
+    statelog.Log.delete("visits", Where(MemoryKafka(cluster=world.cluster), str(tmp_path)))
     assert list(tmp_path.iterdir()) == [tmp_path / "orders"]
 
 
-@pytest.mark.parametrize(
-    "opened", [statelog.open, statelog.Log.open, statelog.table, statelog.standby, partial(statelog.worker, topic="t")]
-)
-def test_an_address_is_no_kafka(opened: Callable[..., object]) -> None:
+def test_an_address_is_no_kafka() -> None:
     """A text in place of a mapping of settings is refused by name, with the mapping to write."""
     with pytest.raises(ConfigError, match="a mapping of settings, or a Kafka port, and not str") as raised:
-        opened("visits", kafka="127.0.0.1:9092", root="/nowhere")
-    assert raised.value.hint == 'kafka={"bootstrap.servers": "127.0.0.1:9092"}'
+        Where("127.0.0.1:9092", "/nowhere")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] # as said
+    assert raised.value.hint == 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
 
 
 def test_a_name_is_checked_first(world: _World) -> None:
     """A name that no log can have is refused before anything is asked."""
     with pytest.raises(InvalidName):
-        statelog.open("no such name", kafka=MemoryKafka(), root="/nowhere", create=True)
+        statelog.open("no such name", Where(MemoryKafka(), "/nowhere"), create=True)
 
 
-@pytest.mark.parametrize("create", [True, False])
-def test_options_that_differ_are_named(world: _World, create: bool) -> None:
+def test_options_that_differ_are_named(world: _World) -> None:
     """Every one that contradicts the log, with both values, and no other."""
     with world.open(partitions=3, key_groups=16, key_type="string"):
         pass
     with pytest.raises(ConfigError) as raised:
-        world.open(
-            create=create, partitions=4, key_groups=16, key_type="bytes", hash_rule="caller", value_schema=_POINT
-        )
+        world.open(partitions=4, key_groups=16, key_type="bytes", hash_rule="caller", value_schema=_POINT)
     text = str(raised.value)
     assert "partitions is 3 and not 4, " in text
     assert "key_type is string and not bytes, " in text
@@ -107,10 +103,10 @@ def test_options_that_differ_are_named(world: _World, create: bool) -> None:
 
 
 def test_options_that_agree_are_no_error(world: _World) -> None:
-    """Whether they were given at first or were the defaults; the number of replicas is no property of a log."""
+    """Whether they were given at first or were the defaults."""
     with world.open():
         pass
-    with world.open(partitions=8, key_groups=128, key_type="bytes", hash_rule="crc32", replication_factor=3) as log:
+    with world.open(partitions=8, key_groups=128, key_type="bytes", hash_rule="crc32") as log:
         assert log.name == "visits"
 
 
@@ -177,12 +173,12 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     def client(*_: object) -> MemoryKafka:
         return made
 
-    monkeypatch.setattr(ports, "_client", client)
+    monkeypatch.setattr(where_module, "_client", client)
     monkeypatch.setattr(made, "close", lambda: closed.append(True))
     with pytest.raises(NotFound):
-        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root=MemoryStore(world.disk, "visits"))
+        statelog.open("visits", Where({"bootstrap.servers": "nowhere:1"}, MemoryStore(world.disk, "visits")))
     with pytest.raises(ConfigError, match="unsupported protocol"):
-        statelog.open("visits", kafka={"bootstrap.servers": "nowhere:1"}, root="gopher://hole")
+        statelog.open("visits", Where({"bootstrap.servers": "nowhere:1"}, "gopher://hole"))
     assert closed == [True, True]
 
 

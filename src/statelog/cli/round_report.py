@@ -7,18 +7,18 @@ import datetime
 import logging
 from typing import Any, cast
 
-from statelog.cli.config.merge import CliConfig
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, RoundOutcome, SkippedRound
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.subscription import SubscriptionCap
+from statelog.storage.config.merge import Config
 
 __all__ = ["event_fields", "event_line", "materializer_settings", "outcome_report"]
 
 _INTERVALS_BEFORE_ALARM = 6
 
 
-def materializer_settings(config: CliConfig) -> MaterializerSettings:
+def materializer_settings(config: Config) -> MaterializerSettings:
     """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
     given = dict(config.materializer)
     given.pop("engine", None)  # Who works is no setting of the rounds.

@@ -13,11 +13,11 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.cli.config.units import duration_s
 from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange
 from statelog.recovery import At, AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.keys.key_groups import KeyType, key_bytes
+from statelog.storage.config.units import duration_s
 
 __all__ = [
     "From",

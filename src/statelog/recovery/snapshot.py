@@ -1,6 +1,6 @@
 """`recover_snapshot`: the state of a snapshot, read from the store alone, for when Kafka is gone.
 
-    with recover_snapshot("flights", root="s3://bucket/logs") as recovery:
+    with recover_snapshot("flights", where) as recovery:
         recovery.to_parquet("flights.parquet")
 
 Invariants:
@@ -9,7 +9,7 @@ Invariants:
 - The snapshot is verified like any other, byte by byte; a damaged one is passed over, with a log line.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from statelog.errors import NotFound
@@ -21,35 +21,33 @@ from statelog.recovery.planning.planner import Planner
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, make_plan
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets.monitor import OnProgress
-from statelog.schemas.names import check_log_name
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.no_kafka import NoKafka
-from statelog.storage.log.ports import StoreSource
+from statelog.storage.log.where import Where, opened_store
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store.fsspec import open_store
 
 __all__ = ["recover_snapshot"]
 
 
 def recover_snapshot(
     name: str,
+    where: Where,
     *,
-    root: StoreSource,
-    storage_options: Mapping[str, object] | None = None,
     position: int | None = None,
     key_groups: Iterable[int] | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
     host: Host | None = None,
 ) -> Recovery:
-    """Plan to read the newest sound snapshot, or the one at this ledger position, without Kafka.
+    """Plan to read the newest sound snapshot, or the one at this ledger position, without Kafka: `where` may be
+    `Where(None, root)`.
 
     What it gives is filled and streamed as any recovery; `position`, `commits` and `meta` are the snapshot's.
 
     Raises NotFound if there is no log, or no such snapshot, KeyGroupMismatch, Damaged, StoreUnavailable, ConfigError.
     """
-    store = open_store(root, check_log_name(name), storage_options or {}) if isinstance(root, str) else root
+    store = opened_store(name, where)
     made = descriptor_or_none(store)
     if made is None:
         raise NotFound(f"there is no log {name}", url=store.url)

@@ -25,6 +25,7 @@ from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 
 __all__ = ["IDLE_S", "ProcessCache", "cached_log", "open_log", "planned", "task_producer"]
 
@@ -97,7 +98,7 @@ class ProcessCache(Generic[K, V]):
 
 
 _logs: ProcessCache[LogAddress, Log] = ProcessCache()
-_producers: ProcessCache[tuple[tuple[str, str], ...], Producer] = ProcessCache()
+_producers: ProcessCache[Where, Producer] = ProcessCache()
 
 
 def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
@@ -120,27 +121,22 @@ def planned(where: LogAddress, plan: Callable[[], P]) -> P:
 
 
 @contextmanager
-def task_producer(where: LogAddress) -> Generator[Producer]:
+def task_producer(where: Where) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
     what this one still has in flight must not be mistaken for another's.
     """
-    producer = _producers.get_or_make(where.kafka, lambda: ConfluentKafka(client_config(dict(where.kafka))).producer())
+    config = client_config(where.kafka_settings())
+    producer = _producers.get_or_make(where, lambda: ConfluentKafka(config).producer())
     try:
         yield producer
     except BaseException:
-        _producers.drop(where.kafka)
+        _producers.drop(where)
         raise
 
 
 def open_log(where: LogAddress) -> Log:
     """The log, opened for the caller alone. Raises as `Log.open`."""
-    return Log.open(
-        where.log,
-        kafka=dict(where.kafka),
-        root=where.root,
-        allow_unsafe=where.allow_unsafe,
-        storage_options=where.storage_options(),
-    )
+    return Log.open(*where)
 
 
 _frozen_modules = 0

@@ -17,8 +17,9 @@ from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log, LogDescription
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.open_or_create import open  # noqa: A004 - statelog.open
-from statelog.storage.log.ports import KafkaSource, StoreSource
+from statelog.storage.log.options import LogOptions
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss, accept_topic_loss
+from statelog.storage.log.where import KafkaSource, StoreSource, Where
 from statelog.storage.store import FileInfo, Store
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "LedgerClient",
     "Log",
     "LogDescription",
+    "LogOptions",
     "OffsetRange",
     "Producer",
     "Reader",
@@ -43,6 +45,7 @@ __all__ = [
     "TopicLoss",
     "TopicSpec",
     "ValidCommit",
+    "Where",
     "accept_data_loss",
     "accept_ledger_loss",
     "accept_topic_loss",

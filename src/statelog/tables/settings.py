@@ -34,7 +34,7 @@ class TableSettings:
     """How a table commits, and how much memory it takes. Raises ConfigError.
 
         settings = TableSettings(cache_bytes=256 << 20)
-        table = statelog.table("orders", backend="rocksdb", directory="/var/lib/job", settings=settings, **where)
+        table = statelog.table("orders", where, backend="rocksdb", directory="/var/lib/job", settings=settings)
 
     every_change             log every change, for readers of the history (`read_changes`); else only the last of each
                              key of a commit

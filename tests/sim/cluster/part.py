@@ -6,6 +6,7 @@ from pathlib import Path
 
 from statelog.errors import StatelogError, Unavailable
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.sim.cluster.story import Board, Journal
 
 __all__ = ["PAUSE_S", "Part", "Stage"]
@@ -62,7 +63,7 @@ class Part:
         """The log, once Kafka answers."""
         while True:
             try:
-                return Log.open(self.stage.log, kafka=self.stage.kafka(self.life), root=self.stage.root)
+                return Log.open(self.stage.log, Where(self.stage.kafka(self.life), self.stage.root))
             except Unavailable as error:
                 if self.stage.is_over:
                     raise

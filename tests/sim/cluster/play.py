@@ -16,6 +16,8 @@ from tempfile import mkdtemp
 
 from statelog.recovery import AtPosition, recover
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.sim.cluster.cast import NAMES, Cast
 from tests.sim.cluster.nemesis import Nemesis
 from tests.sim.cluster.nodes import Cluster, running_cluster
@@ -66,7 +68,7 @@ def perform(
     """
     wanted = least or {}
     stage = Stage(log=log, bootstrap=cluster.bootstrap, root=str(directory / "root"), directory=directory / "stage")
-    Log.create(log, kafka=stage.kafka(0), root=stage.root, partitions=PARTITIONS, key_groups=KEY_GROUPS).close()
+    Log.create(log, Where(stage.kafka(0), stage.root), LogOptions(partitions=PARTITIONS, key_groups=KEY_GROUPS)).close()
     stage.directory.mkdir()
     cast = Cast(stage)
     started_s = time.monotonic()
@@ -79,7 +81,7 @@ def perform(
         cast.end()
     finally:
         cast.kill_all()
-    with Log.open(log, kafka=stage.kafka(0), root=stage.root) as opened:
+    with Log.open(log, Where(stage.kafka(0), stage.root)) as opened:
         history = _judge(opened, stage)
     return _figures(stage, cast, nemesis, history, time.monotonic() - started_s)
 

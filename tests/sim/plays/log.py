@@ -21,6 +21,8 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
@@ -65,9 +67,10 @@ def _create(world: World) -> None:
     def scene(process: Process) -> None:
         try:
             Log.create(
-                LOG, kafka=process.kafka, root=process.store, partitions=PARTITIONS, key_groups=KEY_GROUPS,
-                replication_factor=1, allow_unsafe=UNSAFE,
-            )  # fmt: skip
+                LOG,
+                Where(process.kafka, process.store, allow_unsafe=UNSAFE, replication_factor=1),
+                LogOptions(partitions=PARTITIONS, key_groups=KEY_GROUPS),
+            )
         except AlreadyExists:
             assert process.log.descriptor.partitions == PARTITIONS
 

@@ -7,7 +7,7 @@ is right or silent.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,7 +31,7 @@ from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.bulk import append_all
 from statelog.tables import Standby, Table, TableSettings
-from tests.support.rigs.log import UNSAFE, LogRig, settings_for
+from tests.support.rigs.log import LogRig, settings_for
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
 
@@ -231,20 +231,17 @@ class World:
 
     def stand_by(self) -> Standby[Any, Any]:
         """A standby of the table, in memory."""
-        rig = self.table
-        where: Mapping[str, Any] = {"kafka": rig.kafka(), "root": rig.store(), "allow_unsafe": UNSAFE}
-        return statelog.standby(rig.name, own_partitions=[0], settings=TableSettings(recovery=_PATIENT), **where)
+        settings = TableSettings(recovery=_PATIENT)
+        return statelog.standby(self.table.name, self.table.where(), own_partitions=[0], settings=settings)
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
         """The table, by its owner: on the directory that it keeps, or anew in memory."""
         return statelog.table(
             self.table.name,
-            kafka=self.table.kafka(),
-            root=self.table.store(),
+            self.table.where(),
             backend="rocksdb" if directory else "dict",
             directory=directory,
             own_partitions=[0],
-            allow_unsafe=UNSAFE,
         )
 
 

@@ -59,7 +59,7 @@ class StandbyPlay:
     def table(self, process: Process) -> Table[bytes, bytes]:
         """The process's table, opened if it has none."""
         if process.name not in self.tables:
-            self.tables[process.name] = statelog.table(LOG, **MADE, **self.where(process))
+            self.tables[process.name] = statelog.table(LOG, create=MADE, **self.where(process))
             self.judge.check(self.tables[process.name])
         return self.tables[process.name]
 

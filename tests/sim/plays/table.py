@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import statelog
 from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.options import LogOptions
 from statelog.tables import Loading, Table, TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
@@ -25,7 +25,7 @@ __all__ = ["INPUT", "MADE", "tell"]
 
 END = 18
 INPUT = Puts(keys=5, stride=3, deletes=4)
-MADE: Mapping[str, Any] = {"create": True, "replication_factor": 1, "partitions": 2, "key_groups": 4}
+MADE = LogOptions(partitions=2, key_groups=4)
 """How the log of a table is made."""
 
 
@@ -79,7 +79,7 @@ class _Life:
         recovery = RecoverySettings(holder="table", threads=1, lease_ttl_s=0.2)
         settings = TableSettings(commits_under_way_max=2, recovery=recovery, loading=self.loading)
         options = process.table_options(self.directory, crash, settings)
-        with statelog.table(LOG, **MADE, **options) as table:
+        with statelog.table(LOG, create=MADE, **options) as table:
             offset = self.judge.check(table)
             self.commits.clear()
             try:

@@ -17,7 +17,7 @@ from statelog.tables.working.reserves import Reserves
 from statelog.tables.working.workplace import Workplace
 from tests.sim.plays.group import FakeGroup, FakeMember
 from tests.sim.source import WORK
-from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig
 
 __all__ = ["PARTITIONS", "SteppedWorker", "WorkersWorld"]
 
@@ -100,9 +100,13 @@ class WorkersWorld:
     def open(self, partition: int) -> Table[Any, Any]:
         """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""
         table = statelog.table(
-            "log", kafka=self.rig.kafka(), root=self.rig.store(), own_key_group=partition, writer=f"log-{partition}",
-            settings=TableSettings(commits_under_way_max=2), allow_unsafe=UNSAFE, host=Host(clock=self.clock),
-        )  # fmt: skip
+            "log",
+            self.rig.where(),
+            own_key_group=partition,
+            writer=f"log-{partition}",
+            settings=TableSettings(commits_under_way_max=2),
+            host=Host(clock=self.clock),
+        )
         end = int(table.progress["offset"]) if table.progress else 0
         assert end >= self.heard[partition], f"{partition} went back from {self.heard[partition]} to {end}"
         assert dict(table.items()) == WORK.fold(end)

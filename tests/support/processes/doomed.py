@@ -21,6 +21,7 @@ from statelog.recovery import Host
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
@@ -47,7 +48,7 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
 
 def round(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:  # noqa: A001 - the name of a part
     """One round, which may be the process' last."""
-    with Log.open(log, kafka={"bootstrap.servers": bootstrap}, root=root, allow_unsafe=UNSAFE) as opened:
+    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
         run_round(opened, settings_for(Path(scratch)), seams=Seams(crash=_killer(point)))
 
 
@@ -55,11 +56,10 @@ def table(
     log: str, bootstrap: str, root: str, local: str, point: str, times: str, end: str, loading: str = "first"
 ) -> None:
     """One life of a table, in RocksDB if it is given a directory."""
-    where: dict[str, Any] = {"kafka": {"bootstrap.servers": bootstrap}, "root": root, "allow_unsafe": UNSAFE}
-    if local != NEVER:
-        where |= {"backend": "rocksdb", "directory": Path(local)}
+    where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
+    kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(commits_under_way_max=3, loading=loading)
-    with statelog.table(log, host=Host(crash=_killer(point, int(times))), settings=settings, **where) as opened:
+    with statelog.table(log, where, host=Host(crash=_killer(point, int(times))), settings=settings, **kept) as opened:
         try:
             position = InputJudge(COPIED.fold, "position").check(opened)
         except AssertionError as error:
@@ -75,7 +75,7 @@ def table(
 
 def writer(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
     """One life of a writer."""
-    with Log.open(log, kafka={"bootstrap.servers": bootstrap}, root=root, allow_unsafe=UNSAFE) as opened:
+    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
         made = Writer(opened, "doomed", seams=Seams(crash=_killer(point, int(times))))
         _adopt(made, Path(kept))
         _copy(made, Path(kept), int(end))

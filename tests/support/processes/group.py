@@ -61,10 +61,10 @@ class Group:
         return f"{self.name}-input"
 
     @property
-    def where(self) -> dict[str, Any]:
-        """The log's place, as `statelog.worker` takes it."""
+    def where(self) -> statelog.Where:
+        """The log's place."""
         kafka = {"bootstrap.servers": self.bootstrap}
-        return {"kafka": kafka, "root": str(self.root), "allow_unsafe": UNSAFE}
+        return statelog.Where(kafka, str(self.root), allow_unsafe=UNSAFE, replication_factor=1)
 
     @contextmanager
     def input(self) -> Generator[confluent_kafka.Producer]:
@@ -100,14 +100,20 @@ class Group:
             own = f"{os.getpid()}" if self.has_standbys else "shared"
             kept = {"backend": "rocksdb", "directory": self.directory / own}
         return statelog.worker(
-            self.name, topic=self.topic, create=True, replication_factor=1, consumer=consumer, host=host,
+            self.name,
+            self.where,
+            topic=self.topic,
+            create=True,
+            consumer=consumer,
+            host=host,
             standbys="all" if self.has_standbys else (),
-            **self.where, **kept, **options,
-        )  # fmt: skip
+            **kept,
+            **options,
+        )
 
     def progress(self) -> dict[int, int]:
         """How far each partition is committed, from the ledger alone."""
-        with statelog.open(self.name, **self.where) as log:
+        with statelog.open(self.name, self.where) as log:
             commits = log.commits()
         prefix = f"{self.name}-"
         return {int(one.removeprefix(prefix)): int(last.metadata["offset"]) for one, last in commits.items()}
@@ -115,7 +121,7 @@ class Group:
     def check(self) -> dict[int, int]:
         """How far each partition is, in one state of the log; raises AssertionError if that is not the fold."""
         with (
-            statelog.open(self.name, **self.where) as log,
+            statelog.open(self.name, self.where) as log,
             statelog.recover(log) as recovery,
         ):
             state = recovery.to_dict()

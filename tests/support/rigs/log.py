@@ -34,6 +34,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Faults
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.replay import replay
 from statelog.storage.runs.read import RunReader
 from statelog.storage.store import Store
@@ -75,6 +77,10 @@ class LogRig:
     store: Callable[[], Store]
     bootstrap: str = ""
 
+    def where(self) -> Where:
+        """Where another process sees it."""
+        return Where(self.kafka(), self.store(), allow_unsafe=UNSAFE, replication_factor=1)
+
     def create(
         self,
         *,
@@ -88,21 +94,20 @@ class LogRig:
         """Make the log, with few partitions, and open it."""
         return Log.create(
             self.name,
-            kafka=self.kafka(),
-            root=self.store(),
-            partitions=partitions,
-            key_groups=key_groups,
-            key_type=key_type,
-            hash_rule=hash_rule,
-            prefix_bytes=prefix_bytes,
-            value_schema=value_schema,
-            replication_factor=1,
-            allow_unsafe=UNSAFE,
+            self.where(),
+            LogOptions(
+                partitions=partitions,
+                key_groups=key_groups,
+                key_type=key_type,
+                hash_rule=hash_rule,
+                prefix_bytes=prefix_bytes,
+                value_schema=value_schema,
+            ),
         )
 
     def open(self) -> Log:
         """The log as another process sees it."""
-        return Log.open(self.name, kafka=self.kafka(), root=self.store(), allow_unsafe=UNSAFE)
+        return Log.open(self.name, self.where())
 
     def state(self) -> State:
         """The committed state, read by the plainest of readers."""

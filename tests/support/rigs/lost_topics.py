@@ -8,6 +8,7 @@ from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
+from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
@@ -84,12 +85,14 @@ def accept(
     """A person accepts the loss."""
     return accept_topic_loss(
         "log",
-        kafka=kafka or MemoryKafka(cluster=twin.cluster),
-        root=root or MemoryStore(twin.disk, "log"),
+        Where(
+            kafka or MemoryKafka(cluster=twin.cluster),
+            root or MemoryStore(twin.disk, "log"),
+            allow_unsafe=UNSAFE,
+            replication_factor=1,
+        ),
         reason=reason,
         operator=operator,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
         confirm=confirm,
         clock=twin.clock,
         sleep=sleep,

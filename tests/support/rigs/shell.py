@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
@@ -69,9 +70,7 @@ class Shell:
 
     def open_log(self) -> Log:
         """The log, through the library."""
-        return Log.open(
-            self.name, kafka={"bootstrap.servers": self.bootstrap}, root=str(self.root), allow_unsafe=UNSAFE
-        )
+        return Log.open(self.name, Where({"bootstrap.servers": self.bootstrap}, str(self.root), allow_unsafe=UNSAFE))
 
     def state(self) -> dict[str, Any]:
         """The recovered state, by way of JSON lines: key to all other fields."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import statelog
 from statelog.errors import ClosedError, NotFound
 from statelog.materializer import run_round
 from statelog.seams import CrashPoint
+from statelog.storage.log.options import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
-from tests.support.rigs.log import UNSAFE, LogRig, settings_for
+from tests.support.rigs.log import LogRig, settings_for
 
 __all__ = ["TableRig", "content", "stalling"]
 
@@ -37,13 +38,15 @@ class TableRig:
 
     def open(self, **options: Any) -> Table[Any, Any]:
         """A table as another process would open it; the log is made if there is none."""
-        where = self._where(self.directory)
-        made: dict[str, Any] = {"create": True, "replication_factor": 1, "partitions": 4, "key_groups": 16}
+        names = {one.name for one in fields(LogOptions)}
+        said: dict[str, Any] = {name: options.pop(name) for name in names & options.keys()}
+        shape: dict[str, Any] = {"partitions": 4, "key_groups": 16, **said}
+        made: dict[str, Any] = {"create": LogOptions(**shape)}
         if self.loading is not Loading.FIRST:
             options["settings"] = replace(options.get("settings") or TableSettings(), loading=self.loading)
         if self.scratch is not None and next(self.lives) % 2:
             self.roll_up(self.scratch)
-        return statelog.table(self.rig.name, **{**where, **made, **options})
+        return statelog.table(self.rig.name, **{**self._kept(self.directory, options), **made, **options})
 
     def roll_up(self, scratch: Path) -> None:
         """Make a snapshot of the log, if there is one."""
@@ -52,12 +55,14 @@ class TableRig:
 
     def standby(self, name: str = "standby", **options: Any) -> Standby[Any, Any]:
         """A standby in another process, with a directory of its own; unless told else it moves when it is told to."""
-        where = self._where(None if self.directory is None else self.directory.with_name(name))
-        followed: dict[str, Any] = {"poll_s": None, **where, **options}
+        kept = self._kept(None if self.directory is None else self.directory.with_name(name), options)
+        followed: dict[str, Any] = {"poll_s": None, **kept, **options}
         return statelog.standby(self.rig.name, **followed)
 
-    def _where(self, directory: Path | None) -> dict[str, Any]:
-        where: dict[str, Any] = {"kafka": self.rig.kafka(), "root": self.rig.store(), "allow_unsafe": UNSAFE}
+    def _kept(self, directory: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+        """Where the log is, by ports of `options` or by new ones, and the directory."""
+        ports = {name: options.pop(name) for name in ("kafka", "root") if name in options}
+        where = {"where": replace(self.rig.where(), **ports)}
         return where if directory is None else where | {"backend": "rocksdb", "directory": directory}
 
 

@@ -3,7 +3,6 @@
 So it stands beside a stack of a user, or of another run. The image stays, for the next run; nothing else does.
 """
 
-import ast
 import json
 import os
 import re
@@ -13,6 +12,7 @@ import uuid
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from statelog.cli.devbroker.embedded import free_port
 from statelog.storage.log.log import Log
@@ -65,7 +65,9 @@ class Stack:
         section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## With Docker")[2]
         _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)
         ours = printed.replace(":9092", f":{self._kafka_port}").replace(":7070", f":{self._s3_port}")
-        return Log.open(_LOG, **ast.literal_eval(ours.removeprefix("where = ")))
+        names: dict[str, Any] = {}
+        exec(compile(ours, "README.md", "exec"), names)
+        return Log.open(_LOG, names["where"])
 
     def exit_code(self, service: str) -> int:
         """The code with which the container of a service that does not run any more has ended."""

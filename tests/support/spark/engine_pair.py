@@ -1,7 +1,6 @@
 """Two logs of one history: the local engine rolls up one, Spark's the other, and their snapshots have to be equal."""
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from tests.support.rigs.log import UNSAFE
 from tests.support.spark.rig import SparkLog
 
-__all__ = ["EnginePair", "change", "run_paths", "settings_at", "snapshot_rows", "where_of"]
+__all__ = ["EnginePair", "change", "run_paths", "settings_at", "snapshot_rows"]
 
 
 class EnginePair:
@@ -62,11 +60,6 @@ def settings_at(scratch: Path, **changed: Any) -> MaterializerSettings:
     return MaterializerSettings(scratch=scratch, fanout=2, retention=retention, **changed)
 
 
-def where_of(rig: SparkLog) -> Mapping[str, Any]:
-    """Where a log is, as functions for Python take it."""
-    return {"kafka": {"bootstrap.servers": rig.bootstrap}, "root": str(rig.root), "allow_unsafe": UNSAFE}
-
-
 def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = None) -> None:
     """The same commit in every log, of a few keys or of many."""
     rows = {rng.randrange(300): rng.random() < 0.3 for _ in range(most_keys or rng.choice((3, 200)))}
@@ -80,7 +73,7 @@ def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = Non
 
 def snapshot_rows(rig: SparkLog) -> list[dict[str, Any]]:
     """The rows of the newest snapshot alone, by key."""
-    with recover_snapshot(rig.log.name, root=str(rig.root)) as recovery:
+    with recover_snapshot(rig.log.name, rig.where) as recovery:
         return recovery.to_arrow().sort_by("key").to_pylist()
 
 

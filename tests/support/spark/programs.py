@@ -25,7 +25,6 @@ from statelog.spark.engine.materialize import materialize
 from statelog.spark.key_groups import repartition_by_key_group
 from statelog.spark.reported import error_of
 from statelog.spark.sink.upsert import upsert
-from tests.support.rigs.log import UNSAFE
 from tests.support.spark.rig import (
     Row,
     SparkLog,
@@ -124,11 +123,9 @@ def upsert_counts(spark: SparkSession, place: Place) -> None:
     write_batches(source, batches)
     write = upsert(
         log.log.name,
-        kafka={"bootstrap.servers": log.bootstrap},
-        root=str(log.root),
+        log.where,
         writer="counts",
         unique_keys=True,
-        allow_unsafe=UNSAFE,
         query_id="counts-of-keys" if is_remote() else None,
     )
     counts = read_stream(spark, source).groupBy("key").agg(F.count("*").alias("n"))
@@ -182,16 +179,15 @@ def roll_up(spark: SparkSession, place: Place) -> None:
     """Rounds of the materializer whose folds and merges are Spark tasks: the snapshot alone has the model's rows."""
     log, numbers = place.make_log("rounds"), dict[int, int]()
     settings = MaterializerSettings(scratch=place.directory, fanout=2)
-    where: dict[str, Any] = {"kafka": {"bootstrap.servers": log.bootstrap}, "root": str(log.root)}
     merged = 0
     for number in range(1, 4):
         changed = {key: number * 1000 + key for key in range(number * 50, 300)}
         _fill(log, changed, checkpoint_id=number)
         numbers.update(changed)
-        outcome = materialize(spark, log.log.name, **where, allow_unsafe=UNSAFE, settings=settings, task_bytes=1)
+        outcome = materialize(spark, log.log.name, log.where, settings=settings, task_bytes=1)
         assert isinstance(outcome, CompletedRound)
         merged += outcome.runs_merged
-    with recover_snapshot(log.log.name, root=str(log.root)) as recovery:
+    with recover_snapshot(log.log.name, log.where) as recovery:
         _expect({key: value["n"] for key, value in recovery.to_dict().items()}, numbers)
     _expect(merged > 0, True)
 

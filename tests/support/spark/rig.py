@@ -16,6 +16,8 @@ from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 
 __all__ = [
@@ -60,13 +62,15 @@ class SparkLog:
         settings: dict[str, Any] = {"key_type": "long", "partitions": 4, "key_groups": 16, "value_schema": AVSC}
         log = Log.create(
             name,
-            kafka={"bootstrap.servers": bootstrap},
-            root=str(directory / "root"),
-            replication_factor=1,
-            allow_unsafe=UNSAFE,
-            **{**settings, **overrides},
+            Where({"bootstrap.servers": bootstrap}, str(directory / "root"), allow_unsafe=UNSAFE, replication_factor=1),
+            LogOptions(**{**settings, **overrides}),
         )
         return cls(log=log, bootstrap=bootstrap, root=directory / "root")
+
+    @property
+    def where(self) -> Where:
+        """Where it is."""
+        return Where({"bootstrap.servers": self.bootstrap}, str(self.root), allow_unsafe=UNSAFE)
 
     @property
     def options(self) -> dict[str, str]:

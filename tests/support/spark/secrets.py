@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.spark.sink.upsert import upsert
+from statelog.storage.log.where import Where
 from tests.support.spark.rig import read_stream, write_batches
 from tests.support.spark.session import SPARK_SETTINGS
 
@@ -141,13 +142,15 @@ def _sink(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> N
 def _upsert(directory: Path, spark: SparkSession, options: Mapping[str, str]) -> None:
     into = upsert(
         options["log"],
-        kafka=_below(options, "kafka."),
-        root=options["root"],
+        Where(
+            _below(options, "kafka."),
+            options["root"],
+            storage_options=_below(options, "storage."),
+            allow_unsafe=options["allowUnsafe"].split(","),
+        ),
         writer=options["writerId"],
         take_over=True,
         unique_keys=True,
-        allow_unsafe=options["allowUnsafe"].split(","),
-        storage_options=_below(options, "storage."),
     )
     sys.stderr.write(f"{into!r} {into}\n")
     rows = read_stream(spark, directory / "input").groupBy("key").sum("n").withColumnRenamed("sum(n)", "n")

@@ -8,13 +8,13 @@ import pytest
 
 from statelog.cli.commands.init import command as init_command
 from statelog.cli.commands.materialize import command as materialize_command
-from statelog.cli.config.guard import check_owner
-from statelog.cli.config.keys import KEYS
-from statelog.cli.config.merge import CliConfig, Layer, environment_layer, file_layer, flag_layer, merge
-from statelog.cli.config.units import duration_s, size_bytes
 from statelog.cli.round_report import materializer_settings
-from statelog.cli.session import config_layers
 from statelog.errors import ConfigError, NotFound, StatelogError
+from statelog.storage.config.files import config_layers
+from statelog.storage.config.guard import check_owner
+from statelog.storage.config.keys import KEYS
+from statelog.storage.config.merge import Config, Layer, environment_layer, file_layer, flag_layer, merge
+from statelog.storage.config.units import duration_s, size_bytes
 
 CANARY = "canary-4711"
 FILE = """
@@ -34,7 +34,7 @@ keep = 3
 """
 
 
-def made(text: str = "", environment: dict[str, str] | None = None, flags: Layer | None = None) -> CliConfig:
+def made(text: str = "", environment: dict[str, str] | None = None, flags: Layer | None = None) -> Config:
     """The configuration of a file, an environment and flags."""
     return merge([file_layer(text, "statelog.toml"), environment_layer(environment or {}), flags or Layer(origin="")])
 

@@ -3,14 +3,14 @@
 import pytest
 
 from statelog.cli.commands.materialize import engine_for
-from statelog.cli.config.merge import CliConfig, environment_layer, merge
 from statelog.errors import ConfigError
 from statelog.materializer import LocalEngine
+from statelog.storage.config.merge import Config, environment_layer, merge
 
 
 def test_this_process_works_unless_another_engine_is_named() -> None:
     """Without the key nothing of Spark's is loaded."""
-    assert engine_for(CliConfig(), "log") is LocalEngine
+    assert engine_for(Config(), "log") is LocalEngine
     assert engine_for(merge([environment_layer({"STATELOG_ENGINE": "local"})]), "log") is LocalEngine
 
 

@@ -18,6 +18,8 @@ from statelog.seams import Seams
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.local import LocalStore
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
@@ -60,11 +62,8 @@ def mount(tmp_path: Path) -> _Mount:
     scratch.mkdir()
     log = Log.create(
         "log",
-        kafka=MemoryKafka(cluster=MemoryCluster()),
-        root=LocalStore(root, "log"),
-        partitions=2,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(MemoryKafka(cluster=MemoryCluster()), LocalStore(root, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=2),
     )
     return _Mount(log, root, scratch)
 
@@ -115,7 +114,7 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
     mount.mount()
     # By another process: this one may have put a manifest that the volume never saw, and goes on missing it.
     store = LocalStore(mount.root, "log")
-    with Log.open("log", kafka=mount.log.kafka, root=store, allow_unsafe=UNSAFE) as log:
+    with Log.open("log", Where(mount.log.kafka, store, allow_unsafe=UNSAFE)) as log:
         assert len(recover(log).to_dict()) == 4
 
 
@@ -145,11 +144,13 @@ def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> Non
     (tmp_path / "other").mkdir()
     Log.create(
         "log",
-        kafka=MemoryKafka(cluster=MemoryCluster(cluster_id="another")),
-        root=LocalStore(tmp_path / "other", "log"),
-        partitions=2,
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(
+            MemoryKafka(cluster=MemoryCluster(cluster_id="another")),
+            LocalStore(tmp_path / "other", "log"),
+            allow_unsafe=UNSAFE,
+            replication_factor=1,
+        ),
+        LogOptions(partitions=2),
     )
     mount.commit(1)
     mount.unmount()
@@ -219,7 +220,7 @@ def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
     twin.write({b"a": b"1"})
     run_round(log, settings_for(tmp_path), seams=twin.seams)
     with twin.open() as other:
-        Log.delete("log", kafka=other.kafka, root=other.store)
+        Log.delete("log", Where(other.kafka, other.store))
     with pytest.raises(NotFound, match="it was deleted"):
         run_round(log, settings_for(tmp_path), seams=twin.seams)
 

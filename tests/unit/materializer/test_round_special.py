@@ -14,6 +14,8 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
@@ -30,13 +32,8 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
     """Delta and merge convert to the newest schema, so that every run of a merge has one shape."""
     log = Log.create(
         "typed",
-        kafka=MemoryKafka(),
-        root=MemoryStore(MemoryDisk(lambda: 1.0), "typed"),
-        partitions=2,
-        key_groups=4,
-        value_schema=_avsc(A),
-        replication_factor=1,
-        allow_unsafe=UNSAFE,
+        Where(MemoryKafka(), MemoryStore(MemoryDisk(lambda: 1.0), "typed"), allow_unsafe=UNSAFE, replication_factor=1),
+        LogOptions(partitions=2, key_groups=4, value_schema=_avsc(A)),
     )
     settings = settings_for(tmp_path, fanout=2)
     with Writer(log, "w") as out:

@@ -18,6 +18,7 @@ from statelog.materializer.daemon.schedule import first_delay_s
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 
@@ -181,7 +182,7 @@ def test_a_log_that_is_deleted_under_its_daemon_is_not_found(tmp_path: Path) -> 
             bench.log.kafka.delete_topic(topic)
 
     def delete_the_rest() -> None:
-        Log.delete("log", kafka=bench.log.kafka, root=bench.log.store)
+        Log.delete("log", Where(bench.log.kafka, bench.log.store))
 
     bench.at(99.9, delete_topics)
     bench.at(103, delete_the_rest)

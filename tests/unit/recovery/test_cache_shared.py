@@ -20,6 +20,7 @@ from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.memory import MemoryDisk, MemoryStore
@@ -115,7 +116,7 @@ class _World:
 
     def open(self) -> Log:
         """The log with clients of its own."""
-        return Log.open("rig", kafka=MemoryKafka(cluster=self.cluster), root=self.store(), allow_unsafe=UNSAFE)
+        return Log.open("rig", Where(MemoryKafka(cluster=self.cluster), self.store(), allow_unsafe=UNSAFE))
 
     def left(self) -> list[Path]:
         """What lies in the cache's base."""

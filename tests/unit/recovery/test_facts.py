@@ -15,6 +15,7 @@ from statelog.recovery.snapshot import recover_snapshot
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.told import told
@@ -158,7 +159,7 @@ def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:
     path = world.rig.manifests[-1].runs[-1].path
 
     def planned() -> Recovery:
-        return recover_snapshot("rig", root=store)
+        return recover_snapshot("rig", Where(None, store))
 
     seen, unseen = planned(), planned()
     assert seen.position == world.rig.manifests[-1].position

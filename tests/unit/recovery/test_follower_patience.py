@@ -17,6 +17,7 @@ from statelog.recovery.targets.dict import fill_dict
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -138,9 +139,7 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
     assert isinstance(cluster_view, MemoryKafka)
     follower = Log.open(
         "rig",
-        kafka=cluster_view.join(),
-        root=MemoryStore(disk, "rig", faults=away),
-        allow_unsafe=UNSAFE,
+        Where(cluster_view.join(), MemoryStore(disk, "rig", faults=away), allow_unsafe=UNSAFE),
     )
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])

@@ -13,6 +13,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
 from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store.memory import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.told import told
@@ -20,7 +22,7 @@ from tests.support.told import told
 
 def open_snapshot(twin: TwinLog, position: int | None = None) -> Recovery:
     """Somebody who has the store and nothing else."""
-    return recover_snapshot("log", root=MemoryStore(twin.disk, "log"), position=position)
+    return recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), position=position)
 
 
 @pytest.fixture
@@ -55,8 +57,8 @@ def test_every_target_takes_it(twin: TwinLog) -> None:
         stream.apply(lambda portion: rows.update({row["key"]: row["value"] for row in portion.changes.to_pylist()}))
     assert rows == twin.model
     assert open_snapshot(twin).to_arrow(ordered=True).num_rows == len(twin.model)
-    part = recover_snapshot("log", root=MemoryStore(twin.disk, "log"), key_groups=range(4)).to_dict()
-    rest = recover_snapshot("log", root=MemoryStore(twin.disk, "log"), key_groups=range(4, 8)).to_dict()
+    part = recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), key_groups=range(4)).to_dict()
+    rest = recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), key_groups=range(4, 8)).to_dict()
     assert part | rest == twin.model
     assert not part.keys() & rest.keys()
 
@@ -99,7 +101,7 @@ def test_without_any_there_is_nothing_to_read() -> None:
     with pytest.raises(NotFound, match="no such snapshot"):
         open_snapshot(twin)
     with pytest.raises(NotFound, match="no log"):
-        recover_snapshot("other", root=MemoryStore(twin.disk, "other"))
+        recover_snapshot("other", Where(None, MemoryStore(twin.disk, "other")))
 
 
 def test_the_command_needs_no_broker(tmp_path: Path) -> None:
@@ -108,7 +110,9 @@ def test_the_command_needs_no_broker(tmp_path: Path) -> None:
     kafka = MemoryKafka()
     (tmp_path / "scratch").mkdir()
     with (
-        Log.create("log", kafka=kafka, root=root, partitions=1, replication_factor=1, allow_unsafe=UNSAFE) as log,
+        Log.create(
+            "log", Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
+        ) as log,
         Writer(log, "w") as writer,
     ):
         writer.put(b"k", b"v")

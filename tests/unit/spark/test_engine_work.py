@@ -9,6 +9,7 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.merges import Cuts
 from statelog.spark.engine.task_work import TaskWork
 from statelog.spark.options.address import LogAddress
+from statelog.storage.log.where import Where
 
 _SETS = 100_000
 
@@ -31,7 +32,7 @@ def test_tasks_travel_whole_and_small() -> None:
         cuts=Cuts(max_bytes=1 << 30),
     )
     task = FoldTask(output=output, replay=ReplayPlan(ranges={3: ((0, _SETS),)}, listed={3: listed}, accepted=()))
-    where = LogAddress(log="planes", root="/nowhere", kafka=(("bootstrap.servers", "127.0.0.1:9"),))
+    where = LogAddress("planes", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere"))
     work = TaskWork.of(where, Path("/nowhere"), [task, task])
     assert work.task(1) == task
     assert all(len(packed) < 3_000_000 for packed in work.tasks)

@@ -22,6 +22,7 @@ from statelog.spark.sink.batch_sink import BatchWriter
 from statelog.spark.sink.sink import StreamWriter
 from statelog.spark.source.state import slices
 from statelog.spark.version import require_spark
+from statelog.storage.log.where import Where
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 
@@ -92,10 +93,10 @@ def test_storage_options_keep_their_types() -> None:
     """Mappings, lists and booleans survive as JSON; text and numbers stay text; broken JSON is refused."""
     given_options = {"endpoint_url": "http://h:1", "client_kwargs": {"a": [1]}, "anon": True, "key": "0123"}
     kafka = {"bootstrap.servers": "127.0.0.1:9092"}
-    options = address_options("log", kafka=kafka, root="/tmp", storage_options=given_options, allow_unsafe=())
-    assert log_address(options).storage_options() == given_options
+    options = address_options("log", Where(kafka, "/tmp", storage_options=given_options))
+    assert log_address(options).where.storage_options == given_options
     with pytest.raises(ConfigError, match=r"storage\.client_kwargs"):
-        log_address({**WHERE, "storage.client_kwargs": "{"}).storage_options()
+        log_address({**WHERE, "storage.client_kwargs": "{"})
 
 
 @given(groups=st.integers(1, 200), count=st.integers(1, 300))

@@ -13,7 +13,7 @@ from statelog.errors import BrokerUnavailable
 from statelog.producer.guard import Life
 from statelog.tables import Standby
 from statelog.tables.working.reserves import Reserves
-from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
 
 
@@ -23,18 +23,14 @@ def rig() -> TwinRig:
     rig = twin_rig("log")
     rig.create(partitions=3, key_groups=3, hash_rule="caller").close()
     for partition in range(2):
-        with statelog.table(
-            "log", kafka=rig.kafka(), root=rig.store(), own_key_group=partition, allow_unsafe=UNSAFE
-        ) as table:
+        with statelog.table("log", rig.where(), own_key_group=partition) as table:
             table[b"k"] = b"%d" % partition
             table.commit({"offset": 7 + partition})
     return rig
 
 
 def _standby(rig: TwinRig, partition: int) -> Standby[bytes, bytes]:
-    return statelog.standby(
-        "log", kafka=rig.kafka(), root=rig.store(), own_key_group=partition, allow_unsafe=UNSAFE, poll_s=0.01
-    )
+    return statelog.standby("log", rig.where(), own_key_group=partition, poll_s=0.01)
 
 
 def _await(condition: Callable[[], bool]) -> None:

@@ -12,7 +12,6 @@ from statelog.producer.guard import Life
 from statelog.tables import Table
 from statelog.tables.working.hooks import Hooks
 from tests.sim.plays.workers import SteppedWorker, WorkersWorld
-from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -43,10 +42,7 @@ def _noting(notes: Notes, tick_s: float = 1.0) -> Hooks:
 
 def _found(world: WorkersWorld) -> tuple[dict[bytes, bytes], int]:
     """The state of the partition, and how far it is, as the log has them."""
-    with statelog.table(
-        "log", kafka=world.rig.kafka(), root=world.rig.store(), own_key_group=PARTITION, writer=f"log-{PARTITION}",
-        allow_unsafe=UNSAFE,
-    ) as table:  # fmt: skip
+    with statelog.table("log", world.rig.where(), own_key_group=PARTITION, writer=f"log-{PARTITION}") as table:
         return dict(table.items()), int(table.progress["offset"])
 
 

@@ -26,7 +26,6 @@ from statelog.tables.working.reserves import Reserves
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK
 from tests.support.faults.signals import at_line, handled
-from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -275,9 +274,7 @@ def test_the_first_place_is_history() -> None:
         world.group.give(0, world.workers[worker], waits=True)
         next(worker)
     assert [table.life for table in opened] == [Life.CLOSED]
-    with statelog.table(
-        "log", kafka=world.rig.kafka(), root=world.rig.store(), own_key_group=0, writer="log-0", allow_unsafe=UNSAFE
-    ) as table:
+    with statelog.table("log", world.rig.where(), own_key_group=0, writer="log-0") as table:
         assert table.progress["offset"] == 4
 
 

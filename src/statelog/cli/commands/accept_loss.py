@@ -68,11 +68,9 @@ def _accept_topics(session: Session, name: str, reason: str, operator: str, ask:
 
     return accept_topic_loss(
         name,
-        **session.place(),
+        session.where(),
         reason=reason,
         operator=operator,
-        replication_factor=session.config.replication_factor,
-        allow_unsafe=session.config.allow_unsafe,
         confirm=confirm_topics,
     )
 

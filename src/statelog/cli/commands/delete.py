@@ -16,9 +16,9 @@ __all__ = ["command"]
 @connected
 def command(session: Session, name: str, yes: bool) -> None:
     """Delete a log."""
-    place = session.place()
+    where = session.where()
     if not yes:
-        confirm(name, f"This deletes all data of {name} below {place['root']}.")
+        confirm(name, f"This deletes all data of {name} below {where.root}.")
     with session.warnings_shown():
-        Log.delete(name, **place, allow_unsafe=session.config.allow_unsafe)
+        Log.delete(name, where)
     session.output.report(Report(f"deleted {name}", (Fact("deleted", name),)))

@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
-from statelog.cli.session import Session, connected, read_text
+from statelog.cli.session import Session, connected
 from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.config.files import read_text
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]

@@ -5,10 +5,12 @@ from pathlib import Path
 import click
 
 from statelog.cli.screen.output import Fact, Report, Unit
-from statelog.cli.session import Session, connected, read_text
+from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.storage.config.files import read_text
 from statelog.storage.log.log import Log
+from statelog.storage.log.options import LogOptions
 
 __all__ = ["command"]
 
@@ -39,23 +41,23 @@ def command(
     prefix_bytes: int | None,
 ) -> None:
     """Make a log."""
-    config = session.config
+    where = session.where()
     with (
         session.warnings_shown(),
         Log.create(
             name,
-            **session.place(),
-            partitions=partitions,
-            key_groups=key_groups,
-            key_type=key_type,
-            hash_rule=hash_rule,
-            prefix_bytes=prefix_bytes,
-            value_schema=None if value_schema is None else read_text(value_schema, "value schema"),
-            replication_factor=config.replication_factor,
-            allow_unsafe=config.allow_unsafe,
+            where,
+            LogOptions(
+                partitions=partitions,
+                key_groups=key_groups,
+                key_type=key_type,
+                hash_rule=hash_rule,
+                prefix_bytes=prefix_bytes,
+                value_schema=None if value_schema is None else read_text(value_schema, "value schema"),
+            ),
         ) as log,
     ):
-        session.output.report(_report(log, config.replication_factor))
+        session.output.report(_report(log, where.replication_factor))
 
 
 def _report(log: Log, replication_factor: int) -> Report:

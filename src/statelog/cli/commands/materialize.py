@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-from statelog.cli.config.merge import CliConfig
 from statelog.cli.exit_codes import OTHER
 from statelog.cli.round_report import event_fields, event_line, materializer_settings, outcome_report
 from statelog.cli.screen.streams import give_up_stdout
@@ -15,6 +14,8 @@ from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, NotFound
 from statelog.materializer import Control, EngineMaker, Event, LocalEngine, Materializer, install_signal_handlers
 from statelog.materializer import claim_root as claim
+from statelog.storage.config.merge import Config
+from statelog.storage.log.where import configured_where
 
 __all__ = ["command", "engine_for"]
 
@@ -122,7 +123,7 @@ class _Events:
             self._control.stop()
 
 
-def engine_for(config: CliConfig, log: str) -> EngineMaker:
+def engine_for(config: Config, log: str) -> EngineMaker:
     """The engine that the configuration names, for this log. Raises ConfigError.
 
     `spark` is the session of this process: that of spark-submit, of Spark Connect where SPARK_REMOTE names it, or a
@@ -140,8 +141,5 @@ def engine_for(config: CliConfig, log: str) -> EngineMaker:
     return spark_engine(
         builder.appName(f"statelog materialize {log}").getOrCreate(),
         log,
-        kafka=config.kafka_settings(),
-        root=config.root_url(),
-        storage_options=config.storage,
-        allow_unsafe=config.allow_unsafe,
+        configured_where(config),
     )

@@ -70,7 +70,7 @@ def command(
         }
         if snapshot:
             opened.enter_context(session.warnings_shown())
-            plan = recover_snapshot(name, **session.store_place(), position=at_position, **options)
+            plan = recover_snapshot(name, session.where_without_kafka(), position=at_position, **options)
         else:
             plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
         with plan as recovery:

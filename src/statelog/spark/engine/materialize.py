@@ -1,7 +1,5 @@
 """`materialize`: one round of the materializer on a Spark session, and `spark_engine` for a daemon on one."""
 
-from collections.abc import Collection, Mapping
-
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
@@ -10,10 +8,10 @@ from statelog.materializer.engine.engine import EngineMaker
 from statelog.materializer.round.outcome import RoundOutcome
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
-from statelog.spark.clients import open_log
 from statelog.spark.engine.spark_engine import TASK_BYTES, SparkEngineMaker
-from statelog.spark.options.address import LogAddress, address_options, log_address
+from statelog.spark.options.address import address_options, log_address
 from statelog.spark.version import require_spark
+from statelog.storage import Log, Where
 
 __all__ = ["materialize", "spark_engine"]
 
@@ -21,11 +19,8 @@ __all__ = ["materialize", "spark_engine"]
 def materialize(
     spark: SparkSession,
     log: str,
+    where: Where,
     *,
-    kafka: Mapping[str, str],
-    root: str,
-    storage_options: Mapping[str, object] | None = None,
-    allow_unsafe: Collection[str] = (),
     settings: MaterializerSettings | None = None,
     most_tasks: int | None = None,
     task_bytes: int = TASK_BYTES,
@@ -37,44 +32,39 @@ def materialize(
 
     Raises as `statelog.materializer.run_round`, ConfigError, InvalidName.
 
-        >>> materialize(spark, log.name, **where).number  # where: kafka and root, as for statelog.open
+        >>> materialize(spark, log.name, where).number
         1
     """
     require_spark()
-    given = address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe)
-    where = log_address(given)
-    make_engine = _maker(spark, where, most_tasks, task_bytes)
-    with open_log(where) as opened:
+    make_engine = _maker(spark, log, where, most_tasks, task_bytes)
+    with Log.open(log, where) as opened:
         return run_round(opened, settings, make_engine=make_engine)
 
 
 def spark_engine(
     spark: SparkSession,
     log: str,
+    where: Where,
     *,
-    kafka: Mapping[str, str],
-    root: str,
-    storage_options: Mapping[str, object] | None = None,
-    allow_unsafe: Collection[str] = (),
     most_tasks: int | None = None,
     task_bytes: int = TASK_BYTES,
 ) -> EngineMaker:
     """What a `Materializer` on this log takes as `make_engine`, so that its rounds run on Spark. See `materialize`.
 
     >>> from statelog.materializer import run_round
-    >>> run_round(log, make_engine=spark_engine(spark, log.name, **where)).number
+    >>> run_round(log, make_engine=spark_engine(spark, log.name, where)).number
     1
     """
     require_spark()
-    given = address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe)
-    return _maker(spark, log_address(given), most_tasks, task_bytes)
+    return _maker(spark, log, where, most_tasks, task_bytes)
 
 
-def _maker(spark: SparkSession, where: LogAddress, most_tasks: int | None, task_bytes: int) -> SparkEngineMaker:
+def _maker(spark: SparkSession, log: str, where: Where, most_tasks: int | None, task_bytes: int) -> SparkEngineMaker:
+    address = log_address(address_options(log, where))
     if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
         raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
     return SparkEngineMaker(
-        spark=spark, where=where, most_tasks=most_tasks or _parallelism(spark), task_bytes=task_bytes
+        spark=spark, where=address, most_tasks=most_tasks or _parallelism(spark), task_bytes=task_bytes
     )
 
 

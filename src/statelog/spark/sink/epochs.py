@@ -122,7 +122,7 @@ def _tell(log: Log, options: WriteOptions, epoch: _Epoch) -> None:
     """Say in the ledger that another plain write of this epoch is under way. Raises OutcomeUnknown, Unavailable."""
     last = epoch.ledger.fold.last_commit(options.writer)
     if last is not None and last.offset > epoch.grant.epoch:
-        with task_producer(options.where) as producer:
+        with task_producer(options.where.where) as producer:
             append_all(producer, log.ledger_topic, 0, under_way(epoch.grant.nonce), 1)
 
 

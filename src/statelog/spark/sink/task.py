@@ -46,7 +46,7 @@ def write_task(batches: Iterable[pa.RecordBatch], task: TaskGrant, rows: RowPlan
         raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
     query_id = _query_id(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
     slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
-    with task_producer(options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
+    with task_producer(options.where.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
         is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
         write_rows(batches, rows, writer, is_case_sensitive=is_case_sensitive)
         handle = writer.finish()

@@ -7,7 +7,7 @@ sink, and keeps no client in the driver's process.
 
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
@@ -18,6 +18,7 @@ from statelog.schemas.keys.shares import ranges_text
 from statelog.spark.options.address import address_options
 from statelog.spark.options.write import write_options
 from statelog.spark.sink.task import QUERY_PROPERTY
+from statelog.storage import Where
 
 __all__ = ["Upsert", "upsert"]
 
@@ -45,17 +46,14 @@ class Upsert:
 
 def upsert(
     log: str,
+    where: Where,
     *,
-    kafka: Mapping[str, str],
-    root: str,
     writer: str,
     unique_keys: bool = False,
     sequence_by: str | None = None,
     null_deletes: bool = False,
     partitions: Sequence[int] | None = None,
     share: tuple[int, int] | None = None,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     take_over: bool = False,
     take_over_from: str | None = None,
     query_id: str | None = None,
@@ -68,12 +66,11 @@ def upsert(
     and their number), leave the rest of the log to other jobs. `query_id` names the query where Spark does not (Spark
     Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
 
-        >>> kafka = {"bootstrap.servers": "127.0.0.1:9092"}
-        >>> write = upsert("visits", writer="job-1", kafka=kafka, root="/tmp/statelog")
+        >>> write = upsert("visits", Where.local("/tmp/statelog"), writer="job-1")
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
     """
     options = {
-        **address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe),
+        **address_options(log, where),
         "writerId": writer,
         "uniqueKeys": _flag("unique_keys", unique_keys),
         "nullDeletes": _flag("null_deletes", null_deletes),

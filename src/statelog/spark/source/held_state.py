@@ -8,7 +8,7 @@ to end does not hold a log for ever.
 """
 
 import logging
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from threading import Event, Thread
 
@@ -22,6 +22,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import open_log
 from statelog.spark.options.address import address_options
 from statelog.spark.options.read import LEASE_S, read_of, read_options
+from statelog.storage import Where
 
 __all__ = ["state"]
 
@@ -34,17 +35,14 @@ _LOOKS_PER_TTL = 6
 def state(
     spark: SparkSession,
     log: str,
+    where: Where,
     *,
-    kafka: Mapping[str, str],
-    root: str,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     options: Mapping[str, str] | None = None,
     lease_s: float = LEASE_S,
 ) -> Generator[DataFrame]:
     """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
 
-        >>> with state(spark, log.name, **where) as df:  # where: kafka and root, as for statelog.open
+        >>> with state(spark, log.name, where) as df:
         ...     df.count()
         2
 
@@ -52,10 +50,7 @@ def state(
     third of `lease_s` and removed at the end; if this process dies it runs out by itself, and it never outlives the cap
     on leases of the log's materializer. Raises as a read does.
     """
-    given = {
-        **address_options(log, kafka=kafka, root=root, storage_options=storage_options, allow_unsafe=allow_unsafe),
-        **(options or {}),
-    }
+    given = {**address_options(log, where), **(options or {})}
     if read_of(given) != "state":
         raise Misuse("only a state is held like this", hint="Leave the option read out")
     read = read_options(given)

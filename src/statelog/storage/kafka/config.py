@@ -208,7 +208,7 @@ def check_kafka(kafka: object) -> None:
     if not isinstance(kafka, Mapping) and not hasattr(kafka, "describe_topic"):
         raise ConfigError(
             f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}",
-            hint='kafka={"bootstrap.servers": "127.0.0.1:9092"}',
+            hint='Where({"bootstrap.servers": "127.0.0.1:9092"}, root)',
         )
 
 

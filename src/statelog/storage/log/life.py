@@ -9,14 +9,13 @@ Invariants:
 import os
 
 from statelog.errors import AlreadyExists, IdentityChanged, NotFound
-from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
 from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import WRITING, check_rights
-from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.files import descriptor_or_none, put_descriptor, put_first_schema
+from statelog.storage.log.options import NewLog
 from statelog.storage.log.topics import identity_of, is_begun, make_topic, mark_ledger, owner_of
 from statelog.storage.log.topics_in_force import topics_in_force
 from statelog.storage.store import Store
@@ -28,13 +27,8 @@ def make_log(
     client: Kafka,
     store: Store,
     name: str,
+    new: NewLog,
     *,
-    partitions: int,
-    key_groups: int,
-    key_type: KeyType,
-    hash_rule: HashRule,
-    prefix_bytes: int | None,
-    value_schema: ValueSchema | None,
     replication_factor: int,
     waived: frozenset[Waiver],
 ) -> Descriptor:
@@ -48,22 +42,22 @@ def make_log(
             log=name,
             url=store.url,
         )
-    data = make_topic(client, data_topic(name), TopicRole.DATA, partitions, replication_factor, waived)
+    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived)
     check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
     descriptor = Descriptor(
         name=name,
         identity=identity_of(client, data, ledger),
-        partitions=partitions,
-        key_groups=key_groups,
-        hash_rule=hash_rule,
-        key_type=key_type,
-        value_schema_id=1 if value_schema else 0,
+        partitions=new.partitions,
+        key_groups=new.key_groups,
+        hash_rule=new.hash_rule,
+        key_type=new.key_type,
+        value_schema_id=1 if new.value_schema else 0,
         nonce=begun.nonce if begun else os.urandom(16),
-        prefix_bytes=prefix_bytes,
+        prefix_bytes=new.prefix_bytes,
     )
-    if value_schema is not None:
-        put_first_schema(store, value_schema.avsc)
+    if new.value_schema is not None:
+        put_first_schema(store, new.value_schema.avsc)
     if begun is None:
         put_descriptor(store, descriptor)
     elif begun != descriptor:

@@ -9,7 +9,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,9 +19,7 @@ import pyarrow as pa
 from statelog.closing import Closing
 from statelog.errors import IdentityChanged, NotFound
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
@@ -29,18 +27,18 @@ from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.policy import TopicRole, Waiver
 from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, READING, WRITING, Rights, check_rights
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.life import delete_log, make_log
-from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
-from statelog.storage.log.settings import check_log_counts
+from statelog.storage.log.options import LogOptions, check_replicas, new_log
 from statelog.storage.log.spare import Spare
 from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify
 from statelog.storage.log.topics_in_force import topics_in_force
+from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.log.witnesses import Witnesses, check_ledger
 from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
@@ -79,7 +77,7 @@ class Verified(NamedTuple):
 class Log(Closing):
     """A named history of keyed state changes: two topics and a directory, verified to belong together.
 
-    with Log.open("visits", **where) as log:
+    with Log.open("visits", where) as log:
         print(log.position, log.describe().manifests)
     """
 
@@ -108,65 +106,28 @@ class Log(Closing):
     # ---- life
 
     @classmethod
-    def create(
-        cls,
-        name: str,
-        *,
-        kafka: KafkaSource,
-        root: StoreSource,
-        partitions: int = 8,
-        key_groups: int = 128,
-        key_type: KeyType | str = KeyType.BYTES,
-        hash_rule: HashRule | str = HashRule.CRC32,
-        prefix_bytes: int | None = None,
-        value_schema: str | None = None,
-        replication_factor: int = 3,
-        allow_unsafe: Collection[str] = (),
-        storage_options: Mapping[str, object] | None = None,
-    ) -> "Log":
+    def create(cls, name: str, where: Where, options: LogOptions | None = None) -> "Log":
         """Make a log and open it.
-
-        `kafka` are client settings (`bootstrap.servers` and what TLS or SASL need), `root` an fsspec URL;
-        `value_schema` is the text of an Avro record schema, None for opaque bytes. `allow_unsafe` names waived checks.
-        With `hash_rule="crc32-prefix"` keys whose first `prefix_bytes` are equal lie in one key group.
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
-        check_log_counts(partitions, key_groups, replication_factor)
-        rule, kind = one_of(HashRule, "hash_rule", hash_rule), one_of(KeyType, "key_type", key_type)
-        check_hashing(rule, kind, prefix_bytes)
-        schema = parse_value_schema(value_schema, 1) if value_schema is not None else None
-        with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
-            descriptor = make_log(
-                client,
-                store,
-                name,
-                partitions=partitions,
-                key_groups=key_groups,
-                key_type=kind,
-                hash_rule=rule,
-                prefix_bytes=prefix_bytes,
-                value_schema=schema,
-                replication_factor=replication_factor,
-                waived=waived,
-            )
+        new, replicas = new_log(options or LogOptions()), where.replication_factor
+        check_replicas(replicas)
+        with opened_ports(name, where) as (client, store, waived):
+            descriptor = make_log(client, store, name, new, replication_factor=replicas, waived=waived)
         return cls(descriptor, client, store, waived=waived)
 
     @classmethod
     def open(
         cls,
         name: str,
-        *,
-        kafka: KafkaSource,
-        root: StoreSource,
-        allow_unsafe: Collection[str] = (),
-        storage_options: Mapping[str, object] | None = None,
+        where: Where,
     ) -> "Log":
         """Open a log, verified against cluster and store.
 
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
-        with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
+        with opened_ports(name, where) as (client, store, waived):
             descriptor = descriptor_or_none(store)
             if descriptor is None:
                 hint = "Pass create=True, or make it with `statelog init`"
@@ -187,17 +148,13 @@ class Log(Closing):
     def delete(
         cls,
         name: str,
-        *,
-        kafka: KafkaSource,
-        root: StoreSource,
-        storage_options: Mapping[str, object] | None = None,
-        allow_unsafe: Collection[str] = (),
+        where: Where,
     ) -> None:
         """Delete a log for good: topics, snapshots, descriptor. Run again, it finishes what it began.
 
         Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
         """
-        with opened_ports(name, kafka, root, storage_options, allow_unsafe, keeps=False) as (client, store, _):
+        with opened_ports(name, where, keeps=False) as (client, store, _):
             delete_log(client, store, name)
 
     def verify(self, rights: Rights = NO_RIGHTS) -> None:

@@ -13,7 +13,7 @@ Invariants:
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,8 +34,8 @@ from statelog.storage.log.bulk import append_all
 from statelog.storage.log.files import descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts, check_acceptance, check_runs
-from statelog.storage.log.ports import KafkaSource, StoreSource, opened_ports
 from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
+from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.log.witnesses import furthest_witness
 from statelog.storage.manifest_chain import ManifestChain, StoredManifest
 from statelog.storage.store import Store
@@ -69,14 +69,10 @@ def _agreed(_loss: TopicLoss) -> None:
 
 def accept_topic_loss(
     name: str,
+    where: Where,
     *,
-    kafka: KafkaSource,
-    root: StoreSource,
     reason: str,
     operator: str,
-    replication_factor: int = 3,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     confirm: Callable[[TopicLoss], None] = _agreed,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
@@ -91,11 +87,11 @@ def accept_topic_loss(
     a topic that cannot be taken over; OutcomeUnknown, Unavailable (run it again: it goes on).
     """
     check_acceptance(reason, operator)
-    with opened_ports(name, kafka, root, storage_options, allow_unsafe) as (client, store, waived):
+    with opened_ports(name, where) as (client, store, waived):
         made = descriptor_or_none(store)
         if made is None:
             raise NotFound(f"there is no log {name}", url=store.url)
-        work = _Acceptance(made, client, store, waived, replication_factor, clock)
+        work = _Acceptance(made, client, store, waived, where.replication_factor, clock)
         stored = work.snapshot()
         confirm(work.look(stored))
         sleep(LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.

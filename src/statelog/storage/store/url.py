@@ -7,6 +7,7 @@ Invariants: a `RootUrl` carries no credentials; a checked path cannot leave the 
 that passes `check_path` is never the name of a temporary file, so listings can leave those out.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ __all__ = [
     "log_url",
     "mask_options",
     "mask_url",
+    "option_text",
+    "option_value",
     "parse_directory_mode",
     "parse_root",
     "temporary_name",
@@ -193,6 +196,26 @@ def parse_directory_mode(options: Mapping[str, object]) -> int:
         hint = "Write it as in chmod; 2770 shares the log with the group of the directory"
         raise ConfigError(f"{DIRECTORY_MODE} is {given!r} and does not give its owner all rights", hint=hint)
     return mode
+
+
+def option_value(name: str, text: str, *, origin: str) -> object:
+    """A storage option that `origin` gives as text: what starts like a JSON object or list, or is true or false, is
+    JSON; all else is text, numbers too. Raises ConfigError.
+    """
+    if not text.startswith(("{", "[")) and text not in ("true", "false"):
+        return text
+    try:
+        parsed: object = json.loads(text)
+    except ValueError:
+        hint = "Check its brackets and quotes"
+        facts = {"origin": origin, "key": f"storage.{name}"}
+        raise ConfigError(f"the storage option {name} is not JSON", hint=hint, **facts) from None
+    return parsed
+
+
+def option_text(value: object) -> str:
+    """A storage option as the text that `option_value` reads back: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def mask_url(text: str) -> str:

@@ -9,7 +9,7 @@
 Invariant: whatever fails on the way, nothing stays open.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -19,9 +19,7 @@ from typing import Any
 from statelog.producer import Writer
 from statelog.recovery import Host, recover
 from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.storage import KafkaSource, Log, StoreSource
+from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.tables.backends.backend import Backend, BackendKind, StatePlace
 from statelog.tables.backends.home import Home
@@ -39,34 +37,24 @@ __all__ = ["owners_place", "table"]
 
 def table(
     name: str,
+    where: Where,
     *,
-    kafka: KafkaSource,
-    root: StoreSource,
-    create: bool = False,
+    create: bool | LogOptions = False,
     backend: BackendKind | str = BackendKind.DICT,
     directory: str | PathLike[str] | None = None,
     writer: str | None = None,
     own_partitions: Sequence[int] | None = None,
     own_key_group: int | None = None,
     settings: TableSettings | None = None,
-    partitions: int | None = None,
-    key_groups: int | None = None,
-    key_type: KeyType | str | None = None,
-    hash_rule: HashRule | str | None = None,
-    prefix_bytes: int | None = None,
-    value_schema: str | None = None,
-    replication_factor: int | None = None,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     host: Host | None = None,
 ) -> Table[Any, Any]:
     """Open keyed state that survives: a mapping that is back after a kill, exactly, and its last commit's progress.
 
-        with statelog.table("counts", create=True, **where) as counts:
+        with statelog.table("counts", where, create=True) as counts:
             counts[b"alice"] = b"1"
             counts.commit({"offset": 42})
 
-    Opening fences the former owner, and recovers the state at or above that fence. The log's options are those of
+    Opening fences the former owner, and recovers the state at or above that fence. `create` is that of
     `statelog.open`. `backend` is "dict", or "rocksdb" for state larger than memory: then `directory` is where it is
     kept between lives, so that a restart reads only what was committed since.
 
@@ -81,21 +69,7 @@ def table(
     check_directory(one_of(BackendKind, "backend", backend), directory)
     chosen, machine = settings or TableSettings(), host or Host()
     with ExitStack() as opened:
-        log = open_log(
-            name,
-            kafka=kafka,
-            root=root,
-            create=create,
-            partitions=partitions,
-            key_groups=key_groups,
-            key_type=key_type,
-            hash_rule=hash_rule,
-            prefix_bytes=prefix_bytes,
-            value_schema=value_schema,
-            replication_factor=replication_factor,
-            allow_unsafe=allow_unsafe,
-            storage_options=storage_options,
-        )
+        log = open_log(name, where, create=create)
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
         made = _open(opened, log, directory, writer, share, chosen, machine)

@@ -8,7 +8,7 @@
 Invariant: whatever fails on the way, nothing stays open, and nothing was written to Kafka.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
@@ -19,9 +19,7 @@ from typing import Any
 from statelog.errors import ConfigError, NotFound
 from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.choices import one_of
-from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.storage import KafkaSource, Log, StoreSource
+from statelog.storage import Log, Where
 from statelog.storage import open as open_log
 from statelog.tables.backends.backend import BackendKind
 from statelog.tables.backends.home import Home
@@ -37,9 +35,8 @@ __all__ = ["standby"]
 
 def standby(
     name: str,
+    where: Where,
     *,
-    kafka: KafkaSource,
-    root: StoreSource,
     backend: BackendKind | str = BackendKind.DICT,
     directory: str | PathLike[str] | None = None,
     writer: str | None = None,
@@ -47,20 +44,11 @@ def standby(
     own_key_group: int | None = None,
     poll_s: float | None = 0.1,
     settings: TableSettings | None = None,
-    partitions: int | None = None,
-    key_groups: int | None = None,
-    key_type: KeyType | str | None = None,
-    hash_rule: HashRule | str | None = None,
-    prefix_bytes: int | None = None,
-    value_schema: str | None = None,
-    replication_factor: int | None = None,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     host: Host | None = None,
 ) -> Standby[Any, Any]:
     """Open a standby of a table: a read-only mapping that follows it, and may become it.
 
-        with statelog.standby("counts", **where) as counts:
+        with statelog.standby("counts", where) as counts:
             print(counts.get(b"alice", max_age_s=1.0), counts.age_s)
 
     What `statelog.table` takes means the same here: `writer`, `own_partitions` and `own_key_group` are those of the
@@ -78,20 +66,7 @@ def standby(
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
     with ExitStack() as opened:
         try:
-            log = open_log(
-                name,
-                kafka=kafka,
-                root=root,
-                partitions=partitions,
-                key_groups=key_groups,
-                key_type=key_type,
-                hash_rule=hash_rule,
-                prefix_bytes=prefix_bytes,
-                value_schema=value_schema,
-                replication_factor=replication_factor,
-                allow_unsafe=allow_unsafe,
-                storage_options=storage_options,
-            )
+            log = open_log(name, where)
         except NotFound as error:  # A standby makes no log.
             raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
         opened.callback(log.close)

@@ -1,6 +1,6 @@
 """`Standby`: the state of a table that another process owns, followed, read here, and promoted to a table.
 
-    with statelog.standby("orders", **where) as standby:
+    with statelog.standby("orders", where) as standby:
         print(standby.look(b"alice"))             # its value, position and age
         table = standby.promote()                 # fences the owner; the state is the table's, without a copy
 

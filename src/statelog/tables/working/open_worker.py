@@ -8,6 +8,7 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import Lock
@@ -17,8 +18,7 @@ from statelog.errors import ConfigError, NotFound
 from statelog.recovery import Host
 from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.storage import StoreSource
+from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -46,12 +46,11 @@ _BESIDE = ".beside-"
 
 def worker(
     name: str,
+    where: Where,
     *,
     topic: str,
-    kafka: Mapping[str, str],
-    root: StoreSource,
     consumer: Mapping[str, str] | None = None,
-    create: bool = False,
+    create: bool | LogOptions = False,
     start: InputStart | str = InputStart.EARLIEST,
     accept_input_loss: bool = False,
     backend: BackendKind | str = BackendKind.DICT,
@@ -63,16 +62,11 @@ def worker(
     on_close: Hook | None = None,
     tick_s: float = 1.0,
     settings: TableSettings | None = None,
-    key_type: KeyType | str | None = None,
-    value_schema: str | None = None,
-    replication_factor: int | None = None,
-    allow_unsafe: Collection[str] = (),
-    storage_options: Mapping[str, object] | None = None,
     host: Host | None = None,
 ) -> Worker[Any, Any]:
     """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
 
-        with statelog.worker("counts", topic="words", create=True, **where) as worker:
+        with statelog.worker("counts", where, topic="words", create=True) as worker:
             signal.signal(signal.SIGTERM, lambda *_: worker.stop())
             for message, table in worker:  # waits; a confluent_kafka.Message, and the table of its partition
                 word = message.value()
@@ -103,9 +97,8 @@ def worker(
     Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
     not fit the input; as `statelog.open`.
     """
+    kafka = where.kafka_settings()
     group = group_settings(consumer or {}, kafka, default_group=name)
-    place: dict[str, Any] = {"root": root, "allow_unsafe": allow_unsafe, "storage_options": storage_options}
-    made = {"key_type": key_type, "value_schema": value_schema, "replication_factor": replication_factor}
     chosen, machine = settings or TableSettings(), host or Host()
     kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen, "host": machine}
     hooks = Hooks(on_open=on_open, on_tick=on_tick, on_commit=on_commit, on_close=on_close, tick_s=tick_s)
@@ -113,13 +106,13 @@ def worker(
         source = ConfluentKafka(group.config)
         failing.callback(source.close)
         found = describe_input(source, topic)
-        descriptor = _fitting(name, found, {"kafka": kafka, **place}, made, create=create)
+        descriptor = _fitting(name, found, where, create)
         check_fits(descriptor, found)
         shared = ConfluentKafka(client_config(kafka))
         failing.callback(shared.close)
         release = failing.pop_all()
         failing.push(release)
-        doors = _Doors(name, {"kafka": shared.lend(), **place, **kept}, release)
+        doors = _Doors(name, replace(where, kafka=shared.lend()), kept, release)
         workplace = Workplace(
             name=name,
             topic=topic,
@@ -148,8 +141,9 @@ class _Doors:
     table opens beside one that is held, in a directory of this process alone, which goes with the stack.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], stack: ExitStack) -> None:
+    def __init__(self, name: str, where: Where, options: Mapping[str, Any], stack: ExitStack) -> None:
         self._name = name
+        self._where = where
         self._options = options
         self._stack = stack
         self._making = Lock()
@@ -161,12 +155,12 @@ class _Doors:
 
     def table(self, partition: int, is_beside: bool) -> Table[Any, Any]:
         """The owner's, beside the directory if that is in use."""
-        where: dict[str, Any] = {"directory": self._own()} if is_beside else {}
-        return table(self._name, **self._of(partition), **{**self._options, **where})
+        own: dict[str, Any] = {"directory": self._own()} if is_beside else {}
+        return table(self._name, self._where, **self._of(partition), **{**self._options, **own})
 
     def standby(self, partition: int) -> Standby[Any, Any]:
         """A follower's."""
-        return standby(self._name, **self._of(partition), **self._options)
+        return standby(self._name, self._where, **self._of(partition), **self._options)
 
     def _of(self, partition: int) -> dict[str, Any]:
         return {"writer": f"{self._name}-{partition}", "own_key_group": partition}
@@ -194,15 +188,19 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: Input) -> Collect
     return standbys
 
 
-def _fitting(name: str, found: Input, where: Mapping[str, Any], made: Mapping[str, Any], *, create: bool) -> Descriptor:
+def _fitting(name: str, found: Input, where: Where, create: bool | LogOptions) -> Descriptor:
     """What the log is; made to fit the input if there is none and it may be. Raises as `statelog.open`."""
+    said = create if isinstance(create, LogOptions) else LogOptions()
+    if not said.given() <= {"key_type", "value_schema"}:
+        raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
+    count = found.partitions
     try:
-        log = open_log(name, **where, **made)
+        log = Log.open(name, where)
     except NotFound as error:
         if not create:  # `statelog init` makes no log that fits an input.
             raise error.restated(hint="Pass create=True") from None
-        count = found.partitions
-        fitted: dict[str, Any] = {"partitions": count, "key_groups": count, "hash_rule": HashRule.CALLER}
-        log = open_log(name, create=True, **where, **made, **fitted)
+        fitted = replace(said, partitions=count, key_groups=count, hash_rule=HashRule.CALLER)
+        log = open_log(name, where, create=fitted)
     with log:
+        said.check(log.descriptor, log.value_schemas.all)
         return log.descriptor

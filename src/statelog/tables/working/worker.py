@@ -1,6 +1,6 @@
 """`Worker`: a member of a group of workers: the messages of its partitions, each with the table of its partition.
 
-    with statelog.worker("counts", topic="words", create=True, **where) as worker:
+    with statelog.worker("counts", where, topic="words", create=True) as worker:
         for message, table in worker:
             table[message.key()] = fold(table.get(message.key()), message.value())
             worker.commit_every(1.0)

@@ -8,8 +8,8 @@ Invariant: no secret from one source goes to an address from a file that the use
 
 from collections.abc import Mapping, Sequence
 
-from statelog.cli.config.merge import Layer
 from statelog.errors import ConfigError
+from statelog.storage.config.merge import Layer
 from statelog.storage.kafka.config import is_secret_setting
 from statelog.storage.store.url import is_secret_option
 

@@ -6,19 +6,18 @@ or a repr, unless its name says that it is no secret.
 """
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from statelog.cli.config.keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
 from statelog.errors import ConfigError
+from statelog.storage.config.keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
 from statelog.storage.kafka.config import client_config
-from statelog.storage.store.url import mask_options, mask_url
+from statelog.storage.store.url import mask_options, mask_url, option_value
 
-__all__ = ["CliConfig", "Layer", "environment_layer", "file_layer", "flag_layer", "merge"]
+__all__ = ["Config", "Layer", "environment_layer", "file_layer", "flag_layer", "merge"]
 
 DEFAULT_REPLICATION_FACTOR = 3
 _PREFIX = "STATELOG_"
@@ -48,7 +47,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CliConfig:
+class Config:
     """The configuration of one run. `kafka` holds librdkafka settings but for the address, `storage` fsspec options;
     `materializer` those of its settings that were set.
     """
@@ -87,7 +86,7 @@ class CliConfig:
         }
 
     def __repr__(self) -> str:
-        return f"CliConfig({self.masked()!r})"
+        return f"Config({self.masked()!r})"
 
 
 def file_layer(text: str, path: str) -> Layer:
@@ -124,7 +123,7 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
             kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
         elif variable.startswith(f"{_PREFIX}STORAGE__"):
             name = variable.removeprefix(f"{_PREFIX}STORAGE__").lower()
-            storage[name] = _option(name, text, variable)
+            storage[name] = option_value(name, text, origin=variable)
         elif variable in by_variable:
             key = by_variable[variable]
             values[key.path] = _read(key, text, variable)
@@ -142,12 +141,12 @@ def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iter
             origin="the flags",
             values=given,
             kafka=dict(_pair("--kafka", text) for text in kafka),
-            storage={name: _option(name, text, "--storage") for name, text in options.items()},
+            storage={name: option_value(name, text, origin="--storage") for name, text in options.items()},
         )
     )
 
 
-def merge(layers: Iterable[Layer]) -> CliConfig:
+def merge(layers: Iterable[Layer]) -> Config:
     """The configuration of layers, the last one strongest. Tables are merged key by key."""
     values: dict[str, object] = {}
     kafka: dict[str, str] = {}
@@ -160,7 +159,7 @@ def merge(layers: Iterable[Layer]) -> CliConfig:
         storage.update(layer.storage)
         origins.append(layer.origin)
     prefix = f"{MATERIALIZER}."
-    return CliConfig(
+    return Config(
         bootstrap=cast("str | None", values.get("bootstrap")),
         root=cast("str | None", values.get("root")),
         kafka=kafka,
@@ -220,17 +219,6 @@ def _flattened(table: Mapping[str, object], prefix: str, file: str) -> Generator
             yield dotted, setting_text(value)
         except ConfigError as error:
             raise ConfigError(f"the Kafka setting {dotted}: {error.message}", file=file, key=dotted) from None
-
-
-def _option(name: str, text: str, origin: str) -> object:
-    """Text that starts like a JSON object or list, or is true or false, is JSON; all else is text, numbers too."""
-    if not text.startswith(("{", "[")) and text not in ("true", "false"):
-        return text
-    try:
-        parsed: object = json.loads(text)
-    except ValueError:
-        raise ConfigError(f"the storage option {name} is not JSON", origin=origin, key=f"storage.{name}") from None
-    return parsed
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from statelog.cli.config.units import duration_s, size_bytes
 from statelog.errors import ConfigError
+from statelog.storage.config.units import duration_s, size_bytes
 
 __all__ = ["ENGINES", "FREE_TABLES", "KEYS", "MATERIALIZER", "Key", "read_names", "setting_text"]
 

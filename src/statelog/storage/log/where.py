@@ -1,0 +1,162 @@
+"""`Where`: where logs are, as a value: the brokers, the root, and what this cluster is excused from.
+
+It connects to nothing. A log is opened at it by `opened_ports`, which makes the two ports out of settings where the
+caller brings none; who made a port closes it.
+
+Invariants: equal values mean equal connections, so they are the keys of client caches; a repr holds no secret.
+"""
+
+import os
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from statelog.errors import ConfigError
+from statelog.schemas.names import check_log_name
+from statelog.schemas.topics.policy import Waiver, parse_waivers
+from statelog.storage.config.files import named_layers
+from statelog.storage.config.merge import DEFAULT_REPLICATION_FACTOR, Config, merge
+from statelog.storage.kafka import Kafka
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import check_kafka, check_password_in_clear, client_config
+from statelog.storage.store import Store
+from statelog.storage.store.fsspec import open_store
+from statelog.storage.store.url import mask_options, mask_url
+
+__all__ = ["KafkaSource", "Ports", "StoreSource", "Where", "configured_where", "opened_ports", "opened_store"]
+
+KafkaSource = Kafka | Mapping[str, str]
+"""A port, or librdkafka's settings for one."""
+StoreSource = Store | str
+"""A port, or the root URL of one."""
+_ONE_BROKER = ("replication", "min-insync")
+
+
+@dataclass(frozen=True, repr=False)
+class Where:
+    """Where logs are: the second argument of everything that opens one by its name. It connects to nothing.
+
+        where = Where({"bootstrap.servers": "kafka:9092"}, "s3://bucket/logs")
+        with statelog.open("visits", where) as log:
+            ...
+
+    `kafka` are librdkafka's settings (`bootstrap.servers` and what TLS or SASL need), None where there is no Kafka any
+    more, for `recover_snapshot`; `root` is the URL below which the directories of logs lie, with `storage_options` for
+    fsspec. `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that of the
+    topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings.
+
+    Raises ConfigError for a setting or a waiver that is refused.
+    """
+
+    kafka: KafkaSource | None
+    root: StoreSource
+    _: KW_ONLY
+    storage_options: Mapping[str, object] = field(default_factory=dict[str, object])
+    allow_unsafe: Collection[str] = ()
+    replication_factor: int = DEFAULT_REPLICATION_FACTOR
+
+    def __post_init__(self) -> None:
+        kafka = self.kafka
+        if kafka is not None:
+            check_kafka(kafka)
+        if isinstance(kafka, Mapping):
+            kafka = MappingProxyType(client_config(kafka).settings)
+        parse_waivers(self.allow_unsafe)
+        object.__setattr__(self, "kafka", kafka)
+        object.__setattr__(self, "storage_options", MappingProxyType(dict(self.storage_options)))
+        object.__setattr__(self, "allow_unsafe", tuple(self.allow_unsafe))
+
+    @staticmethod
+    def local(root: str, bootstrap: str = "127.0.0.1:9092") -> "Where":
+        """The broker of `statelog dev start`, excused from what one broker cannot do, and a directory for the logs."""
+        return Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=_ONE_BROKER, replication_factor=1)
+
+    @staticmethod
+    def from_env(environment: Mapping[str, str] | None = None) -> "Where":
+        """What STATELOG_* variables say, over the file that STATELOG_CONFIG names: as the command line reads them, but
+        no file that merely lies about. docs/cli.md lists them. Raises NotFound for a file that is not there,
+        ConfigError.
+        """
+        return configured_where(merge(named_layers(os.environ if environment is None else environment)))
+
+    def kafka_settings(self) -> dict[str, str]:
+        """The settings of the Kafka client. Raises ConfigError if it has a port, or none."""
+        if not isinstance(self.kafka, Mapping):
+            hint = 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
+            raise ConfigError("settings of the Kafka client are needed here", hint=hint)
+        return dict(self.kafka)
+
+    def __hash__(self) -> int:
+        kafka = frozenset(self.kafka.items()) if isinstance(self.kafka, Mapping) else self.kafka
+        return hash((kafka, self.root, frozenset(self.storage_options), self.allow_unsafe, self.replication_factor))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kafka = dict(self.kafka) if isinstance(self.kafka, Mapping) else self.kafka
+        made = partial(
+            type(self),
+            storage_options=dict(self.storage_options),
+            allow_unsafe=self.allow_unsafe,
+            replication_factor=self.replication_factor,
+        )
+        return made, (kafka, self.root)
+
+    def __repr__(self) -> str:
+        kafka = client_config(self.kafka).masked() if isinstance(self.kafka, Mapping) else self.kafka
+        root = mask_url(self.root) if isinstance(self.root, str) else self.root
+        more = f"storage_options={mask_options(self.storage_options)}, allow_unsafe={self.allow_unsafe}"
+        return f"Where({kafka!r}, {root!r}, {more}, replication_factor={self.replication_factor})"
+
+
+def configured_where(config: Config) -> Where:
+    """What a configuration says. Raises ConfigError if it leaves out the brokers or the root."""
+    return Where(
+        config.kafka_settings(),
+        config.root_url(),
+        storage_options=config.storage,
+        allow_unsafe=config.allow_unsafe,
+        replication_factor=config.replication_factor,
+    )
+
+
+class Ports(NamedTuple):
+    """A log's two ports, and the checks that its caller waives."""
+
+    kafka: Kafka
+    store: Store
+    waived: frozenset[Waiver]
+
+
+@contextmanager
+def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Ports]:
+    """The ports of a log, made of settings where the caller brings none.
+
+    A client that was made here is closed if the block raises, or if no log `keeps` it. Raises ConfigError, InvalidName.
+    """
+    waived = parse_waivers(where.allow_unsafe)
+    check_log_name(name)
+    if where.kafka is None:
+        raise ConfigError("this Where names no Kafka", hint="Only recover_snapshot does without")
+    client = _client(where.kafka, waived) if isinstance(where.kafka, Mapping) else where.kafka
+    is_kept = client is where.kafka
+    try:
+        yield Ports(client, opened_store(name, where), waived)
+        is_kept = is_kept or keeps
+    finally:
+        if not is_kept:
+            client.close()
+
+
+def opened_store(name: str, where: Where) -> Store:
+    """The port of a log's directory alone. Raises ConfigError, InvalidName."""
+    check_log_name(name)
+    return open_store(where.root, name, where.storage_options) if isinstance(where.root, str) else where.root
+
+
+def _client(settings: Mapping[str, str], waived: frozenset[Waiver]) -> ConfluentKafka:
+    config = client_config(settings)
+    if Waiver.CLEARTEXT not in waived:
+        check_password_in_clear(config)
+    return ConfluentKafka(config)
