@@ -216,10 +216,12 @@ def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySet
         with Writer(rig.log, "v") as writer:
             writer.commit(4)
             last = writer.commit(5, final=True).offset + 1
-        found = live.told()
-    told = [(one.facts.writer, one.facts.checkpoint_id, one.facts.changes, dict(one.metadata)) for one in found]
-    assert told == [("w", 3, 2, {"offset": 7}), ("v", 4, 0, {}), ("v", 5, 0, {})]
-    assert (found[0].commit.end_position, found[2].commit.end_position) == (first, last)
+        found = live.commits()
+    told = [(one.writer, one.checkpoint_id, dict(one.metadata)) for one in found]
+    assert told == [("w", 3, {"offset": 7}), ("v", 4, {}), ("v", 5, {})]
+    everywhere = range(rig.log.descriptor.partitions)
+    assert [sum(entry.changes for entry in one.entries(everywhere)) for one in found] == [2, 0, 0]
+    assert (found[0].position, found[2].position) == (first, last)
 
 
 @pytest.mark.parametrize("what", ["ledger", "data"])
@@ -238,6 +240,6 @@ def test_a_log_that_is_truncated_past_a_follower_is_told(
                 for commit in live.commits():
                     partition = rig.partition(b"a")
                     rig.log.kafka.delete_records(rig.log.data_topic, {partition: rig.log.data_offsets()[partition].end})
-                    list(live.changes(commit, lambda: None))
+                    list(live.changes([commit], lambda: None))
     assert "empty target" in caught.value.hint
     assert list_leases(rig.log.store) == []

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import NotFound
+from statelog.reading.commits import Commits
 from statelog.recovery.history.change_plan import ChangePlan
-from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.recovery.history.splitting import split_changes
@@ -121,8 +121,8 @@ def test_what_was_truncated_says_what_is_held(seed: int, steps: int, pick: float
     if not rig.manifests:
         return
     start = rig.manifests[0].position + round(pick * (end - rig.manifests[0].position))
-    with CommitLedger(rig.log, LedgerBase.of(rig.manifests[0]), start) as ledger:
-        kept = ledger.base
+    with Commits(rig.log, rig.manifests[0], start) as ledger:
+        kept = ledger.folded
     for manifest in list(rig.manifests[:-1]):
         rig.drop(manifest)
     plan = plan_changes(rig.log, AtPosition(start), base=kept)

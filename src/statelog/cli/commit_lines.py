@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from statelog.cli.screen.output import as_json, clean
 from statelog.cli.state_rows import BytesText, json_column
-from statelog.recovery.streaming.commit_feed import ToldCommit
 from statelog.schemas.changes.changes import DELETE
+from statelog.storage.ledger_client import ValidCommit
 
 __all__ = ["CommitLines"]
 
@@ -28,25 +28,23 @@ class CommitLines:
     bytes_text: BytesText
     with_groups: bool
 
-    def heading(self, commit: ToldCommit) -> str | None:
+    def heading(self, commit: ValidCommit) -> str | None:
         """What comes before a commit's changes."""
         if self.as_json:
             return None
-        facts = commit.facts
         told = f", {as_json(dict(commit.metadata))}" if commit.metadata else ""
-        time = f", {_time(facts.timestamp_ms)}" if facts.timestamp_ms >= 0 else ""
-        return clean(f"commit {facts.checkpoint_id} of {facts.writer}{time}, position {facts.position}{told}")
+        time = f", {_time(commit.timestamp_ms)}" if commit.timestamp_ms >= 0 else ""
+        return clean(f"commit {commit.checkpoint_id} of {commit.writer}{time}, position {commit.position}{told}")
 
-    def closing(self, commit: ToldCommit, changes: int) -> str | None:
+    def closing(self, commit: ValidCommit, changes: int) -> str | None:
         """What comes behind a commit's changes, of which so many were printed."""
         if not self.as_json:
             return None
-        facts = commit.facts
         return as_json(
             {
                 "event": "commit",
                 **_whose(commit),
-                "time": _time(facts.timestamp_ms) if facts.timestamp_ms >= 0 else None,
+                "time": _time(commit.timestamp_ms) if commit.timestamp_ms >= 0 else None,
                 "changes": changes,
                 "metadata": dict(commit.metadata),
             }
@@ -60,7 +58,7 @@ class CommitLines:
         """What comes behind the keys of a state."""
         return as_json({"event": "state", "position": position, "keys": keys}) if self.as_json else None
 
-    def changes(self, table: pa.Table, commit: ToldCommit | None) -> Iterator[str]:
+    def changes(self, table: pa.Table, commit: ValidCommit | None) -> Iterator[str]:
         """The lines of changes, many in one text; `commit` is None for the keys of a state."""
         facts = {} if commit is None else _whose(commit)
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
@@ -81,9 +79,8 @@ class CommitLines:
                 yield clean(f"  {op} {' '.join(map(_text, shown))}").replace("\n", "\\n")
 
 
-def _whose(commit: ToldCommit) -> dict[str, object]:
-    facts = commit.facts
-    return {"writer": facts.writer, "checkpoint": facts.checkpoint_id, "position": facts.position}
+def _whose(commit: ValidCommit) -> dict[str, object]:
+    return {"writer": commit.writer, "checkpoint": commit.checkpoint_id, "position": commit.position}
 
 
 def _time(timestamp_ms: int) -> str:

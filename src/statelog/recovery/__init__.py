@@ -5,7 +5,6 @@ from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.history.bounds import AtTime, Bound
 from statelog.recovery.history.change_plan import ChangePlan, CommitFacts, CommitSpan
-from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
@@ -45,7 +44,6 @@ __all__ = [
     "Cursor",
     "DirectOpener",
     "Host",
-    "LedgerBase",
     "NoCache",
     "OnProgress",
     "OpenSpillFile",

@@ -75,4 +75,4 @@ class _SnapshotPlanner(Planner):
                 url=self.log.store.url,
                 positions=", ".join(str(one.position) for one in found) or None,
             )
-        return replace(make_plan(self.log.descriptor, chosen, chosen.state, (), self.key_groups), is_alone=True)
+        return replace(make_plan(self.log.descriptor, chosen, chosen, (), self.key_groups), is_alone=True)

@@ -11,7 +11,7 @@ from statelog.storage.kafka import (
     TopicDescription,
     TopicSpec,
 )
-from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.ledger_client import LedgerBase, LedgerClient, ValidCommit
 from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log, LogDescription
@@ -30,6 +30,7 @@ __all__ = [
     "Kafka",
     "KafkaSource",
     "Ledger",
+    "LedgerBase",
     "LedgerClient",
     "Log",
     "LogDescription",

@@ -18,9 +18,11 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 from statelog.errors import (
     AnchorMismatch,
@@ -34,9 +36,11 @@ from statelog.errors import (
 )
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, Void
+from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import LastRecord, Place
-from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
+from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
 from statelog.storage.kafka import (
     Delivery,
@@ -52,6 +56,7 @@ from statelog.storage.kafka import (
 __all__ = [
     "LOOK_AGAIN_S",
     "STALL_TIMEOUT_S",
+    "LedgerBase",
     "LedgerClient",
     "ValidCommit",
     "append_record",
@@ -65,15 +70,59 @@ _POLL_S = 0.2
 _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 
 
-class ValidCommit(NamedTuple):
-    """A commit that the fold found valid, its ledger offset, Kafka's timestamp of it (see `kafka.Record`), and the
-    place right behind it.
+class LedgerBase(Protocol):
+    """Where a fold of the ledger can begin: its state there, and the place. A manifest is one, or a subscription."""
+
+    @property
+    def state(self) -> LedgerState:
+        """The ledger folded up to the place."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """How far it is folded, and the record below, if it is known."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidCommit:
+    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
+    ledger has none), and the place right behind it, which is the first state that has its changes.
     """
 
-    offset: int
+    writer: str
     commit: Commit
     timestamp_ms: int
     place: Place
+
+    @property
+    def offset(self) -> int:
+        """Its ledger offset."""
+        return self.place.position - 1
+
+    @property
+    def position(self) -> int:
+        """The ledger position right behind it."""
+        return self.place.position
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint that it confirms."""
+        return self.commit.checkpoint.id
+
+    @cached_property
+    def body(self) -> CommitBody:
+        """Its metadata and handles, decoded once. Raises CorruptLedger."""
+        return self.commit.read_body()
+
+    @property
+    def metadata(self) -> Metadata:
+        """What its writer said with it. Raises CorruptLedger."""
+        return self.body.metadata
+
+    def entries(self, partitions: Container[int]) -> Iterator[Entry]:
+        """The change sets that it lists in these partitions. Raises CorruptLedger."""
+        return (entry for handle in self.body.handles for entry in handle.entries if entry.partition in partitions)
 
 
 def _nothing_to_verify() -> None:
@@ -81,11 +130,12 @@ def _nothing_to_verify() -> None:
 
 
 class _Folded(NamedTuple):
-    """A record that was just folded, and the fold's verdict."""
+    """A record that was just folded, the fold's verdict, and whose it is, if it is a valid commit."""
 
     record: LedgerRecord | None
     void: Void | None
     found: Record
+    writer: str
 
 
 def _never() -> bool:
@@ -148,8 +198,7 @@ class LedgerClient:
 
     `verify` compares the log's identity with the cluster's, as whoever makes a client has just done. It is asked before
     a verdict, and before what was read is believed, at most once in LOOK_AGAIN_S.
-    `fold` is one that stands at the base state, None for a plain one. `rebase` gives the newest snapshot's state and
-    last record.
+    `rebase` gives the newest snapshot's state and last record.
     """
 
     def __init__(
@@ -160,7 +209,6 @@ class LedgerClient:
         base: LedgerState | None = None,
         *,
         last: LastRecord | None = None,
-        fold: LedgerFold | None = None,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         verify: Callable[[], None] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
@@ -178,7 +226,7 @@ class LedgerClient:
         self._valid: list[ValidCommit] = []
         self._is_torn = False
         self._proof: BeyondEnd | None = None
-        self.fold = LedgerFold(identity, base) if fold is None else fold
+        self.fold = LedgerFold(identity, base)
 
     @property
     def topic(self) -> str:
@@ -210,10 +258,12 @@ class LedgerClient:
         """
         taken = [0]
         with self._asking_who_answers():
-            for record, void, found in self._follow(end_position, lambda: taken[0] >= most_bytes):
+            for record, void, found, writer in self._follow(end_position, lambda: taken[0] >= most_bytes):
                 if void is None and isinstance(record, Commit):
                     place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
-                    self._valid.append(ValidCommit(found.offset, record, found.timestamp_ms, place))
+                    self._valid.append(
+                        ValidCommit(writer=writer, commit=record, timestamp_ms=found.timestamp_ms, place=place)
+                    )
                     taken[0] += len(record.body)
         valid, self._valid = self._valid, []
         return valid
@@ -313,9 +363,11 @@ class LedgerClient:
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
             self._weigh(found.offset, record)
             self._is_torn = True
+            # A commit names its epoch only, and ends its writer's row if it is final: so whose it is is asked before.
+            live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
             void = self.fold.apply(found.offset, record)
             self._last = found
-            yield _Folded(record, void, found)
+            yield _Folded(record, void, found, live.writer if live else "")
             self._is_torn = False
             if self._proof is None and is_enough():
                 return

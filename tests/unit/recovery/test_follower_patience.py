@@ -54,7 +54,7 @@ def test_a_broker_that_is_away_is_asked_again_until_the_stall_timeout_is_over() 
             assert live.commits() == []
         cluster.set_down(is_down=False)
         end = rig.commit(writer, 1, [(b"a", b"1")])
-        assert [commit.end_position for commit in live.commits()] == [end]
+        assert [commit.position for commit in live.commits()] == [end]
         cluster.set_down(is_down=True)
         now[0] = 1100.0
         assert live.commits() == []

@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
+from statelog.reading.commits import Folded
 from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
 from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
@@ -79,8 +81,8 @@ def _commit(partition: int, first: int, end: int) -> CommitBody:
 
 def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) -> RecoveryPlan:
     wanted = None if key_groups is None else frozenset(key_groups)
-    state = _state(12, {0: 8, 1: 5, 2: 5, 3: 9}, lost)
-    return make_plan(_LOG, _manifest(), state, [_commit(0, 5, 8), _commit(3, 6, 9)], wanted)
+    folded = Folded(_state(12, {0: 8, 1: 5, 2: 5, 3: 9}, lost), Place(12))
+    return make_plan(_LOG, _manifest(), folded, [_commit(0, 5, 8), _commit(3, 6, 9)], wanted)
 
 
 def _offsets(
@@ -127,7 +129,7 @@ def test_pruning_never_drops_what_is_wanted(wanted: set[int]) -> None:
 
 def test_a_plan_without_a_snapshot_reads_the_log() -> None:
     """Before the first manifest all of the state is replayed."""
-    plan = make_plan(_LOG, None, _state(3, {0: 2}), [_commit(0, 0, 2)], None)
+    plan = make_plan(_LOG, None, Folded(_state(3, {0: 2}), Place(3)), [_commit(0, 0, 2)], None)
     assert (plan.runs, plan.manifest_number, plan.base_position, plan.next_offsets) == ((), 0, 0, {0: 0})
 
 

@@ -110,7 +110,7 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
         now[0] = 3600.0
         live.renew()
         assert [held.lease.id for held in list_leases(rig.log.store)] == [first.lease.id]
-        live.passed(commit)
+        live.passed([commit])
         (second,) = list_leases(rig.log.store)
         assert (second.lease.id != first.lease.id, second.lease.position) == (True, rig.end())
         now[0] = 7200.0
@@ -222,7 +222,7 @@ def test_the_lease_of_a_follower_moves_on_with_it() -> None:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])
         end, ends = rig.end(), {p: offsets.end for p, offsets in rig.log.data_offsets().items()}
         (commit,) = live.commits()
-        live.passed(commit)
+        live.passed([commit])
         now[0] += RecoverySettings().lease_ttl_s
         live.renew()
         (held,) = list_leases(rig.log.store)

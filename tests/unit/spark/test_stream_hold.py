@@ -1,6 +1,6 @@
 """What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
 
-from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
+from statelog.reading.commits import Commits, Folded
 from statelog.seams import Seams
 from statelog.spark.options.stream import stream_options
 from statelog.spark.stream.hold import StreamHold
@@ -12,9 +12,9 @@ from tests.support.rigs.log import TwinLog
 _OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPosition": "latest"}
 
 
-def _base(log: Log, position: int) -> LedgerBase:
-    with CommitLedger(log, None, position) as ledger:
-        return ledger.base
+def _base(log: Log, position: int) -> Folded:
+    with Commits(log, None, position) as ledger:
+        return ledger.folded
 
 
 def _scene(**options: str) -> tuple[TwinLog, Log, StreamHold]:
@@ -49,7 +49,7 @@ def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
 def test_no_lease_is_none() -> None:
     """With leaseSeconds 0 nothing lies on the store."""
     _, log, hold = _scene(leaseSeconds="0")
-    hold.move(0, LedgerBase.first)
+    hold.move(0, Folded)
     assert list_leases(log.store) == []
 
 
@@ -68,6 +68,8 @@ def test_a_subscription_is_written_when_it_has_to_be() -> None:
         numbers.append(stored.subscription.number)
     assert numbers == [2, 2, 2, 3, 3, 4]
     assert (stored.subscription.position, stored.subscription.is_taken_up) == (end, True)
-    assert hold.kept_base() == _base(log, end)
+    kept = hold.kept_base()
+    assert kept is not None
+    assert Folded(kept.state, kept.place) == _base(log, end)
     hold.release()
     assert len(list_subscriptions(log.store).files) == 1, "a subscription stays"

@@ -25,8 +25,9 @@ from statelog.cli.which_state import (
 from statelog.materializer import Control, install_signal_handlers
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.history.reach import Reach
-from statelog.recovery.streaming.commit_feed import CommitFeed, ToldCommit
+from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]
@@ -124,14 +125,14 @@ class _Follower:
     def run(self, end_position: int | None) -> None:
         """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
         while not self._control.is_stopped and (end_position is None or self._feed.passed_position < end_position):
-            commits = self._feed.told()
+            commits = self._feed.commits()
             for commit in commits:
-                if not self._choice.writers or commit.facts.writer in self._choice.writers:
+                if not self._choice.writers or commit.writer in self._choice.writers:
                     self._chosen += 1
                     self._show(commit)
                 else:
                     self._left_out += 1
-                self._feed.passed(commit.commit)
+                self._feed.passed([commit])
                 if self._control.is_stopped:
                     return
             if not commits:
@@ -157,12 +158,12 @@ class _Follower:
                 self._say_all(table, None)
         self._say(self._lines.state_closing(recovery.position, rows))
 
-    def _show(self, commit: ToldCommit) -> None:
+    def _show(self, commit: ValidCommit) -> None:
         heading, rows = self._lines.heading(commit), 0
         if not self._choice.is_part:
             self._say(heading)
             heading = None
-        with closing(self._feed.changes(commit.commit, self._check)) as tables:
+        with closing(self._feed.changes([commit], self._check)) as tables:
             for table in map(self._choice.rows, tables):
                 if table.num_rows:
                     self._say(heading)
@@ -172,7 +173,7 @@ class _Follower:
         if rows or not self._choice.is_part:
             self._say(self._lines.closing(commit, rows))
 
-    def _say_all(self, table: pa.Table, commit: ToldCommit | None) -> None:
+    def _say_all(self, table: pa.Table, commit: ValidCommit | None) -> None:
         for text in self._lines.changes(table, commit):
             self._output.line(text)
 

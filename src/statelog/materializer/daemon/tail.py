@@ -32,11 +32,11 @@ from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOutlook, RestoreWork, outlook
 from statelog.materializer.daemon.schedule import look_every_s
 from statelog.materializer.settings import MaterializerSettings
+from statelog.reading.commits import Commits
 from statelog.schemas.topics.rights import READING
 from statelog.seams import REAL, Clock, Seams
-from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
-from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Tail", "TailGauge", "TailWatch", "Watchdog", "tail_now"]
 
@@ -85,7 +85,7 @@ class TailGauge:
     def __init__(self, log: Log, *, clock: Callable[[], float]) -> None:
         self._log = log
         self._clock = clock
-        self._ledger: LedgerClient | None = None
+        self._ledger: Commits | None = None
         self._looking = threading.Lock()
         self._is_closed = False
         self._tail = Tail(number=0, position=0, snapshot_bytes=0, looked_s=0.0)
@@ -102,7 +102,7 @@ class TailGauge:
     def check(self) -> None:
         """Raise BeyondEnd or AnchorMismatch if anything speaks against the ledger as the last look left it."""
         if self._ledger is not None:
-            check_ledger(self._log, self._ledger)
+            self._ledger.check()
 
     def close(self) -> None:
         """Release the reader; a look that is under way does so when it ends. Idempotent."""
@@ -116,15 +116,15 @@ class TailGauge:
 
     def _look(self) -> Tail:
         ledger = self._ledger or self._start()
-        end_position = min(ledger.end_position(), ledger.fold.position + _LOOK_RECORDS)
+        end_position = min(ledger.end_position(), ledger.position + _LOOK_RECORDS)
         commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
-        self._tail = _with(self._tail, commits, ledger.fold.position, self._clock())
+        self._tail = _with(self._tail, commits, ledger.position, self._clock())
         return self._tail
 
-    def _start(self) -> LedgerClient:
+    def _start(self) -> Commits:
         stored = self._log.manifests.newest()
         manifest = stored.manifest if stored else None
-        self._ledger = self._log.ledger.client(manifest)
+        self._ledger = Commits(self._log, manifest)
         self._tail = Tail(
             number=manifest.number if manifest else 0,
             position=manifest.position if manifest else 0,
@@ -159,7 +159,7 @@ def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: floa
     """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and so
     is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
     """
-    handles = [handle for found in commits for handle in found.commit.read_body().handles]
+    handles = [handle for found in commits for handle in found.body.handles]
     times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
     return Tail(
         number=tail.number,

@@ -11,12 +11,12 @@ Invariants:
 from dataclasses import dataclass
 
 from statelog.materializer.settings import MaterializerSettings
+from statelog.reading.commits import Commits
 from statelog.schemas.ledger.records import CommitBody
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
-from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Target", "choose_target"]
 
@@ -47,14 +47,11 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
-    client = log.ledger.client(newest)
-    try:
-        target = _fold(log, client, client.end_position(), _Budget(settings))
-        client.fold_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
-        check_ledger(log, client)
+    with Commits(log, newest) as ledger:
+        target = _fold(log, ledger, ledger.end_position(), _Budget(settings))
+        ledger.pass_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
+        ledger.check()
         return target
-    finally:
-        client.close()
 
 
 class _Budget:
@@ -67,35 +64,25 @@ class _Budget:
 
     def take(self, commits: list[ValidCommit]) -> int | None:
         """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
-        for offset, commit, _, _ in commits:
-            body = commit.read_body()
+        for found in commits:
             # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
-            size_bytes = len(commit.body) + sum(handle.size_bytes for handle in body.handles)
+            size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
             if self.taken and (size_bytes > self._bytes or not self._commits):
-                return offset
+                return found.offset
             self._bytes -= size_bytes
             self._commits -= 1
-            self.taken.append(body)
+            self.taken.append(found.body)
         return None
 
 
-def _fold(log: Log, client: LedgerClient, end_position: int, budget: _Budget) -> Target:
-    while client.fold.position < end_position:
-        before = client.fold.freeze()
-        step = min(before.position + _STEP_RECORDS, end_position)
-        refused = budget.take(client.read_to(step, most_bytes=_STEP_BYTES))
+def _fold(log: Log, ledger: Commits, end_position: int, budget: _Budget) -> Target:
+    while ledger.position < end_position:
+        before = ledger.folded
+        step = min(ledger.position + _STEP_RECORDS, end_position)
+        refused = budget.take(ledger.read_to(step, most_bytes=_STEP_BYTES))
         if refused is not None:
-            state = _fold_again(log, before, refused)
+            with Commits(log, before, refused) as again:
+                state = again.folded.state
             return Target(state=state, commits=tuple(budget.taken), end_position=end_position, behind=True)
-    state = client.fold.freeze()
+    state = ledger.folded.state
     return Target(state=state, commits=tuple(budget.taken), end_position=end_position, behind=False)
-
-
-def _fold_again(log: Log, before: LedgerState, position: int) -> LedgerState:
-    """The state at `position`, folded from a state below it."""
-    client = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, before)
-    try:
-        client.read_to(position)
-        return client.fold.freeze()
-    finally:
-        client.close()

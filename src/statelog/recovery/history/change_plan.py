@@ -11,7 +11,7 @@ Invariants:
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,27 +20,10 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.records import LossRange
 from statelog.storage.ledger_client import ValidCommit
 
-__all__ = ["ChangePlan", "CommitFacts", "CommitSpan", "NamedCommit", "commit_facts", "make_change_plan"]
-
-
-class NamedCommit(NamedTuple):
-    """A valid commit, and whose it is: a commit names its epoch only."""
-
-    writer: str
-    valid: ValidCommit
-
-    @property
-    def place(self) -> Place:
-        """The place in the ledger right behind it."""
-        return self.valid.place
-
-    @property
-    def position(self) -> int:
-        """The ledger position right behind it."""
-        return self.valid.offset + 1
+__all__ = ["ChangePlan", "CommitFacts", "CommitSpan", "commit_facts", "make_change_plan"]
 
 
 class CommitFacts(NamedTuple):
@@ -119,15 +102,14 @@ def _first_offset(span: CommitSpan) -> int:
     return span.first_offset
 
 
-def commit_facts(commit: NamedCommit, body: CommitBody, partitions: Iterable[int]) -> CommitFacts:
-    """What is known about a commit; `partitions` are those that count."""
-    wanted = frozenset(partitions)
-    entries = [entry for handle in body.handles for entry in handle.entries if entry.partition in wanted]
+def commit_facts(commit: ValidCommit, partitions: Collection[int]) -> CommitFacts:
+    """What is known about a commit; `partitions` are those that count. Raises CorruptLedger."""
+    entries = list(commit.entries(partitions))
     return CommitFacts(
         writer=commit.writer,
-        checkpoint_id=commit.valid.commit.checkpoint.id,
+        checkpoint_id=commit.checkpoint_id,
         position=commit.position,
-        timestamp_ms=commit.valid.timestamp_ms,
+        timestamp_ms=commit.timestamp_ms,
         changes=sum(entry.changes for entry in entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
         place=commit.place,
@@ -136,7 +118,7 @@ def commit_facts(commit: NamedCommit, body: CommitBody, partitions: Iterable[int
 
 def make_change_plan(
     descriptor: Descriptor,
-    commits: Sequence[NamedCommit],
+    commits: Sequence[ValidCommit],
     *,
     start_position: int,
     end_position: int,
@@ -149,29 +131,27 @@ def make_change_plan(
     `accepted` are the ranges that a person has given up by now, also those accepted behind the range.
     """
     partitions = partitions_of(key_groups, descriptor)
-    bodies = [commit.valid.commit.read_body() for commit in commits]
     return ChangePlan(
         identity=descriptor.identity,
         start_position=start_position,
         end_position=end_position,
         key_groups=key_groups,
         value_schema_id=value_schema_id,
-        commits=tuple(commit_facts(one, body, partitions) for one, body in zip(commits, bodies, strict=True)),
-        spans=_spans(bodies, partitions),
-        replay=plan_replay(bodies, partitions, accepted),
+        commits=tuple(commit_facts(one, frozenset(partitions)) for one in commits),
+        spans=_spans(commits, partitions),
+        replay=plan_replay((one.body for one in commits), partitions, accepted),
     )
 
 
-def _spans(bodies: Iterable[CommitBody], partitions: Iterable[int]) -> dict[int, tuple[CommitSpan, ...]]:
+def _spans(commits: Iterable[ValidCommit], partitions: Iterable[int]) -> dict[int, tuple[CommitSpan, ...]]:
     found: dict[int, list[CommitSpan]] = {partition: [] for partition in partitions}
-    for number, body in enumerate(bodies):
+    for number, commit in enumerate(commits):
         mine: dict[int, CommitSpan] = {}
-        for entry in (entry for handle in body.handles for entry in handle.entries):
+        for entry in commit.entries(found):
             first, end, _, size_bytes = mine.get(entry.partition, (entry.first_offset, entry.end_offset, number, 0))
             mine[entry.partition] = CommitSpan(
                 min(first, entry.first_offset), max(end, entry.end_offset), number, size_bytes + entry.size_bytes
             )
         for partition, span in mine.items():
-            if partition in found:
-                found[partition].append(span)
+            found[partition].append(span)
     return {partition: tuple(spans) for partition, spans in found.items() if spans}

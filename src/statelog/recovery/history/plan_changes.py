@@ -4,13 +4,12 @@ Never reads a run or a chunk. What was truncated is a typed error that says what
 """
 
 from collections.abc import Collection, Iterable
-from contextlib import closing
 from dataclasses import replace
 
 from statelog.errors import Misuse, NotFound, OffsetGone
+from statelog.reading.commits import Commits
 from statelog.recovery.history.bounds import Bound
 from statelog.recovery.history.change_plan import ChangePlan, make_change_plan
-from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.planning.planner import log_offsets
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, check_reach, partitions_of, wanted_key_groups
@@ -19,6 +18,7 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.topics.rights import READING
 from statelog.seams import REAL, Seams
 from statelog.storage.held_lease import LeaseHolder
+from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
 __all__ = ["hold_changes", "plan_changes"]
@@ -45,7 +45,7 @@ def plan_changes(
     `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
     what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
     Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
-    caller kept (`CommitLedger.base`), for a start below every snapshot that is left. Nothing holds what is planned:
+    caller kept (`Commits.folded`), for a start below every snapshot that is left. Nothing holds what is planned:
     `hold_changes` does.
 
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
@@ -110,10 +110,11 @@ def _plan(
             hint="Give an end behind the start, or none for the newest",
         )
     try:
-        with closing(CommitLedger(log, reach.base_for(start_position), start_position)) as ledger:
+        with Commits(log, reach.base_for(start_position), start_position) as ledger:
             commits = ledger.read_to(end_position)
-            state = ledger.base.state
-            accepted = ledger.accepted_by(reach.end_position)
+            state = ledger.folded.state
+            ledger.pass_to(reach.end_position)
+            accepted = ledger.accepted
             ledger.check(reach.seen)
     except OffsetGone as error:
         raise reach.not_held(f"changes from position {start_position} on") from error

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 
 from statelog.errors import Misuse, NotFound
+from statelog.reading.commits import Folded
 from statelog.recovery.history.bounds import AtTime, Bound
-from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.planning.recovery_plan import partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase
 from statelog.storage.log.log import Log
 
 __all__ = ["Reach"]
@@ -60,7 +60,7 @@ class Reach:
     @property
     def oldest_position(self) -> int:
         """The lowest position from which changes can be read."""
-        if self._reaches_back(LedgerBase.first()):
+        if self._reaches_back(Folded()):
             return 0
         positions = [base.state.position for base in self._bases() if self._reaches_back(base)]
         return min(positions, default=self.end_position)
@@ -111,8 +111,7 @@ class Reach:
     def _bases(self) -> list[LedgerBase]:
         """Those whose position the ledger still follows on, in no order."""
         kept = [] if self._base is None else [self._base]
-        found = [LedgerBase.of(manifest) for manifest in self.manifests]
-        return [base for base in (*kept, *found) if base.state.position >= self._ledger_start]
+        return [base for base in (*kept, *self.manifests) if base.state.position >= self._ledger_start]
 
     def _reaches_back(self, base: LedgerBase) -> bool:
         """Whether all that was committed behind a base is there."""

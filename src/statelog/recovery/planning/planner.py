@@ -23,17 +23,14 @@ from statelog.errors import (
     OffsetGone,
     StatelogError,
 )
+from statelog.reading.commits import Commits
 from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
-from statelog.recovery.planning.checkpoint_search import CheckpointSearch
 from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import not_given_up
-from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import READING
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
-from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Planner", "log_offsets"]
 
@@ -218,39 +215,24 @@ class Planner:
                 return found
 
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
-        search = CheckpointSearch(self.log.descriptor.identity, base.state if base else None, at)
+        wanted = (at.writer, at.checkpoint_id)
         try:
-            ledger = self.log.ledger.client(base, fold=search)
+            with Commits(self.log, base) as ledger:
+                found = [one.position for one in ledger.read_to(end) if (one.writer, one.checkpoint_id) == wanted]
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.
-        try:
-            ledger.read_to(end)
-        except OffsetGone:
-            return None
-        finally:
-            ledger.close()
-        return search.found_position
+        return found[-1] if found else None
 
     # ---- plan
 
     def _plan_from(self, base: Manifest | None, target: int, end: int, seen: Collection[Place]) -> RecoveryPlan:
-        state, commits, last = self._read_ledger(base, target, end, seen)
-        bodies = (valid.commit.read_body() for valid in commits)
-        return make_plan(self.log.descriptor, base, state, bodies, self.key_groups, last=last)
-
-    def _read_ledger(
-        self, base: Manifest | None, target: int, end: int, seen: Collection[Place]
-    ) -> tuple[LedgerState, list[ValidCommit], LastRecord | None]:
         """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
-        ledger = self.log.ledger.client(base)
-        try:
-            commits = ledger.read_to(target)
-            found = ledger.fold.freeze(), commits, ledger.last
-            ledger.fold_to(end)
-            check_ledger(self.log, ledger, places=seen)
-            return found
-        finally:
-            ledger.close()
+        with Commits(self.log, base) as ledger:
+            commits, folded = ledger.read_to(target), ledger.folded
+            ledger.pass_to(end)
+            ledger.check(seen)
+        bodies = (valid.body for valid in commits)
+        return make_plan(self.log.descriptor, base, folded, bodies, self.key_groups)
 
     # ---- what cannot be
 

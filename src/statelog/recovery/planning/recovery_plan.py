@@ -21,6 +21,7 @@ from statelog.schemas.ledger.records import CommitBody, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest, RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
+from statelog.storage.ledger_client import LedgerBase
 
 __all__ = [
     "LogOffsets",
@@ -149,22 +150,23 @@ def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) 
 def make_plan(
     descriptor: Descriptor,
     manifest: Manifest | None,
-    state: LedgerState,
+    folded: LedgerBase,
     commits: Iterable[CommitBody],
     key_groups: frozenset[int] | None,
-    *,
-    last: LastRecord | None = None,
 ) -> RecoveryPlan:
-    """The plan for the state at `state.position`; `commits` are the valid ones since the manifest, in ledger order."""
+    """The plan for the state at the place that the ledger was `folded` to.
+
+    `commits` are the valid ones since the manifest, in ledger order.
+    """
     partitions = partitions_of(key_groups, descriptor)
     return RecoveryPlan(
         manifest=manifest,
-        state=state,
+        state=folded.state,
         key_groups=key_groups,
         partitions=partitions,
         runs=_run_parts(manifest.runs if manifest else (), key_groups),
-        replay=plan_replay(commits, partitions, state.accepted),
-        last=last,
+        replay=plan_replay(commits, partitions, folded.state.accepted),
+        last=folded.place.last,
     )
 
 

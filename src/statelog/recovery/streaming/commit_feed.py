@@ -11,16 +11,14 @@ Invariants:
   still stands. A commit that was folded is returned, and read, all the same.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
-from statelog.recovery.history.change_plan import CommitFacts, NamedCommit, commit_facts
-from statelog.recovery.history.commit_ledger import NamingFold
+from statelog.reading.commits import Commits
 from statelog.recovery.host import Host
 from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.reading.plan_reader import PlanReader
@@ -29,38 +27,17 @@ from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
-from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.state import LastCommit, LedgerState
+from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.held_lease import LeaseHolder
-from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["CommitFeed", "FeedCommit", "ToldCommit"]
+__all__ = ["CommitFeed"]
 
 _LEASE_AGE_S = 3600.0
 """When a lease that moved on is made anew: far below any sensible cap."""
-
-
-class FeedCommit(NamedTuple):
-    """A valid commit, or several as one: the place behind it, and what to read."""
-
-    end_place: Place
-    replay: ReplayPlan
-
-    @property
-    def end_position(self) -> int:
-        """The ledger position behind it."""
-        return self.end_place.position
-
-
-class ToldCommit(NamedTuple):
-    """A commit with what is known of it: whose it is, when it came, and what it says to its caller."""
-
-    commit: FeedCommit
-    facts: CommitFacts
-    metadata: Metadata
 
 
 class CommitFeed:
@@ -88,18 +65,7 @@ class CommitFeed:
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
         self._converter = Converter(log, settings)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
-        identity = log.descriptor.identity
-        self._fold = NamingFold(identity, plan.state)
-        self._ledger = LedgerClient(
-            log.kafka,
-            log.ledger_topic,
-            identity,
-            plan.state,
-            last=plan.last,
-            fold=self._fold,
-            verify=log.ledger.verify_identity,
-            clock=self._clock,
-        )
+        self._ledger = Commits(log, plan, clock=self._clock)
         self._claimed_s = self._clock()
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
@@ -125,54 +91,24 @@ class CommitFeed:
         return self._converter.target
 
     @property
-    def asked_position(self) -> int:
-        """The ledger position up to which commits were asked for, and came out."""
-        return self._fold.position
-
-    @property
-    def asked_state(self) -> LedgerState:
-        """The ledger folded up to there: a copy."""
-        return self._fold.freeze()
-
-    @property
     def asked_place(self) -> Place:
-        """That position, and the ledger record below it."""
+        """The place up to which commits were asked for, and came out."""
         return self._ledger.place
 
     @property
     def losses(self) -> int:
         """How many ranges of the log a person had given up by then."""
-        return len(self._fold.accepted)
+        return len(self._ledger.accepted)
 
     def last_commit(self, writer: str) -> LastCommit | None:
         """A writer's last commit by then."""
-        return self._fold.last_commit(writer)
+        return self._ledger.last_commit(writer)
 
-    def commits(self) -> list[FeedCommit]:
-        """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now."""
-        return [told.commit for told in self.told()]
-
-    def told(self) -> list[ToldCommit]:
-        """As `commits`, each with whose it is."""
-        return [self._told(named) for named in self._ask(None)]
-
-    def _told(self, named: NamedCommit) -> ToldCommit:
-        body = named.valid.commit.read_body()
-        commit = FeedCommit(named.valid.place, plan_replay([body], self._partitions, self._fold.accepted))
-        return ToldCommit(commit, commit_facts(named, body, self._partitions), body.metadata)
-
-    def together(self, end_position: int | None = None) -> FeedCommit | None:
-        """All of these as one, up to `asked_position`; None if there are none, or Kafka does not answer for now.
+    def commits(self, end_position: int | None = None) -> list[ValidCommit]:
+        """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now.
 
         `end_position` is where to stop, one that is known to be there: then the ledger's end is not asked for.
         """
-        found = self._ask(end_position)
-        if not found:
-            return None
-        bodies = [one.valid.commit.read_body() for one in found]
-        return FeedCommit(self._ledger.place, plan_replay(bodies, self._partitions, self._fold.accepted))
-
-    def _ask(self, end_position: int | None) -> list[NamedCommit]:
         self.renew()
         self._retries.ask()
         try:
@@ -187,24 +123,27 @@ class CommitFeed:
         self._log.saw(self._ledger.place)
         self.is_answered = True
         if not found:
-            self._move_on(self._fold.position)
-        return self._fold.take(found)
+            self._move_on(self._ledger.position)
+        return found
 
-    def changes(self, commit: FeedCommit, check: Callable[[], None]) -> Generator[pa.Table]:
-        """Its newest change of each wanted key, deletes too, sorted. `check` is often called."""
+    def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
+        """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
+        replay = plan_replay((one.body for one in commits), self._partitions, self._ledger.accepted)
+        if not replay.listed:
+            return
         with _saying_what_to_do():
-            reader, tail = self._read(commit, check)
+            reader, tail = self._read(replay, check)
             with closing(tail):
                 yield from reader.merge(tail, drop_deletes=False)
 
-    def _read(self, commit: FeedCommit, check: Callable[[], None]) -> tuple[PlanReader, SpilledTail]:
-        """Read a commit whole; once more if it turns out to hold values of a newer schema than was known."""
+    def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SpilledTail]:
+        """Read commits whole; once more if they turn out to hold values of a newer schema than was known."""
 
         def beat(_: object) -> None:
             check()
             self.renew()
 
-        plan = replace(self._base, replay=commit.replay)
+        plan = replace(self._base, replay=replay)
         while True:
             converter = self._converter
             reader = PlanReader(self._log, plan, self._settings, beat, converter=converter, host=self._host)
@@ -226,11 +165,12 @@ class CommitFeed:
     def _has_newer(self, converter: Converter) -> bool:
         return self._settings.value_schema_id is None and converter.newest_id > converter.target.id
 
-    def passed(self, commit: FeedCommit) -> None:
-        """The commit was handed over: the log is not needed up to here any more."""
-        for partition, entries in commit.replay.listed.items():
-            self._next_offsets[partition] = max(entry.end_offset for entry in entries.values())
-        self._move_on(commit.end_position)
+    def passed(self, commits: Sequence[ValidCommit]) -> None:
+        """These commits were handed over: the log is not needed up to here any more."""
+        for entry in (entry for commit in commits for entry in commit.entries(self._next_offsets)):
+            self._next_offsets[entry.partition] = max(entry.end_offset, self._next_offsets[entry.partition])
+        if commits:
+            self._move_on(commits[-1].position)
 
     def renew(self) -> None:
         """Write the lease again if it is time to."""

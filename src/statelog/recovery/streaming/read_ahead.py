@@ -201,11 +201,11 @@ class ReadAhead:
         while not self._stop.is_set():
             commits = feed.commits()
             for commit in commits:
-                after = Applied.complete(commit.end_place)
-                with closing(feed.changes(commit, self._check_open)) as tables:
+                after = Applied.complete(commit.place)
+                with closing(feed.changes([commit], self._check_open)) as tables:
                     self._offer_all(feed, tables, applied, after)
                 applied = after
-                feed.passed(commit)
+                feed.passed([commit])
                 if self._stop.is_set():
                     return
             if not commits:

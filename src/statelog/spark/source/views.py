@@ -5,18 +5,18 @@ One view is a schema and a function, named in `VIEWS`; the option `read` takes i
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.errors import NotFound
-from statelog.recovery.history.change_plan import CommitFacts, NamedCommit, commit_facts
-from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
+from statelog.reading.commits import Commits
+from statelog.recovery.history.change_plan import CommitFacts, commit_facts
 from statelog.recovery.history.reach import Reach
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.subscription import newest_files
 from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
 __all__ = ["VIEWS", "View"]
@@ -114,14 +114,14 @@ def _commits(log: Log, position: int) -> Iterator[pa.Table]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
     reach = Reach(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
-    with closing(CommitLedger(log, reach.base_for(start), start)) as ledger:
+    with Commits(log, reach.base_for(start), start) as ledger:
         while ledger.position < position:
             found = ledger.read_to(position, most_bytes=_COMMITS_BYTES)
             yield _table([_commit(log, one) for one in found], _COMMITS)
 
 
-def _commit(log: Log, one: NamedCommit) -> dict[str, object]:
-    facts, body = _facts(log, one), one.valid.commit.read_body()
+def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
+    facts = _facts(log, one)
     return {
         "writer": facts.writer,
         "checkpoint": facts.checkpoint_id,
@@ -129,16 +129,16 @@ def _commit(log: Log, one: NamedCommit) -> dict[str, object]:
         "timestamp": _micros(facts.timestamp_ms),
         "changes": facts.changes,
         "size_bytes": facts.size_bytes,
-        "final": one.valid.commit.final,
-        "metadata": json.dumps(dict(body.metadata)),
+        "final": one.commit.final,
+        "metadata": json.dumps(dict(one.metadata)),
     }
 
 
 def _writers(log: Log, position: int) -> Iterator[pa.Table]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
     reach = Reach(log, None, seen=[Place(position)])
-    with closing(CommitLedger(log, reach.base_for(position), position)) as ledger:
-        state = ledger.base.state
+    with Commits(log, reach.base_for(position), position) as ledger:
+        state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
     rows: list[dict[str, object]] = [
         {
@@ -178,10 +178,10 @@ def _subscriptions(log: Log, _: int) -> Iterator[pa.Table]:
 def _lag(log: Log, position: int) -> Iterator[pa.Table]:
     """One row: what was committed behind the newest snapshot, and `since` when."""
     stored = log.manifests.newest()
-    base = LedgerBase.of(stored.manifest) if stored else None
-    start = base.state.position if base else 0
+    base = stored.manifest if stored else None
+    start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
-    with closing(CommitLedger(log, base, start)) as ledger:
+    with Commits(log, base, start) as ledger:
         while ledger.position < position:
             for one in ledger.read_to(position, most_bytes=_COMMITS_BYTES):
                 facts = _facts(log, one)
@@ -199,8 +199,8 @@ def _lag(log: Log, position: int) -> Iterator[pa.Table]:
     yield _table([row], _LAG)
 
 
-def _facts(log: Log, one: NamedCommit) -> CommitFacts:
-    return commit_facts(one, one.valid.commit.read_body(), range(log.descriptor.partitions))
+def _facts(log: Log, one: ValidCommit) -> CommitFacts:
+    return commit_facts(one, range(log.descriptor.partitions))
 
 
 def _micros(timestamp_ms: int) -> int | None:

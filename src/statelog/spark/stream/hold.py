@@ -8,13 +8,13 @@ Invariant: only places that Spark has committed are held, so a query that is sta
 
 from collections.abc import Callable
 
-from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.schemas.snapshot.subscription import check_holder
 from statelog.seams import REAL, Seams
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription
+from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
 __all__ = ["StreamHold"]
@@ -48,7 +48,7 @@ class StreamHold:
         check_holder(found, self.reading)
         if found is None or found.identity != self._log.descriptor.identity:
             return None
-        return LedgerBase(found.state, found.place.last)
+        return found
 
     def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
         """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there.
@@ -78,7 +78,7 @@ class StreamHold:
 
     def _hold(self, base: LedgerBase, *, take_up: bool) -> None:
         if self._subscription is not None:
-            self._subscription.hold(base.state, base.last, take_up=take_up)
+            self._subscription.hold(base.state, base.place.last, take_up=take_up)
         else:
             self._hold_lease(base)
         self._position, self._held_s = base.state.position, self._seams.clock()

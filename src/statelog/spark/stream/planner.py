@@ -17,7 +17,6 @@ from statelog.closing import Closing
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.recovery.history.bounds import AtTime
 from statelog.recovery.history.change_plan import ChangePlan
-from statelog.recovery.history.commit_ledger import LedgerBase
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.reach import Reach
 from statelog.recovery.planning.at import AtPosition
@@ -190,7 +189,7 @@ class StreamPlanner(Closing):
         place = newest.manifest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._seams.new_id(), place, awaits_state=False)
-        self._held(anew).move(anew.position, lambda: LedgerBase.of(newest.manifest))
+        self._held(anew).move(anew.position, lambda: newest.manifest)
         return replace(anew, is_reset=True)
 
     def _check_snapshot(self, position: int) -> None:

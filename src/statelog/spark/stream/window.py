@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from statelog.closing import Closing
+from statelog.reading.commits import Commits, Folded
 from statelog.recovery.history.change_plan import CommitFacts, commit_facts
-from statelog.recovery.history.commit_ledger import CommitLedger, LedgerBase
 from statelog.recovery.planning.recovery_plan import partitions_of
 from statelog.schemas.ledger.place import Place
+from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
 __all__ = ["CommitWindow"]
@@ -35,9 +36,9 @@ class CommitWindow(Closing):
         self._log = log
         groups = None if key_groups is None else frozenset(key_groups)
         self._partitions = partitions_of(groups, log.descriptor)
-        self._ledger = CommitLedger(log, base, start.position, seen=[start])
+        self._ledger = Commits(log, base, start.position, seen=[start])
         self._start = start.position
-        self.base = self._ledger.base
+        self.base = self._ledger.folded
         self.commits: deque[CommitFacts] = deque()
 
     def holds(self, position: int) -> bool:
@@ -54,13 +55,13 @@ class CommitWindow(Closing):
         """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
         while self._ledger.position < end_position and not is_enough():
             for found in self._ledger.read_to(end_position, most_bytes=_STEP_BYTES):
-                self.commits.append(commit_facts(found, found.valid.commit.read_body(), self._partitions))
+                self.commits.append(commit_facts(found, self._partitions))
 
-    def rebase(self) -> LedgerBase:
+    def rebase(self) -> Folded:
         """Fold the base up to the start, which it then is; reads again what lies between."""
         if self.base.state.position < self._start:
-            with CommitLedger(self._log, self.base, self._start) as ledger:
-                self.base = ledger.base
+            with Commits(self._log, self.base, self._start) as ledger:
+                self.base = ledger.folded
         return self.base
 
     def close(self) -> None:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
 from statelog.storage.store import Store
 
 __all__ = ["Ledger"]
@@ -72,13 +71,12 @@ class Ledger:
 
     def client(
         self,
-        base: Manifest | None = None,
+        base: LedgerBase | None = None,
         *,
-        fold: LedgerFold | None = None,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> LedgerClient:
-        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `fold` and `rebase`.
+        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `rebase`.
 
         Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
         valid commits.
@@ -91,7 +89,6 @@ class Ledger:
             self.descriptor.identity,
             base.state if base else None,
             last=base.place.last if base else None,
-            fold=fold,
             rebase=rebase,
             verify=self.verify_identity,
             clock=clock,

@@ -101,7 +101,7 @@ class RemoteSnapshot:
         Reads around the cache. Raises as `find`.
         """
         reading = self._reading
-        plan = make_plan(reading.log.descriptor, self.manifest, self.manifest.state, (), key_groups)
+        plan = make_plan(reading.log.descriptor, self.manifest, self.manifest, (), key_groups)
         reader = PlanReader(
             reading.log,
             plan,

@@ -16,11 +16,13 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
 from threading import Event, Lock
+
+import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, ClosedError, IncompatibleSchema, OffsetGone
 from statelog.producer.guard import Life
@@ -28,7 +30,7 @@ from statelog.recovery import Host
 from statelog.recovery.host import GRACE_S
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.backends.backend import Backend, StatePlace
+from statelog.tables.backends.backend import StatePlace
 from statelog.tables.standing.building import Anew, Builder, Built
 from statelog.tables.standing.followed import FollowedState, Version
 
@@ -132,32 +134,23 @@ class Follower:
 
     def _step(self, end_position: int | None) -> None:
         feed, asked_s = self._feed, self._host.clock()
-        batch = feed.together(end_position)
+        commits = feed.commits(end_position)
         if not feed.is_answered:
             return
         self._host.crash("asked")
         if feed.losses != self.state.version.place.losses:
             raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
-        if batch is None or not batch.replay.listed:
-            self._move(lambda _: None, asked_s)
-        else:
-            with closing(feed.changes(batch, self._check_wanted)) as tables:
-                first = next(tables, None)  # By now all of it was read.
-                if feed.value_schema.id != self.state.version.values.schema.id:
-                    raise _CannotFollow("there are values of a newer schema")
-                rows = tables if first is None else chain([first], tables)
-
-                def load(backend: Backend) -> None:
-                    for table in rows:
-                        backend.load(table)
-
+        with closing(feed.changes(commits, self._check_wanted)) as tables:
+            first = next(tables, None)  # By now all of it was read.
+            if feed.value_schema.id != self.state.version.values.schema.id:
+                raise _CannotFollow("there are values of a newer schema")
+            if commits:
                 self._host.crash("read")
-                self._move(load, asked_s)
-        if batch is not None:
-            feed.passed(batch)
+            self._move(tables if first is None else chain([first], tables), asked_s)
+        feed.passed(commits)
         self._host.crash("followed")
 
-    def _move(self, load: Callable[[Backend], None], asked_s: float) -> None:
+    def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
         """Give the backend what was read, and the place that it leads to."""
         feed, old = self._feed, self.state.version
         moved = replace(
@@ -170,7 +163,8 @@ class Follower:
             self.state.version = moved
             return
         with self.state.moving():
-            load(old.backend)
+            for table in rows:
+                old.backend.load(table)
             self._host.crash("loaded")
             old.backend.move(moved.place)
             self.state.version = moved
