@@ -12,8 +12,8 @@ import pytest
 from statelog.errors import IncompatibleSchema, Misuse, NotFound, OffsetGone
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
+from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
-from statelog.recovery.history.plan_changes import hold_changes
 from statelog.seams import Seams
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka.memory_cluster import MemoryCluster
@@ -151,7 +151,7 @@ def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, 
         plan = plan_changes(log)
         assert (len(plan.commits), plan.changes, len(split_changes(plan, 8))) == (5, 250, 1)
         assert len(split_changes(plan, 3, least_bytes=1)) == 3
-        lease = hold_changes(log, plan, holder="test", ttl_s=600.0)
+        lease = Hold.on(log, plan, Terms("test", 600.0))
         for number in range(4):
             place.wait()
             writer.put(b"more", b"%d" % number)
@@ -161,13 +161,13 @@ def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, 
             sum(batch.num_rows for part in split_changes(plan, 9, least_bytes=1) for batch in read_changes(log, part))
             == 250
         )
-        lease.release()
+        lease.close()
         assert list_leases(log.store) == []
         writer.put(b"more", b"last")
         writer.commit()
         run_round(log, settings_for(tmp_path))
         with pytest.raises(OffsetGone):
-            hold_changes(log, plan, holder="test", ttl_s=600.0)
+            Hold.on(log, plan, Terms("test", 600.0))
         assert list_leases(log.store) == []
         with pytest.raises(OffsetGone):
             list(read_changes(log, plan))

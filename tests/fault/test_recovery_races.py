@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from statelog.errors import NotFound
+from statelog.reading.at import AtPosition
 from statelog.recovery.host import Host
-from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.lease import expired

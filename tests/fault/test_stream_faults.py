@@ -25,9 +25,9 @@ from statelog.errors import (
     UnknownFormat,
 )
 from statelog.producer.writer import Writer
+from statelog.reading.at import AtPosition
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover

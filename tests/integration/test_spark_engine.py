@@ -15,7 +15,7 @@ from statelog.errors import DataLoss, RoundGivenUp, Unavailable
 from statelog.materializer.engine.engine import RoundWork
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round, run_round
-from statelog.recovery.planning.at import AtPosition
+from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.shares import share
 from statelog.seams import REAL

@@ -77,6 +77,7 @@ def test_the_kafka_source_and_our_sink_in_one_job(
     with pytest.warns(UncommittedChanges):
         writer.close()
     plan = plan_changes(rig.log)
+    assert plan.value_schema_id is not None
     given["offsets"] = {part: (ranges[0][0], ranges[-1][1]) for part, ranges in plan.replay.ranges.items()}
     given["listed"] = {
         part: sorted(offset for entry in entries.values() for offset in entry.offsets)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import NotFound
+from statelog.reading.at import AtCheckpoint, AtPosition
 from statelog.reading.commits import Commits
-from statelog.recovery.history.change_plan import ChangePlan
+from statelog.reading.plan import Plan
+from statelog.reading.splitting import split_changes
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.history.splitting import split_changes
-from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from tests.sim.plays.history import HistoryWorld, history_world
 from tests.support.rigs.history import HistoryRig
 
@@ -37,7 +37,7 @@ def _expected(rig: HistoryRig, start: int, end: int, key_groups: Iterable[int] |
     return rows
 
 
-def _read(rig: HistoryRig, plans: Iterable[ChangePlan]) -> dict[int, list[Row]]:
+def _read(rig: HistoryRig, plans: Iterable[Plan]) -> dict[int, list[Row]]:
     rows: dict[int, list[Row]] = {}
     for plan in plans:
         for batch in read_changes(rig.log, pickle.loads(pickle.dumps(plan))):
@@ -97,7 +97,7 @@ def test_ranges_between_checkpoints(seed: int, steps: int) -> None:
     for first, last in zip(held, held[2:], strict=False):
         start, end = (AtCheckpoint(one.writer, one.checkpoint_id) for one in (first, last))
         plan = plan_changes(rig.log, start, end)
-        assert (plan.start_position, plan.end_position) == (first.position, last.position)
+        assert (plan.start_position, plan.position) == (first.position, last.position)
         assert [facts.position for facts in plan.commits] == [
             one.position for one in held if first.position < one.position <= last.position
         ]
@@ -111,7 +111,7 @@ def test_what_was_truncated_says_what_is_held(seed: int, steps: int, pick: float
     world = history_world(seed, steps)
     rig, end = world.rig, world.rig.end()
     oldest = plan_changes(rig.log)
-    assert (oldest.start_position, oldest.end_position) == (world.oldest, end)
+    assert (oldest.start_position, oldest.position) == (world.oldest, end)
     assert _read(rig, [oldest]) == _expected(rig, world.oldest, end)
     for bad in ([AtPosition(world.oldest - 1)] if world.oldest else []) + [AtPosition(end + 1)]:
         with pytest.raises(NotFound) as caught:

@@ -17,6 +17,8 @@ from tests.support.rooms import ROOMS, SOURCE
 ROOT = Path(__file__).parents[2]
 FACES = tuple(f"statelog.{room}" for room in ROOMS)
 HOMES = ("statelog", "statelog.errors", "statelog.seams", *FACES)
+_FACELESS = "statelog.reading."
+"""A room for the others: what a program meets of it stands on the face of recovery."""
 DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")
 
 
@@ -37,7 +39,8 @@ def test_every_name_in_a_public_signature_has_a_public_home() -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_a_face_exports_names_of_its_own_room(face: str) -> None:
     """So that a name has one home, and its room says where it is defined."""
-    assert [str(name) for name in exported(face).values() if not f"{name.module}.".startswith(f"{face}.")] == []
+    own = (f"{face}.", _FACELESS) if face == "statelog.recovery" else (f"{face}.",)
+    assert [str(name) for name in exported(face).values() if not f"{name.module}.".startswith(own)] == []
 
 
 @pytest.mark.parametrize("face", FACES)

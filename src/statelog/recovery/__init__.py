@@ -1,18 +1,16 @@
 """Recovery: the state of a log, from a snapshot and the committed tail. Writes nothing but its lease."""
 
+from statelog.reading.at import At, AtCheckpoint, AtPosition, AtTime, Bound
+from statelog.reading.plan import CommitFacts, CommitSpan, Plan, RunPart
+from statelog.reading.splitting import split_changes
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
-from statelog.recovery.history.bounds import AtTime, Bound
-from statelog.recovery.history.change_plan import ChangePlan, CommitFacts, CommitSpan
 from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.history.splitting import split_changes
 from statelog.recovery.host import Host, Start
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -38,7 +36,6 @@ __all__ = [
     "CacheSettings",
     "CacheStatistics",
     "CachedOpener",
-    "ChangePlan",
     "CommitFacts",
     "CommitSpan",
     "Cursor",
@@ -49,10 +46,10 @@ __all__ = [
     "OpenSpillFile",
     "OpenerSettings",
     "Phase",
+    "Plan",
     "Portion",
     "Progress",
     "Recovery",
-    "RecoveryPlan",
     "RecoverySettings",
     "RecoveryStatistics",
     "ResumePoint",

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.errors import Misuse
+from statelog.reading.plan import Plan
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.read_ahead import ReadAhead
 from statelog.recovery.streaming.stream import Stream
@@ -127,7 +127,7 @@ class Recovery(Closing):
     # ---- what it is
 
     @property
-    def plan(self) -> RecoveryPlan:
+    def plan(self) -> Plan:
         """The plan that is, or was, carried out; from now on every target is of its position."""
         plan = self._held.plan
         self._held.pin()

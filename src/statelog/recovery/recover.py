@@ -13,9 +13,9 @@ Invariant: the newest state that is planned is never older than what this proces
 from collections.abc import Iterable
 
 from statelog.errors import Misuse, NotFound
+from statelog.reading.at import At, AtPosition
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.at import At, AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings

@@ -7,12 +7,13 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from statelog.errors import ConfigError
+from statelog.reading.hold import ATTEMPTS, Terms
 from statelog.recovery.cache.opener import NoCache, OpenerSettings
 from statelog.recovery.spill.file import OpenSpillFile, open_spill_file
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.storage.local.copy import check_directory
 
-__all__ = ["RecoverySettings", "disk_queue", "memory_queue"]
+__all__ = ["RecoverySettings", "disk_queue", "memory_queue", "terms_of"]
 
 _NO_CACHE = NoCache()
 
@@ -55,7 +56,7 @@ class RecoverySettings:
     lease_ttl_s: float = 120.0
     lease: bool = True
     holder: str = "recovery"
-    attempts: int = 5
+    attempts: int = ATTEMPTS
     fold_bytes: int = 128 * 1024 * 1024
     memory_bytes: int = 64 * 1024 * 1024
     segment_bytes: int = 64 * 1024 * 1024
@@ -81,6 +82,11 @@ class RecoverySettings:
     def frame_bytes(self) -> int:
         """About how many bytes a stream hands out at once: a budget holds several."""
         return min(self.memory_bytes // 8, _FRAME_BYTES)
+
+
+def terms_of(settings: RecoverySettings) -> Terms:
+    """On which terms a reader with these settings holds what it reads."""
+    return Terms(settings.holder, settings.lease_ttl_s, settings.lease)
 
 
 def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from statelog.errors import NotFound
+from statelog.reading.at import AtPosition
+from statelog.reading.plan import Plan, make_plan
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, make_plan
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets.monitor import OnProgress
 from statelog.storage.log.files import descriptor_or_none
@@ -63,7 +63,7 @@ def recover_snapshot(
 class _SnapshotPlanner(Planner):
     """Plans that hold a snapshot and nothing behind it."""
 
-    def plan(self) -> RecoveryPlan:
+    def plan(self) -> Plan:
         """The newest snapshot that can be read, or the one asked for. Raises NotFound, or what is wrong with it."""
         found = list(self.manifests())
         wanted = self.at.position if isinstance(self.at, AtPosition) else None

@@ -386,7 +386,7 @@ def _new_query(world: World) -> object:
     with world.open() as log, closing(StreamPlanner(log, _stream(""))) as planner:
         begin = planner.begin()
         plan = planner.plan(begin, planner.end_of(begin), 0)
-        return max((commit.checkpoint_id for commit in plan.changes.commits), default=0) if plan.changes else 0
+        return max((commit.checkpoint_id for commit in plan.commits), default=0)
 
 
 def _query_of_before(reader: str) -> Callable[[World], object]:

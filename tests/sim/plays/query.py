@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from statelog.reading.plan import Plan
 from statelog.spark.columns import change_columns, spark_arrow_schema
 from statelog.spark.options.stream import stream_options
 from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.offset import StreamOffset
+from statelog.spark.stream.offset import StreamOffset, is_reset
 from statelog.spark.stream.parts import part_rows, parts_of
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage.log.log import Log
@@ -62,9 +63,9 @@ class Query:
                 self.offsets.append(json.dumps(end))
             point("offsets written")
             end = json.loads(self.offsets[-1])
-            batch = planner.plan(read(start), read(end), schema_id)
+            plan = planner.plan(read(start), read(end), schema_id)
             point("planned batch")
-            self.sink[self.commits] = self._rows(log, batch, schema_id)
+            self.sink[self.commits] = self._rows(log, plan, schema_id, begins_anew=is_reset(read(start), read(end)))
             point("sunk")
             self.commits += 1
             committed = end
@@ -93,9 +94,11 @@ class Query:
         """All rows of the sink, by batch."""
         return [row for number in sorted(self.sink) for row in self.sink[number]]
 
-    def _rows(self, log: Log, batch: Any, schema_id: int) -> Rows:
+    def _rows(self, log: Log, plan: Plan, schema_id: int, *, begins_anew: bool) -> Rows:
         columns = change_columns(log.descriptor, log.value_schemas.get(schema_id))
         wanted = spark_arrow_schema(columns)
-        parts = parts_of(batch, log.descriptor, minimum=None, key_groups=None, value_schema_id=schema_id)
+        parts = parts_of(
+            plan, log.descriptor, begins_anew=begins_anew, minimum=None, key_groups=None, value_schema_id=schema_id
+        )
         tables = [pa.Table.from_batches(list(part_rows(log, part, wanted)), wanted) for part in parts]
         return [row for table in tables for row in table.to_pylist()]

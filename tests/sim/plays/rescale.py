@@ -18,7 +18,7 @@ from statelog.errors import Fenced
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.planning.at import AtPosition
+from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.keys.shares import share

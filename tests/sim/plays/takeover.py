@@ -10,7 +10,7 @@ from pathlib import Path
 
 from statelog.errors import Fenced
 from statelog.producer.writer import Writer
-from statelog.recovery.planning.at import AtPosition
+from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode

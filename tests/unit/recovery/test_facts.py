@@ -8,6 +8,7 @@ import pytest
 
 from statelog.errors import CorruptRun, NotFound
 from statelog.producer.writer import Writer
+from statelog.reading.hold import needed
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -148,7 +149,7 @@ def test_a_reserved_state_is_held_without_anybody_renewing_it() -> None:
     (held,) = list_leases(world.log.store)
     assert (held.lease.holder, held.lease.ttl_s) == ("planner", 300.0)
     assert (held.lease.manifest_number, held.lease.position) == (plan.manifest_number, plan.base_position)
-    assert dict(held.lease.next_offsets) == plan.held_offsets(plan.partitions)
+    assert dict(held.lease.next_offsets) == needed(plan).next_offsets
 
 
 def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:

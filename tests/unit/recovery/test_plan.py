@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
 from statelog.reading.commits import Folded
-from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.reading.plan import Plan, make_plan, wanted_key_groups
+from statelog.reading.preflight import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
@@ -79,7 +80,7 @@ def _commit(partition: int, first: int, end: int) -> CommitBody:
     return CommitBody(metadata={}, handles=(handle,))
 
 
-def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) -> RecoveryPlan:
+def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) -> Plan:
     wanted = None if key_groups is None else frozenset(key_groups)
     folded = Folded(_state(12, {0: 8, 1: 5, 2: 5, 3: 9}, lost), Place(12))
     return make_plan(_LOG, _manifest(), folded, [_commit(0, 5, 8), _commit(3, 6, 9)], wanted)

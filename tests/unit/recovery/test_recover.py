@@ -9,8 +9,8 @@ import pytest
 
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
+from statelog.reading.at import AtCheckpoint, AtPosition
 from statelog.recovery.host import Host
-from statelog.recovery.planning.at import AtCheckpoint, AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
 
 from statelog.errors import ConfigError
-from statelog.recovery.history.bounds import AtTime
-from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.reading.at import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.identity import LogIdentity
@@ -78,10 +77,10 @@ def test_options_that_all_reads_share_have_one_rule(parse: Callable[[Mapping[str
     where = {**WHERE, "startingPosition": "earliest"} if parse is not read_options else WHERE
     found = parse({**where, "columns": "key, value", "minPartitions": "3", "keyGroups": "0:2", "leaseSeconds": "0"})
     assert (found.columns, found.min_partitions, found.key_groups) == (("key", "value"), 3, (0, 1))
-    assert lease_terms(found.lease_s) == (1, False)
+    assert lease_terms(found.lease_s, "spark") == ("spark", 1, False)
     found = parse(where)
     assert (found.columns, found.min_partitions, found.key_groups) == (None, None, None)
-    assert lease_terms(found.lease_s) == (found.lease_s, True)
+    assert lease_terms(found.lease_s, "spark") == ("spark", found.lease_s, True)
     for name, text in (("columns", " ,"), ("minPartitions", "0"), ("keyGroups", ""), ("leaseSeconds", "-1")):
         with pytest.raises(ConfigError, match=f"the option {name} is"):
             parse({**where, name: text})

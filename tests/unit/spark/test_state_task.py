@@ -6,7 +6,7 @@ import pytest
 
 from statelog.errors import CorruptRun
 from statelog.producer.writer import Writer
-from statelog.recovery.planning.recovery_plan import part_of
+from statelog.reading.plan import part_of
 from statelog.recovery.reading import sources
 from statelog.recovery.recover import recover
 from statelog.spark.source import state

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from statelog.recovery.history.change_plan import CommitFacts
+from statelog.reading.plan import CommitFacts
 
 __all__ = ["ChangeBatches", "history_schema"]
 

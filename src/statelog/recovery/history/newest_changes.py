@@ -10,8 +10,8 @@ from itertools import count
 
 import pyarrow as pa
 
-from statelog.recovery.history.change_plan import ChangePlan
-from statelog.recovery.history.plan_changes import hold_changes
+from statelog.reading.hold import Hold, Terms
+from statelog.reading.plan import Plan
 from statelog.recovery.history.read_changes import check_identity, planned_chunks
 from statelog.recovery.host import Host
 from statelog.recovery.reading.sources import Converter
@@ -26,7 +26,7 @@ _FRAME_BYTES = 256 * 1024
 
 
 def newest_changes(
-    log: Log, plan: ChangePlan, *, settings: RecoverySettings | None = None, host: Host | None = None
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, host: Host | None = None
 ) -> Generator[pa.Table]:
     """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
 
@@ -51,13 +51,13 @@ def newest_changes(
         yield from merge_streams(tail.streams(), drop_deletes=False)
 
 
-def _fill(tail: SpilledTail, log: Log, plan: ChangePlan, settings: RecoverySettings, host: Host) -> None:
+def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, host: Host) -> None:
     converter = Converter(log, settings, plan.value_schema_id)
-    lease = hold_changes(log, plan, holder=settings.holder, ttl_s=settings.lease_ttl_s, seams=host)
-    try:
-        with closing(planned_chunks(log, plan, converter, settings, host)) as chunks:
-            for chunk in chunks:
-                tail.add(chunk.partition, chunk.changes)
-                lease.renew()
-    finally:
-        lease.release()
+    terms = Terms(settings.holder, settings.lease_ttl_s)
+    with (
+        Hold.on(log, plan, terms, seams=host) as hold,
+        closing(planned_chunks(log, plan, converter, settings, host)) as chunks,
+    ):
+        for chunk in chunks:
+            tail.add(chunk.partition, chunk.changes)
+            hold.renew()

@@ -9,11 +9,10 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 
 from statelog.errors import Misuse, NotFound
+from statelog.reading.at import AtCheckpoint, AtPosition, AtTime, Bound
 from statelog.reading.commits import Folded
-from statelog.recovery.history.bounds import AtTime, Bound
-from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import partitions_of
 from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.recovery_plan import partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record

@@ -11,8 +11,8 @@ from contextlib import closing
 import pyarrow as pa
 
 from statelog.errors import IdentityChanged
+from statelog.reading.plan import Plan
 from statelog.recovery.history.change_batches import ChangeBatches
-from statelog.recovery.history.change_plan import ChangePlan
 from statelog.recovery.host import Host
 from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
 from statelog.recovery.settings import RecoverySettings
@@ -23,7 +23,7 @@ __all__ = ["check_identity", "planned_chunks", "read_changes"]
 
 
 def read_changes(
-    log: Log, plan: ChangePlan, *, settings: RecoverySettings | None = None, host: Host | None = None
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, host: Host | None = None
 ) -> Generator[pa.RecordBatch]:
     """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
     timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
@@ -47,7 +47,7 @@ def read_changes(
     yield from batches.finish()
 
 
-def check_identity(log: Log, plan: ChangePlan) -> None:
+def check_identity(log: Log, plan: Plan) -> None:
     """Raise IdentityChanged if the plan is another log's."""
     if plan.identity != log.descriptor.identity:
         raise IdentityChanged(
@@ -60,7 +60,7 @@ def check_identity(log: Log, plan: ChangePlan) -> None:
 
 
 def planned_chunks(
-    log: Log, plan: ChangePlan, converter: Converter, settings: RecoverySettings, host: Host
+    log: Log, plan: Plan, converter: Converter, settings: RecoverySettings, host: Host
 ) -> Generator[CommittedChunk]:
     """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
     return committed_chunks(

@@ -17,13 +17,13 @@ Invariants:
 from collections.abc import Callable
 
 from statelog.errors import Misuse, OffsetGone
+from statelog.reading.hold import Hold
+from statelog.reading.plan import Plan, partitions_of
+from statelog.reading.preflight import check_held, check_plan
 from statelog.recovery.host import Host
 from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.preflight import check_held, check_plan
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
-from statelog.recovery.settings import RecoverySettings
-from statelog.storage.held_lease import LeaseHolder
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
 
@@ -52,8 +52,8 @@ class HeldPlan:
         self.host = host
         self._clock = host.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
-        self._plan: RecoveryPlan | None = None
-        self._lease: LeaseHolder | None = None
+        self._plan: Plan | None = None
+        self._lease: Hold | None = None
         self.opener = settings.cache.opener(log)
         self._plan_s = 0.0
         self._failures = 0
@@ -63,7 +63,7 @@ class HeldPlan:
         self.had_lease = False
 
     @property
-    def plan(self) -> RecoveryPlan:
+    def plan(self) -> Plan:
         """The plan that is, or was, carried out. Raises Misuse if there is none."""
         if self._plan is None:
             raise Misuse("this recovery failed and has no plan", hint="Call recover again")
@@ -105,7 +105,7 @@ class HeldPlan:
         self._failures = 0
         self._plan_s += self._clock() - started_s
 
-    def claim(self) -> RecoveryPlan:
+    def claim(self) -> Plan:
         """The plan, under its lease and checked; another one if the log moved on since it was made.
 
         Raises as planning does, and ClosedError in a fork.
@@ -130,7 +130,7 @@ class HeldPlan:
         self.claim()
         lease, self._lease = self._lease, None
         self.release()
-        return _nothing if lease is None else lease.release
+        return _nothing if lease is None else lease.close
 
     def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
         """The plan cannot be carried out any more: the next claim makes another. Raises the trouble after the last try.
@@ -167,44 +167,28 @@ class HeldPlan:
 
     def _remove_lease(self) -> None:
         if self._lease is not None:
-            self._lease.release()
+            self._lease.close()
             self._lease = None
 
-    def _make(self) -> RecoveryPlan:
+    def _make(self) -> Plan:
         self._plan, self._is_checked = self._planner.plan(), False
         self.plans += 1
         return self._plan
 
-    def _hold(self) -> RecoveryPlan | None:
+    def _hold(self) -> Plan | None:
         """The plan, held and checked; None if the log moved on, and planning it again may help."""
         try:
             plan = self._plan or self._make()
             if self._lease is None:
-                self._lease = self._claim(plan)
-                self._lease.__enter__()
+                check, terms = check_held if self._is_checked else check_plan, terms_of(self.settings)
+                self._lease = Hold.on(self.log, plan, terms, check=check, partitions=self._partitions, seams=self.host)
+                self._is_checked = True
                 self.had_lease = self._lease.is_held
                 self._say_without()
-                if self._is_checked:
-                    check_held(self.log, plan)
-                else:
-                    check_plan(self.log, plan)
-                    self._is_checked = True
         except OffsetGone as error:
             self.replan(error)
             return None
         return plan
-
-    def _claim(self, plan: RecoveryPlan) -> LeaseHolder:
-        return LeaseHolder.claim(
-            self.log.store,
-            holder=self.settings.holder,
-            manifest_number=plan.manifest_number,
-            position=plan.base_position,
-            next_offsets=plan.held_offsets(self._partitions),
-            ttl_s=self.settings.lease_ttl_s,
-            seams=self.host,
-            wanted=self.settings.lease,
-        )
 
     def _say_without(self) -> None:
         text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"

@@ -23,30 +23,20 @@ from statelog.errors import (
     OffsetGone,
     StatelogError,
 )
+from statelog.reading.at import At, AtCheckpoint, AtPosition
 from statelog.reading.commits import Commits
-from statelog.recovery.planning.at import At, AtCheckpoint, AtPosition
-from statelog.recovery.planning.recovery_plan import LogOffsets, RecoveryPlan, check_reach, make_plan, wanted_key_groups
+from statelog.reading.plan import Plan, make_plan, wanted_key_groups
+from statelog.reading.preflight import check_reach, log_offsets
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import READING
 from statelog.storage.log.log import Log
 
-__all__ = ["Planner", "log_offsets"]
+__all__ = ["Planner"]
 
 _LOG = logging.getLogger("statelog.recovery")
 _NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
 _PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
-
-
-def log_offsets(log: Log, plan: RecoveryPlan) -> LogOffsets:
-    """Log start and log end of all partitions and of the ledger, now. Raises BrokerUnavailable.
-
-    What the plan knows to have been there is asked for again before it is taken for lost.
-    """
-    ledger = log.kafka.offsets(log.ledger_topic, [0], at_least={0: plan.position})[0]
-    data = log.data_offsets(at_least=not_given_up(plan.state.accepted, plan.state.committed_positions))
-    return LogOffsets({p: (start, end) for p, (start, end) in data.items()}, (ledger.start, ledger.end))
 
 
 class Planner:
@@ -65,7 +55,7 @@ class Planner:
         self._failed: dict[int, StatelogError] = {}
         self.warnings: list[str] = []
 
-    def plan(self) -> RecoveryPlan:
+    def plan(self) -> Plan:
         """The best plan as things are now.
 
         Raises NotFound if the log does not hold the state asked for (and says what it holds), OffsetGone if truncation
@@ -225,7 +215,7 @@ class Planner:
 
     # ---- plan
 
-    def _plan_from(self, base: Manifest | None, target: int, end: int, seen: Collection[Place]) -> RecoveryPlan:
+    def _plan_from(self, base: Manifest | None, target: int, end: int, seen: Collection[Place]) -> Plan:
         """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
         with Commits(self.log, base) as ledger:
             commits, folded = ledger.read_to(target), ledger.folded

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from statelog.reading.plan import Plan, RunPart
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
 from statelog.recovery.host import GRACE_S, Host, begin
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
@@ -62,7 +62,7 @@ class PlanReader:
     def __init__(
         self,
         log: Log,
-        plan: RecoveryPlan,
+        plan: Plan,
         settings: RecoverySettings,
         beat: Beat,
         *,

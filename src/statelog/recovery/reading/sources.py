@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from statelog.errors import Corrupt, CorruptRun, IncompatibleSchema, NotFound, StoreUnavailable, UnknownFormat
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, RunPart
+from statelog.reading.plan import Plan, RunPart
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.newest import select_key_groups
 from statelog.recovery.reading.prefetch import Piece
@@ -115,7 +115,7 @@ def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:
     )
 
 
-def run_pieces(plan: RecoveryPlan, part: RunPart, handles: RunHandles) -> list[Piece[list[pa.Table]]]:
+def run_pieces(plan: Plan, part: RunPart, handles: RunHandles) -> list[Piece[list[pa.Table]]]:
     """What is read of one run: the wanted changes, sorted, a table for each row group; small row groups together.
 
     Each piece that is read at the same time as another needs an open file of its own, so it has to be worth one.
@@ -135,7 +135,7 @@ def run_pieces(plan: RecoveryPlan, part: RunPart, handles: RunHandles) -> list[P
 
 def run_tables(
     log: Log,
-    plan: RecoveryPlan,
+    plan: Plan,
     part: RunPart,
     pieces: Iterable[list[pa.Table]],
     converter: Converter,
@@ -154,7 +154,7 @@ def run_tables(
         raise SnapshotFailed(_missing(log, plan, part)) from error
 
 
-def _wanted(plan: RecoveryPlan) -> Collection[int] | None:
+def _wanted(plan: Plan) -> Collection[int] | None:
     """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
     if not plan.key_groups:
         return plan.key_groups
@@ -163,7 +163,7 @@ def _wanted(plan: RecoveryPlan) -> Collection[int] | None:
     return range(first, last + 1) if adjacent else sorted(plan.key_groups)
 
 
-def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
+def _missing(log: Log, plan: Plan, part: RunPart) -> NotFound:
     return NotFound(
         "a run that the snapshot names is gone",
         log=log.name,
@@ -176,7 +176,7 @@ def _missing(log: Log, plan: RecoveryPlan, part: RunPart) -> NotFound:
 
 def tail_changes(
     log: Log,
-    plan: RecoveryPlan,
+    plan: Plan,
     converter: Converter,
     counter: ReadCount,
     settings: RecoverySettings,

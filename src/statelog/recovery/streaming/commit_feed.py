@@ -5,8 +5,6 @@ no snapshot, so it is read, verified, folded and sorted as the tail of a state i
 
 Invariants:
 - A lease holds the log from the first commit that was not passed yet; it is renewed as commits are read.
-- A lease is capped by its age, so that a stuck reader cannot hold the log indefinitely; one that moves
-  on makes a new one.
 - A broker that is away for less than `stall_timeout_s` ends no follower, nor does a store that is away while the lease
   still stands. A commit that was folded is returned, and read, all the same.
 """
@@ -17,27 +15,24 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone, Unavailable
+from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
 from statelog.reading.commits import Commits
+from statelog.reading.hold import Hold, Needs
+from statelog.reading.plan import Plan, partitions_of
 from statelog.recovery.host import Host
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, partitions_of
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.retry import RetryWindow
 from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
 __all__ = ["CommitFeed"]
-
-_LEASE_AGE_S = 3600.0
-"""When a lease that moved on is made anew: far below any sensible cap."""
 
 
 class CommitFeed:
@@ -49,7 +44,7 @@ class CommitFeed:
     def __init__(
         self,
         log: Log,
-        plan: RecoveryPlan,
+        plan: Plan,
         key_groups: frozenset[int] | None,
         settings: RecoverySettings,
         host: Host | None = None,
@@ -66,11 +61,11 @@ class CommitFeed:
         self._converter = Converter(log, settings)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self._ledger = Commits(log, plan, clock=self._clock)
-        self._claimed_s = self._clock()
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
-            self._lease = self._claim()
+            needs = Needs(self._position, self._next_offsets)
+            self._hold = Hold(log.store, terms_of(settings), needs, seams=self._host)
         except BaseException:
             self._ledger.close()
             raise
@@ -172,45 +167,20 @@ class CommitFeed:
         if commits:
             self._move_on(commits[-1].position)
 
+    def _move_on(self, position: int) -> None:
+        self._position = position
+        self._hold.move(position, self._next_offsets)
+
     def renew(self) -> None:
         """Write the lease again if it is time to."""
-        self._lease.renew(position=self._position, next_offsets=self._next_offsets)
+        self._hold.renew()
 
     def close(self) -> None:
         """Remove the lease and release the ledger's reader. Idempotent."""
         try:
-            self._lease.release()
+            self._hold.close()
         finally:
             self._ledger.close()
-
-    def _move_on(self, position: int) -> None:
-        """Nothing below is needed any more. A reader that moves on is not stuck, and may have a new lease."""
-        self._position = position
-        now_s = self._clock()
-        if now_s - self._claimed_s < _LEASE_AGE_S:
-            return
-        older = self._lease
-        try:
-            newer = self._claim()
-        except Unavailable:
-            return  # The older lease stands, and whether it can be renewed decides; the next commit tries again.
-        if older.is_held and not newer.is_held:
-            return  # As above: the store takes no new one.
-        self._lease = newer
-        self._claimed_s = now_s
-        older.release()
-
-    def _claim(self) -> LeaseHolder:
-        return LeaseHolder.claim(
-            self._log.store,
-            holder=self._settings.holder,
-            manifest_number=0,
-            position=self._position,
-            next_offsets=self._next_offsets,
-            ttl_s=self._settings.lease_ttl_s,
-            seams=self._host,
-            wanted=self._settings.lease,
-        ).__enter__()
 
 
 @contextmanager

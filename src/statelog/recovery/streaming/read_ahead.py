@@ -20,9 +20,9 @@ from threading import Event
 import pyarrow as pa
 
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
+from statelog.reading.plan import Plan
 from statelog.recovery.host import GRACE_S, begin
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
@@ -139,7 +139,7 @@ class ReadAhead:
             except (OffsetGone, SnapshotFailed) as error:
                 self._held.replan(error)
 
-    def _read_plan(self, plan: RecoveryPlan) -> None:
+    def _read_plan(self, plan: Plan) -> None:
         if self._applied is None or self._applied.place.position != plan.position:
             self._applied = Applied(plan.place)
         held = self._held

@@ -18,8 +18,8 @@ Invariants:
 from typing import TypeVar
 
 from statelog.errors import OffsetGone
+from statelog.reading.plan import Plan
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
@@ -49,7 +49,7 @@ def fill(target: Target[T], held: HeldPlan, monitor: Monitor) -> T:
         held.release()
 
 
-def _begin(plan: RecoveryPlan, held: HeldPlan, monitor: Monitor) -> PlanReader:
+def _begin(plan: Plan, held: HeldPlan, monitor: Monitor) -> PlanReader:
     """One pass over the plan. Between two steps it renews the lease and reports its progress."""
 
     def beat(phase: Phase) -> None:

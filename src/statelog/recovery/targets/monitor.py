@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from statelog.errors import Misuse
+from statelog.reading.plan import Plan
 from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.targets.statistics import RecoveryStatistics
@@ -37,7 +37,7 @@ class Monitor:
         """A target or stream was asked for: the time runs."""
         self._started_s = self._clock()
 
-    def follow(self, plan: RecoveryPlan) -> None:
+    def follow(self, plan: Plan) -> None:
         """This plan is carried out from now on."""
         self._tracker = ProgressTracker(
             bytes_total=plan.size_bytes,

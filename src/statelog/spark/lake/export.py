@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, NotFound, OffsetGone, StoreUnavailable
-from statelog.recovery.history.change_plan import ChangePlan
+from statelog.reading.at import AtPosition
+from statelog.reading.plan import Plan
 from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.plan_changes import plan_changes
-from statelog.recovery.planning.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
@@ -142,18 +142,16 @@ class _Export:
             deleted=0,
         )
 
-    def _merge(self, table: DeltaExport, previous: int, plan: ChangePlan, value_schema: ValueSchema) -> Exported:
+    def _merge(self, table: DeltaExport, previous: int, plan: Plan, value_schema: ValueSchema) -> Exported:
         """The changes behind the table's position."""
         merged = Merged(0, 0, 0)
-        if plan.end_position > previous:
+        if plan.position > previous:
             columns = self._columns(value_schema)
             keys = ["key", "key_group"] if self._names_key_groups else ["key"]
             with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
-                merged = table.merge(
-                    _merge_rows(tables, columns), columns, keys, self.log.ledger.place_at(plan.end_position)
-                )
+                merged = table.merge(_merge_rows(tables, columns), columns, keys, plan.place)
         return Exported(
-            position=plan.end_position,
+            position=plan.position,
             previous_position=previous,
             is_rewritten=False,
             **merged._asdict(),

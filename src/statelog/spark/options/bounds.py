@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from statelog.errors import ConfigError
-from statelog.recovery.history.bounds import AtTime, Bound
-from statelog.recovery.planning.at import AtCheckpoint, AtPosition
+from statelog.reading.at import AtCheckpoint, AtPosition, AtTime, Bound
 from statelog.spark.options.parsing import number
 
 __all__ = ["BOUNDS", "bound"]

@@ -4,13 +4,14 @@ One rule each, whatever is read: how an option is written, what is refused, and 
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from statelog.errors import ConfigError
+from statelog.reading.hold import Terms
 from statelog.spark.options.address import LogAddress, log_address
 from statelog.spark.options.parsing import COMMON, listed, number, numbers
 
-__all__ = ["READING", "LeaseTerms", "Reading", "lease_terms", "positive", "reading_options"]
+__all__ = ["READING", "Reading", "lease_terms", "positive", "reading_options"]
 
 READING = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
 """The names of these options."""
@@ -26,13 +27,6 @@ class Reading(TypedDict):
     lease_s: int
 
 
-class LeaseTerms(NamedTuple):
-    """How a lease is asked for: its time to live in seconds, and whether it is `wanted` at all."""
-
-    ttl_s: int
-    wanted: bool
-
-
 def reading_options(given: Mapping[str, str], *, lease_s: int) -> Reading:
     """The options, by lower-cased names; `lease_s` holds where none is given. Raises ConfigError that names one."""
     wanted_s = number(given, "leaseSeconds")
@@ -45,9 +39,9 @@ def reading_options(given: Mapping[str, str], *, lease_s: int) -> Reading:
     )
 
 
-def lease_terms(lease_s: int) -> LeaseTerms:
+def lease_terms(lease_s: int, holder: str) -> Terms:
     """What `leaseSeconds` comes to: 0 is for no lease, and a time to live is never 0."""
-    return LeaseTerms(ttl_s=max(1, lease_s), wanted=lease_s > 0)
+    return Terms(holder, max(1, lease_s), wanted=lease_s > 0)
 
 
 def positive(given: Mapping[str, str], name: str) -> int | None:

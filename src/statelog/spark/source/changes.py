@@ -5,87 +5,81 @@ Columns: `key`, `op` (put, delete), `value` (null in a delete), `key_group`, and
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
-from statelog.recovery.history.change_plan import ChangePlan
-from statelog.recovery.history.plan_changes import hold_changes, plan_changes
+from statelog.reading.hold import Hold
+from statelog.reading.plan import Plan
+from statelog.reading.splitting import LEAST_BYTES, split_changes
+from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.history.splitting import LEAST_BYTES, split_changes
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import change_batches, change_columns, check_columns, chosen, spark_arrow_schema
 from statelog.spark.options.read import ChangeOptions, change_options
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.reported import reported
-from statelog.spark.source.read_plan import HOLDER, Planned, reading
+from statelog.spark.source.read_plan import HOLDER, Loaded, Planned, reading
 
-__all__ = ["ChangeReadPlan", "ChangeReader", "ChangeSlice", "change_slices", "plan_change_read"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeReadPlan:
-    """The changes to read, and when they were planned."""
-
-    planned: Planned
-    changes: ChangePlan
+__all__ = ["ChangeReader", "ChangeSlice", "change_slices", "plan_change_read"]
 
 
 class ChangeSlice(InputPartition):
     """One task's part: a part of the plan."""
 
-    def __init__(self, plan: ChangePlan) -> None:
-        super().__init__((plan.start_position, plan.end_position))
+    def __init__(self, plan: Plan) -> None:
+        super().__init__((plan.start_position, plan.position))
         self.plan = plan
 
 
-def plan_change_read(options: Mapping[str, str]) -> tuple[StructType, ChangeReadPlan]:
+def plan_change_read(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     """The columns of a read of changes, and its plan. Raises ConfigError, NotFound, Damaged, Unavailable."""
     read = change_options(options)
-    plan = ChangeReadPlan(planned=Planned.now(read.lease_s), changes=_plan(read))
-    _hold(read, plan)
-    return _columns(read, plan.changes.value_schema_id), plan
+    plan = _plan(read)
+    loaded = Loaded.now(plan, read.lease_s)
+    _hold(read, loaded.planned, plan)
+    return _columns(read, plan), loaded
 
 
 class ChangeReader(DataSourceReader):
     """Spark's view of the changes: one for each scan, copied to every task.
 
-    `plan` is None where the user gave the columns; see `StateReader`. Raises ConfigError then, unless the options say
+    `loaded` is None where the user gave the columns; see `StateReader`. Raises ConfigError then, unless the options say
     where the range begins and ends.
     """
 
     @reported()
-    def __init__(self, options: Mapping[str, str], schema: StructType, plan: ChangeReadPlan | None) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
         self._options = change_options(options)
-        if plan is None:
+        if loaded is None:
             if self._options.start is None or self._options.end is None:
                 raise ConfigError(
                     "with a user schema each scan of the DataFrame would read a different range of changes",
                     hint="Leave .schema() out, or say where the range begins and where it ends",
                 )
-            plan = ChangeReadPlan(planned=Planned.now(self._options.lease_s), changes=_plan(self._options))
-        expected = _columns(self._options, plan.changes.value_schema_id)
+            loaded = Loaded.now(_plan(self._options), self._options.lease_s)
+        assert loaded.plan is not None, "changes were planned"
+        expected = _columns(self._options, loaded.plan)
         check_columns(schema, expected, "the changes")
         self._schema = spark_arrow_schema(schema)
-        self._plan: ChangeReadPlan | None = plan
-        self._planned, self._position = plan.planned, plan.changes.end_position
+        self._plan: Plan | None = loaded.plan
+        self._planned = loaded.planned
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
         """The parts of the plan, which is held again. Raises NotFound if the log was truncated past it."""
         assert self._plan is not None, "partitions are made where the plan is"
-        _hold(self._options, self._plan)
+        _hold(self._options, self._planned, self._plan)
         partitions = cached_log(self._options.where).descriptor.partitions
-        return change_slices(self._plan.changes, partitions, self._options.min_partitions)
+        return change_slices(self._plan, partitions, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
         if not isinstance(partition, ChangeSlice):
             return  # Spark's stand-in for an empty list of partitions.
-        with reported(), reading(self._planned, self._position):
+        with reported(), reading(self._planned):
             for batch in read_changes(cached_log(self._options.where, partition.plan.identity), partition.plan):
                 yield from change_batches(batch, self._schema)
 
@@ -94,7 +88,7 @@ class ChangeReader(DataSourceReader):
         return {**self.__dict__, "_plan": None}
 
 
-def change_slices(plan: ChangePlan, partitions: int, minimum: int | None) -> list[ChangeSlice]:
+def change_slices(plan: Plan, partitions: int, minimum: int | None) -> list[ChangeSlice]:
     """A plan cut for tasks: at most as many as the log has partitions, fewer for a small one; or `minimum`, where key
     groups stay whole as long as it does not exceed the partitions.
     """
@@ -104,17 +98,18 @@ def change_slices(plan: ChangePlan, partitions: int, minimum: int | None) -> lis
     return [ChangeSlice(part) for part in parts]
 
 
-def _plan(options: ChangeOptions) -> ChangePlan:
+def _plan(options: ChangeOptions) -> Plan:
     return plan_changes(cached_log(options.where), options.start, options.end, key_groups=options.key_groups)
 
 
-def _hold(options: ChangeOptions, plan: ChangeReadPlan) -> None:
+def _hold(options: ChangeOptions, planned: Planned, plan: Plan) -> None:
     """Hold what a plan reads for the tasks of a scan; the lease runs out by itself."""
-    log, terms = cached_log(options.where), lease_terms(options.lease_s)
-    with reading(plan.planned, plan.changes.end_position):
-        hold_changes(log, plan.changes, holder=HOLDER, ttl_s=terms.ttl_s, wanted=terms.wanted)
-
-
-def _columns(options: ChangeOptions, value_schema_id: int) -> StructType:
     log = cached_log(options.where)
-    return chosen(change_columns(log.descriptor, log.value_schemas.get(value_schema_id)), options.columns)
+    with reading(planned):
+        Hold.on(log, plan, lease_terms(options.lease_s, HOLDER))
+
+
+def _columns(options: ChangeOptions, plan: Plan) -> StructType:
+    log = cached_log(options.where)
+    assert plan.value_schema_id is not None, "changes are planned in one value schema"
+    return chosen(change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id)), options.columns)

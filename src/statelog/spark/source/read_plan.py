@@ -13,89 +13,74 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from statelog.errors import IdentityChanged, NotFound, OffsetGone
-from statelog.recovery.planning.at import At, AtPosition
-from statelog.recovery.planning.preflight import check_held
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.reading.at import At, AtPosition
+from statelog.reading.hold import Hold
+from statelog.reading.plan import Plan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.ledger.identity import LogIdentity, shown_id
+from statelog.schemas.ledger.identity import shown_id
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
 from statelog.spark.options.reading import lease_terms
-from statelog.storage.held_lease import LeaseHolder
 
-__all__ = ["Planned", "ReadPlan", "hold_plan", "plan_read", "reading"]
+__all__ = ["Loaded", "Planned", "hold_plan", "plan_read", "reading"]
 
 HOLDER = "spark-read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """When a DataFrame was planned (UTC), and how long, in seconds, each scan holds what it reads; 0 for not."""
+    """When a DataFrame was planned (UTC), of which position it is, and for how many seconds each scan holds what it
+    reads; 0 for not at all.
+    """
 
     at: datetime
-    lease_s: int
-
-    @classmethod
-    def now(cls, lease_s: int) -> "Planned":
-        """That of a DataFrame that is planned now."""
-        return cls(at=datetime.now(UTC), lease_s=lease_s)
+    position: int
+    lease_s: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
-    """The state to read, of which log, and when it was chosen."""
+class Loaded:
+    """What was planned at a `load()`: a state, or changes; None for a view, of which the position is all."""
 
     planned: Planned
-    identity: LogIdentity
-    recovery: RecoveryPlan
+    plan: Plan | None = None
 
-    @property
-    def position(self) -> int:
-        """The ledger position of the state."""
-        return self.recovery.position
+    @classmethod
+    def now(cls, plan: Plan, lease_s: int) -> "Loaded":
+        """A plan that was just made."""
+        return cls(planned=Planned(at=datetime.now(UTC), position=plan.position, lease_s=lease_s), plan=plan)
 
 
-def plan_read(options: ReadOptions) -> ReadPlan:
+def plan_read(options: ReadOptions) -> Loaded:
     """Take the position now and hold it with a lease. Raises NotFound, Damaged, Unavailable, ConfigError."""
-    planned = Planned.now(options.lease_s)
-    recovery = _plan(options, options.at)
-    return ReadPlan(planned=planned, identity=cached_log(options.where).descriptor.identity, recovery=recovery)
+    return Loaded.now(_plan(options, options.at), options.lease_s)
 
 
-def hold_plan(options: ReadOptions, plan: ReadPlan) -> RecoveryPlan:
+def hold_plan(options: ReadOptions, planned: Planned, plan: Plan) -> Plan:
     """Hold a plan's position for another scan; returns what to carry out: the plan, or another one of its position if
     its snapshot was cleaned up since. Raises NotFound if the state is gone, IdentityChanged, Damaged, Unavailable.
     """
-    log, terms = cached_log(options.where, plan.identity), lease_terms(options.lease_s)
-    if log.descriptor.identity != plan.identity:
+    identity, terms = plan.identity, lease_terms(options.lease_s, HOLDER)
+    log = cached_log(options.where, identity)
+    if log.descriptor.identity != identity:
         raise IdentityChanged(
             "this DataFrame was planned on topics that the log had before",
             log=log.name,
-            expected=shown_id(plan.identity.ledger_topic_id),
+            expected=shown_id(identity.ledger_topic_id),
             found=shown_id(log.descriptor.identity.ledger_topic_id),
             hint="load() again",
         )
-    with reading(plan.planned, plan.position):
-        lease = LeaseHolder.claim(
-            log.store,
-            holder=HOLDER,
-            manifest_number=plan.recovery.manifest_number,
-            position=plan.recovery.base_position,
-            next_offsets=plan.recovery.held_offsets(plan.recovery.partitions),
-            ttl_s=terms.ttl_s,
-            wanted=terms.wanted,
-        ).__enter__()  # It keeps the position for the tasks, and runs out by itself.
-        try:
-            check_held(log, plan.recovery)
+    with reading(planned):
+        try:  # The lease keeps the position for the tasks, and runs out by itself.
+            Hold.on(log, plan, terms)
         except OffsetGone:
-            lease.release()
             return _plan(options, AtPosition(plan.position))
-        return plan.recovery
+        return plan
 
 
 @contextmanager
-def reading(planned: Planned, position: int) -> Generator[None]:
+def reading(planned: Planned) -> Generator[None]:
     """Turns what was planned and is gone into a NotFound that names both times and the way out."""
     try:
         yield
@@ -105,13 +90,13 @@ def reading(planned: Planned, position: int) -> Generator[None]:
             f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
             hint=f"load() again: a DataFrame is as of its load(), held {planned.lease_s} s from there and from each "
             "action on; leaseSeconds, or statelog.spark.state, holds it longer",
-            planned_position=position,
+            planned_position=planned.position,
             reason=error.message,
         ) from error
 
 
-def _plan(options: ReadOptions, at: At | None) -> RecoveryPlan:
-    terms = lease_terms(options.lease_s)
+def _plan(options: ReadOptions, at: At | None) -> Plan:
+    terms = lease_terms(options.lease_s, HOLDER)
     settings = RecoverySettings(holder=HOLDER, lease_ttl_s=terms.ttl_s, lease=terms.wanted)
     recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
     recovery.reserve()  # The lease keeps the position for the tasks, and runs out by itself.

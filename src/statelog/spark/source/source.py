@@ -6,7 +6,6 @@ scan of the DataFrame reads by it.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
@@ -16,10 +15,10 @@ from statelog.spark.clients import planned
 from statelog.spark.options.address import log_address
 from statelog.spark.options.read import read_of
 from statelog.spark.reported import reported
-from statelog.spark.source.changes import ChangeReader, ChangeReadPlan, plan_change_read
-from statelog.spark.source.read_plan import ReadPlan
+from statelog.spark.source.changes import ChangeReader, plan_change_read
+from statelog.spark.source.read_plan import Loaded
 from statelog.spark.source.state import PushingStateReader, StateReader, plan_state
-from statelog.spark.source.view_reader import ViewPlan, ViewReader, plan_view
+from statelog.spark.source.view_reader import ViewReader, plan_view
 from statelog.spark.source.views import VIEWS
 
 __all__ = ["Loaded", "load", "reader"]
@@ -28,24 +27,16 @@ _STATE, _CHANGES = "state", "changes"
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What was planned at a `load()`, by its kind."""
-
-    plan: ReadPlan | ChangeReadPlan | ViewPlan
-
-
 @reported()
 def load(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
     kind = read_of(options)
     if kind not in (_STATE, _CHANGES):
         _check_kind(kind)
-    columns, plan = planned(log_address(options), lambda: _planned(options, kind))
-    return columns, Loaded(plan)
+    return planned(log_address(options), lambda: _planned(options, kind))
 
 
-def _planned(options: Mapping[str, str], kind: str) -> tuple[StructType, ReadPlan | ChangeReadPlan | ViewPlan]:
+def _planned(options: Mapping[str, str], kind: str) -> tuple[StructType, Loaded]:
     if kind == _STATE:
         return plan_state(options)
     if kind == _CHANGES:
@@ -56,19 +47,13 @@ def _planned(options: Mapping[str, str], kind: str) -> tuple[StructType, ReadPla
 @reported()
 def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> DataSourceReader:
     """The reader of one scan. `loaded` is None where the user gave the columns. Raises ConfigError, as planning."""
-    plan = loaded.plan if loaded else None
     kind = read_of(options)
     if kind == _STATE:
-        assert plan is None or isinstance(plan, ReadPlan)
-        return (PushingStateReader if _takes_filters() else StateReader)(options, schema, plan)
+        return (PushingStateReader if _takes_filters() else StateReader)(options, schema, loaded)
     if kind == _CHANGES:
-        assert plan is None or isinstance(plan, ChangeReadPlan)
-        return ChangeReader(options, schema, plan)
+        return ChangeReader(options, schema, loaded)
     _check_kind(kind)
-    if plan is None:
-        _, plan = plan_view(options, kind)
-    assert isinstance(plan, ViewPlan)
-    return ViewReader(options, schema, plan)
+    return ViewReader(options, schema, kind, loaded or plan_view(options, kind)[1])
 
 
 def _check_kind(kind: str) -> None:

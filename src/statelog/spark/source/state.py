@@ -11,14 +11,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
-from statelog.recovery.planning.recovery_plan import RecoveryPlan, part_of
+from statelog.reading.plan import Plan, part_of
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, newest_with, spark_arrow_schema, state_batches, state_columns
 from statelog.spark.options.read import ReadOptions, read_options
 from statelog.spark.reported import reported
-from statelog.spark.source.read_plan import ReadPlan, hold_plan, plan_read, reading
+from statelog.spark.source.read_plan import Loaded, hold_plan, plan_read, reading
 from statelog.spark.source.state_task import read_slice
 from statelog.spark.source.wanted import narrowed, wanted
 
@@ -28,7 +28,7 @@ _LEAST_BYTES = 16 << 20
 """What a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""
 
 
-def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
+def plan_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
     read = read_options(options)
     return _columns(read), plan_read(read)
@@ -37,7 +37,7 @@ def plan_state(options: Mapping[str, str]) -> tuple[StructType, ReadPlan]:
 class StateSlice(InputPartition):
     """One task's part: the plan for contiguous key groups."""
 
-    def __init__(self, plan: RecoveryPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__((plan.position, plan.key_groups))
         self.plan = plan
 
@@ -45,14 +45,14 @@ class StateSlice(InputPartition):
 class StateReader(DataSourceReader):
     """Spark's view of the source: one for each scan, copied to every task.
 
-    `plan` is None where the user gave the columns: Spark then makes a source for each scan, and nothing is ever
+    `loaded` is None where the user gave the columns: Spark then makes a source for each scan, and nothing is ever
     asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which state.
     """
 
     @reported()
-    def __init__(self, options: Mapping[str, str], schema: StructType, plan: ReadPlan | None) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
         self._options = read_options(options)
-        if plan is None and self._options.at is None:
+        if loaded is None and self._options.at is None:
             raise ConfigError(
                 "with a user schema each scan of the DataFrame would read a different state",
                 hint="Leave .schema() out, or choose the state: atPosition, or atWriter and atCheckpoint",
@@ -61,15 +61,16 @@ class StateReader(DataSourceReader):
         self._value_schema_id = _value_schema_of(self._options, schema).id
         descriptor = cached_log(self._options.where).descriptor
         self._wanted = wanted(descriptor, self._options.key_groups, self._options.keys)
-        plan = plan or plan_read(self._options)
-        self._plan: ReadPlan | None = plan
-        self._planned, self._position, self._identity = plan.planned, plan.position, plan.identity
+        loaded = loaded or plan_read(self._options)
+        assert loaded.plan is not None, "a state was planned"
+        self._plan: Plan | None = loaded.plan
+        self._planned, self._identity = loaded.planned, loaded.plan.identity
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
         """The slices, all at the position of the plan, which is held again. Raises as `hold_plan`."""
         assert self._plan is not None, "partitions are made where the plan is"
-        plan = hold_plan(self._options, self._plan)
+        plan = hold_plan(self._options, self._planned, self._plan)
         descriptor = cached_log(self._options.where).descriptor
         parts = state_parts(plan, self._wanted.key_groups, descriptor, self._options.min_partitions)
         return [StateSlice(part) for part in parts]
@@ -78,7 +79,7 @@ class StateReader(DataSourceReader):
         """The state of one slice, on an executor. Raises NotFound, Damaged, Unavailable."""
         if not isinstance(partition, StateSlice):
             return  # Spark's stand-in for an empty list of partitions.
-        with reported(), reading(self._planned, self._position):
+        with reported(), reading(self._planned):
             log = cached_log(self._options.where, self._identity)
             for table in read_slice(log, partition.plan, self._value_schema_id):
                 yield from state_batches(self._of_keys(table), self._schema)
@@ -108,9 +109,7 @@ class PushingStateReader(StateReader):
         return filters
 
 
-def state_parts(
-    plan: RecoveryPlan, key_groups: Sequence[int], descriptor: Descriptor, minimum: int | None
-) -> list[RecoveryPlan]:
+def state_parts(plan: Plan, key_groups: Sequence[int], descriptor: Descriptor, minimum: int | None) -> list[Plan]:
     """A plan cut for tasks: at most as many as the log has partitions, fewer for a small state; or `minimum`."""
     if not key_groups:
         return []

@@ -12,8 +12,8 @@ from contextlib import closing
 import pyarrow as pa
 
 from statelog.errors import OffsetGone
-from statelog.recovery.planning.at import AtPosition
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
+from statelog.reading.at import AtPosition
+from statelog.reading.plan import Plan
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
@@ -24,7 +24,7 @@ from statelog.storage.log.log import Log
 __all__ = ["read_slice"]
 
 
-def read_slice(log: Log, plan: RecoveryPlan, value_schema_id: int) -> Iterator[pa.Table]:
+def read_slice(log: Log, plan: Plan, value_schema_id: int) -> Iterator[pa.Table]:
     """The rows of a slice by (key group, key), in tables of key_group, op, key, value. Raises Damaged, Unavailable."""
     settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=value_schema_id)
     given = 0
@@ -40,7 +40,7 @@ def read_slice(log: Log, plan: RecoveryPlan, value_schema_id: int) -> Iterator[p
     yield from _rest(log, plan, settings, given)
 
 
-def _rest(log: Log, plan: RecoveryPlan, settings: RecoverySettings, given: int) -> Iterator[pa.Table]:
+def _rest(log: Log, plan: Plan, settings: RecoverySettings, given: int) -> Iterator[pa.Table]:
     """What is left of the slice behind `given` rows, from whatever snapshot can be read."""
     with recover(log, key_groups=plan.key_groups, at=AtPosition(plan.position), settings=settings).stream() as stream:
         for changes, _ in stream:

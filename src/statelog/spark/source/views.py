@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from statelog.errors import NotFound
 from statelog.reading.commits import Commits
-from statelog.recovery.history.change_plan import CommitFacts, commit_facts
+from statelog.reading.plan import CommitFacts, commit_facts
 from statelog.recovery.history.reach import Reach
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.subscription import newest_files

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statelog.recovery.history.change_plan import CommitFacts
+from statelog.reading.plan import CommitFacts
 
 __all__ = ["NO_LIMIT", "Limit", "admitted"]
 

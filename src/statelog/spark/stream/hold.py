@@ -8,11 +8,11 @@ Invariant: only places that Spark has committed are held, so a query that is sta
 
 from collections.abc import Callable
 
+from statelog.reading.hold import Hold, Needs
 from statelog.schemas.snapshot.subscription import check_holder
 from statelog.seams import REAL, Seams
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
-from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
@@ -30,7 +30,7 @@ class StreamHold:
         self._log = log
         self._options = options
         self._seams = seams
-        self._lease: LeaseHolder | None = None
+        self._lease: Hold | None = None
         self._lease_s = 0.0
         self._held_s: float | None = None
         self._position = -1
@@ -73,7 +73,7 @@ class StreamHold:
     def release(self) -> None:
         """Let a lease go; a subscription stays."""
         if self._lease is not None:
-            self._lease.release()
+            self._lease.close()
             self._lease = None
 
     def _hold(self, base: LedgerBase, *, take_up: bool) -> None:
@@ -84,16 +84,8 @@ class StreamHold:
         self._position, self._held_s = base.state.position, self._seams.clock()
 
     def _hold_lease(self, base: LedgerBase) -> None:
-        committed, terms = base.state.committed_positions, lease_terms(self._options.lease_s)
-        lease = LeaseHolder.claim(
-            self._log.store,
-            holder="spark-stream",
-            manifest_number=0,
-            position=base.state.position,
-            next_offsets={p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)},
-            ttl_s=terms.ttl_s,
-            wanted=terms.wanted,
-            seams=self._seams,
-        ).__enter__()
+        committed, terms = base.state.committed_positions, lease_terms(self._options.lease_s, "spark-stream")
+        next_offsets = {p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)}
+        lease = Hold(self._log.store, terms, Needs(base.state.position, next_offsets), seams=self._seams)
         self.release()
         self._lease = lease

@@ -15,7 +15,7 @@ from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.ledger.identity import LogIdentity, shown_id
 from statelog.schemas.ledger.place import Place
 
-__all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start"]
+__all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start", "is_reset"]
 
 FORMAT_VERSION = 2
 
@@ -144,3 +144,8 @@ def batch_start(start: StreamOffset, end: StreamOffset) -> StreamOffset:
     if end.is_reset and end.reading != start.reading:
         return end
     return start if start.reading == end.reading else end.begin
+
+
+def is_reset(start: StreamOffset, end: StreamOffset) -> bool:
+    """Whether the micro-batch between them begins with a reset marker."""
+    return end.is_reset and batch_start(start, end) == end

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from statelog.reading.plan import Plan
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.schemas.descriptor import Descriptor
 from statelog.spark.columns import change_batches
 from statelog.spark.source.changes import ChangeSlice, change_slices
 from statelog.spark.source.state import state_parts
 from statelog.spark.source.state_task import read_slice
-from statelog.spark.stream.planner import BatchPlan
 from statelog.storage.log.log import Log
 
 __all__ = ["RESET", "ResetPart", "StatePart", "part_rows", "parts_of"]
@@ -30,7 +29,7 @@ _BATCH_ROWS = 65_536
 class StatePart(InputPartition):
     """One task's part of a state."""
 
-    def __init__(self, plan: RecoveryPlan, value_schema_id: int) -> None:
+    def __init__(self, plan: Plan, value_schema_id: int) -> None:
         super().__init__((plan.position, plan.key_groups))
         self.plan = plan
         self.value_schema_id = value_schema_id
@@ -45,21 +44,22 @@ class ResetPart(InputPartition):
 
 
 def parts_of(
-    batch: BatchPlan,
+    plan: Plan,
     descriptor: Descriptor,
     *,
+    begins_anew: bool,
     minimum: int | None,
     key_groups: Iterable[int] | None,
     value_schema_id: int,
 ) -> Sequence[InputPartition]:
-    """The parts of a micro-batch: of state and changes each at most as many as the log has partitions, or `minimum`."""
-    found: list[InputPartition] = [ResetPart(batch.position)] if batch.is_reset else []
-    if batch.state is not None:
-        groups = sorted(range(descriptor.key_groups) if key_groups is None else key_groups)
-        found += [StatePart(part, value_schema_id) for part in state_parts(batch.state, groups, descriptor, minimum)]
-    if batch.changes is not None:
-        found += change_slices(batch.changes, descriptor.partitions, minimum)
-    return found
+    """The parts of a micro-batch: at most as many as the log has partitions, or `minimum`. One that `begins_anew` has a
+    reset marker, too.
+    """
+    if plan.is_of_changes:
+        return change_slices(plan, descriptor.partitions, minimum)
+    groups = sorted(range(descriptor.key_groups) if key_groups is None else key_groups)
+    parts = [StatePart(part, value_schema_id) for part in state_parts(plan, groups, descriptor, minimum)]
+    return [*([ResetPart(plan.position)] if begins_anew else []), *parts]
 
 
 def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:

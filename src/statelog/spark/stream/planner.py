@@ -11,16 +11,14 @@ Invariants:
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from statelog.closing import Closing
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
-from statelog.recovery.history.bounds import AtTime
-from statelog.recovery.history.change_plan import ChangePlan
+from statelog.reading.at import AtPosition, AtTime
+from statelog.reading.plan import Plan
 from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.reach import Reach
-from statelog.recovery.planning.at import AtPosition
-from statelog.recovery.planning.recovery_plan import RecoveryPlan
 from statelog.recovery.reading.sources import newer_values
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -29,24 +27,14 @@ from statelog.seams import REAL, Seams
 from statelog.spark.options.stream import Beginning, OnTruncation, StreamOptions
 from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
 from statelog.spark.stream.hold import StreamHold
-from statelog.spark.stream.offset import StreamOffset, batch_start
+from statelog.spark.stream.offset import StreamOffset, batch_start, is_reset
 from statelog.spark.stream.window import CommitWindow
 from statelog.storage.log.log import Log
 
-__all__ = ["BatchPlan", "StreamPlanner"]
+__all__ = ["StreamPlanner"]
 
 _LOG = logging.getLogger("statelog.spark")
 _CLOCKS_APART_S = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
-    """What a micro-batch reads: changes, or the state at `position`, behind a marker if `is_reset`."""
-
-    position: int
-    is_reset: bool = False
-    state: RecoveryPlan | None = None
-    changes: ChangePlan | None = None
 
 
 class StreamPlanner(Closing):
@@ -116,8 +104,8 @@ class StreamPlanner(Closing):
             self._held(start).move(start.position, window.rebase, at_once=True)
         return found
 
-    def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> BatchPlan:
-        """What the tasks of a micro-batch read, which is now in Spark's checkpoint.
+    def plan(self, start: StreamOffset, end: StreamOffset, value_schema_id: int) -> Plan:
+        """What the tasks of a micro-batch read, which is now in Spark's checkpoint: changes, or a state.
 
         Raises NotFound or SubscriptionEnded if it is gone by now, ReaderInUse, Damaged, Unavailable, and
         IncompatibleSchema if a state may have values of a newer schema.
@@ -128,11 +116,9 @@ class StreamPlanner(Closing):
             self._held(first).take_up(window.rebase)
             if self._known == (0, 0):  # Started again with a micro-batch that was begun: its end was not asked for.
                 self._known = (self._log.ledger.end(at_least=end.position), end.position)
-            if first == end and end.is_reset:
-                return BatchPlan(position=end.position, is_reset=True, state=self._state(end.position, value_schema_id))
-            if first.awaits_state:
-                return BatchPlan(position=end.position, state=self._state(end.position, value_schema_id))
-            changes = plan_changes(
+            if first.awaits_state or is_reset(start, end):
+                return self._state(end.position, value_schema_id)
+            return plan_changes(
                 self._log,
                 AtPosition(first.position),
                 AtPosition(end.position),
@@ -143,7 +129,6 @@ class StreamPlanner(Closing):
             )
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             raise _gone(f"the micro-batch up to position {end.position}, which the query has begun", error) from error
-        return BatchPlan(position=end.position, changes=changes)
 
     def report(self) -> dict[str, int]:
         """The ledger's end, and how many records of it lie behind the last micro-batch: those of other kinds, too."""
@@ -203,7 +188,7 @@ class StreamPlanner(Closing):
                 hint="Start the query again: it begins with a newer one",
             )
 
-    def _state(self, position: int, value_schema_id: int) -> RecoveryPlan:
+    def _state(self, position: int, value_schema_id: int) -> Plan:
         """The plan of a state, held by a lease until its micro-batch is committed."""
         self._release_state()
         newest_id = self._log.value_schemas.newest().id

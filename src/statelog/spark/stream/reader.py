@@ -27,7 +27,7 @@ from statelog.spark.columns import change_columns, chosen, newest_with, spark_ar
 from statelog.spark.options.stream import StreamOptions, stream_options
 from statelog.spark.reported import reported
 from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.offset import FORMAT_VERSION, StreamOffset
+from statelog.spark.stream.offset import FORMAT_VERSION, StreamOffset, is_reset
 from statelog.spark.stream.parts import part_rows, parts_of
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage.log.log import Log
@@ -96,6 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts_of(
             running.planner.plan(first, last, schema_id),
             descriptor,
+            begins_anew=is_reset(first, last),
             minimum=running.options.min_partitions,
             key_groups=running.options.key_groups,
             value_schema_id=schema_id,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 
 from statelog.closing import Closing
 from statelog.reading.commits import Commits, Folded
-from statelog.recovery.history.change_plan import CommitFacts, commit_facts
-from statelog.recovery.planning.recovery_plan import partitions_of
+from statelog.reading.plan import CommitFacts, commit_facts, partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log

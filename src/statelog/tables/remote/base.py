@@ -24,11 +24,13 @@ from threading import RLock
 
 import pyarrow as pa
 
-from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, StatelogError
+from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, OffsetGone, StatelogError
+from statelog.reading.hold import Hold, Needs
+from statelog.reading.preflight import check_manifest
 from statelog.recovery.host import begin
 from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.held_lease import LeaseHolder
 from statelog.tables.remote.row_group import RowGroup
 from statelog.tables.remote.snapshot import Reading, RemoteSnapshot
 from statelog.tables.remote.standing import Standing
@@ -42,7 +44,7 @@ _LOOKS_PER_TTL = 3
 @dataclass(frozen=True, slots=True)
 class _Held:
     snapshot: RemoteSnapshot
-    lease: LeaseHolder
+    lease: Hold
 
 
 class Base:
@@ -169,7 +171,8 @@ class Base:
     def _look(self, held: _Held) -> _Held | None:
         """A newer snapshot, held; None if there is none, or the store does not say."""
         try:
-            held.lease.renew(position=_needed(self._standing, held.snapshot.manifest))
+            held.lease.needs(_needed(self._standing, held.snapshot.manifest), {})
+            held.lease.renew()
             newest = self._newest(may_be_ahead=False)
             is_newer = newest is not None and newest.number > held.snapshot.manifest.number
             return self._claimed(newest) if newest is not None and is_newer else None
@@ -215,25 +218,14 @@ class Base:
     def _claimed(self, manifest: Manifest) -> _Held | None:
         """A snapshot under a lease; None if it was cleaned up meanwhile."""
         reading = self._reading
-        lease = LeaseHolder.claim(
-            self._log.store,
-            holder=reading.settings.holder,
-            manifest_number=manifest.number,
-            position=_needed(self._standing, manifest),
-            next_offsets={},
-            ttl_s=reading.settings.lease_ttl_s,
-            seams=reading.host,
-            wanted=reading.settings.lease,
-        ).__enter__()
+        needs = Needs(_needed(self._standing, manifest), {}, manifest.number)
+
+        def look() -> None:
+            check_manifest(self._log, manifest)
+
         try:
-            is_there = self._log.manifests.read(manifest.number).manifest.nonce == manifest.nonce
-        except NotFound:
-            is_there = False
-        except BaseException:
-            lease.release()
-            raise
-        if not is_there:
-            lease.release()
+            lease = Hold(self._log.store, terms_of(reading.settings), needs, look, seams=reading.host)
+        except OffsetGone:
             return None
         snapshot = RemoteSnapshot(manifest, reading)
         snapshot.warm()
@@ -249,7 +241,7 @@ def _release(held: _Held) -> None:
     try:
         held.snapshot.close()
     finally:
-        held.lease.release()
+        held.lease.close()
 
 
 def _release_found(looking: "Future[_Held | None]") -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from statelog.errors import OffsetGone
 from statelog.producer import Writer
-from statelog.recovery import Host, RecoveryPlan, RecoverySettings
+from statelog.recovery import Host, Plan, RecoverySettings
 from statelog.recovery.planning.held_plan import HeldPlan
 from statelog.recovery.planning.planner import Planner
 from statelog.recovery.reading.plan_reader import PlanReader
@@ -82,7 +82,7 @@ class RemoteOpening:
     def _stood(
         self,
         held: HeldPlan,
-        plan: RecoveryPlan,
+        plan: Plan,
         manifest: Manifest,
         make: Callable[[Manifest], P],
         discard: Callable[[P], None],
@@ -139,7 +139,7 @@ class RemoteOpening:
             raise
         return backend
 
-    def _fold(self, held: HeldPlan, plan: RecoveryPlan, part: LocalPart) -> None:
+    def _fold(self, held: HeldPlan, plan: Plan, part: LocalPart) -> None:
         tail = replace(plan, runs=())
         reader = PlanReader(self.log, tail, self.recovery, lambda _: held.renew(), host=self.host)
         with closing(reader.open_tail()) as changes:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from statelog.reading.plan import make_plan
 from statelog.recovery import Host, RecoverySettings, RunOpener
 from statelog.recovery.host import begin
-from statelog.recovery.planning.recovery_plan import make_plan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.manifest import Manifest

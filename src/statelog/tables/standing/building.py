@@ -10,7 +10,7 @@ Invariant: what the feed gives next is what the state lacks: the log is held fro
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from statelog.errors import NotFound, OffsetGone
+from statelog.reading.hold import planned_anew
 from statelog.recovery import AtPosition, Host, Recovery, recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
@@ -26,7 +26,6 @@ from statelog.tables.standing.followed import Version
 
 __all__ = ["Anew", "Builder", "Built"]
 
-_ATTEMPTS = 3
 
 Install = Callable[[Callable[[], Version]], Version]
 """Puts a state in the place of one that is in use, while nobody reads it: it is finished by then. Returns it."""
@@ -72,13 +71,7 @@ class Builder:
 
     def build(self, anew: Anew | None = None) -> Built:
         """The newest state; it is not the first one if it is made `anew`. Raises as `recover`, StorageFull."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._build(anew)
-            except (NotFound, OffsetGone):
-                if attempt == _ATTEMPTS - 1:
-                    raise  # Truncation is faster than we.
-        raise AssertionError("the last attempt returns or raises")
+        return planned_anew(lambda: self._build(anew))
 
     def _build(self, anew: Anew | None) -> Built:
         level_s = self.host.clock()

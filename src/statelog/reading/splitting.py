@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from statelog.errors import Misuse
-from statelog.recovery.history.change_plan import ChangePlan, CommitSpan
+from statelog.reading.plan import CommitSpan, Plan
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 
@@ -22,8 +22,8 @@ _Pieces = Mapping[int, Sequence[CommitSpan]]
 
 
 def split_changes(
-    plan: ChangePlan, tasks: int, *, least_bytes: int = LEAST_BYTES, whole_key_groups: bool = True
-) -> tuple[ChangePlan, ...]:
+    plan: Plan, tasks: int, *, least_bytes: int = LEAST_BYTES, whole_key_groups: bool = True
+) -> tuple[Plan, ...]:
     """The plan in at most `tasks` parts of about equal size; none if there is nothing to fetch.
 
     With `whole_key_groups` all changes of a key group are in one part, in commit order, so there are no more parts than
@@ -36,7 +36,7 @@ def split_changes(
     return tuple(_part(plan, piece) for piece in pieces if piece)
 
 
-def _by_partition(plan: ChangePlan, wanted: int) -> list[_Pieces]:
+def _by_partition(plan: Plan, wanted: int) -> list[_Pieces]:
     """Whole partitions, the largest first, each to the part that has least."""
     parts: list[dict[int, Sequence[CommitSpan]]] = [{} for _ in range(wanted)]
     loads = [0] * wanted
@@ -48,7 +48,7 @@ def _by_partition(plan: ChangePlan, wanted: int) -> list[_Pieces]:
     return list(parts)
 
 
-def _by_size(plan: ChangePlan, wanted: int) -> list[_Pieces]:
+def _by_size(plan: Plan, wanted: int) -> list[_Pieces]:
     """Partition after partition, cut at commits wherever the next part's share begins."""
     parts: list[dict[int, list[CommitSpan]]] = [{} for _ in range(wanted)]
     total, before = max(1, plan.size_bytes), 0
@@ -60,7 +60,7 @@ def _by_size(plan: ChangePlan, wanted: int) -> list[_Pieces]:
     return list(parts)
 
 
-def _part(plan: ChangePlan, pieces: _Pieces) -> ChangePlan:
+def _part(plan: Plan, pieces: _Pieces) -> Plan:
     """The plan of these spans, which are adjacent in each partition."""
     used = sorted({span.commit for spans in pieces.values() for span in spans})
     numbers = {commit: number for number, commit in enumerate(used)}

@@ -1,0 +1,317 @@
+"""`Plan`: what to read of a log: the state at a position, or the changes that were committed behind another. Pure.
+
+Position L of a plan is the state that comes out, or up to which changes do. A state is a snapshot's runs, which hold
+all changes below the snapshot's own position, and the commits from there up to L on top. Changes are the commits from
+`start_position` up to L, each with whose it is: then there are no runs, and a reader needs the data topic only.
+Everything in a plan can be pickled.
+
+Invariants:
+- A run is read if and only if a row group of it may hold a wanted key group; a partition is read if it holds one.
+- The snapshot's position is never above the plan's.
+- Ranges are half-open in the ledger. A commit's own position is the one right behind it, so a plan that starts at a
+  commit's position goes on after it.
+- In a partition commits never overlap, so the offset of a chunk says which commit it belongs to.
+- A part of a plan (`part_of`, `split_changes`) is a plan; the parts together have everything once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from statelog.errors import KeyGroupMismatch
+from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.keys.key_groups import partition_of
+from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Manifest, RunRef
+from statelog.schemas.snapshot.runs import row_groups_for
+from statelog.storage.ledger_client import LedgerBase, ValidCommit
+
+__all__ = [
+    "CommitFacts",
+    "CommitSpan",
+    "Plan",
+    "RunPart",
+    "commit_facts",
+    "make_change_plan",
+    "make_plan",
+    "part_of",
+    "partitions_of",
+    "wanted_key_groups",
+]
+
+
+class RunPart(NamedTuple):
+    """The row groups (by number in its index) that are read of one run."""
+
+    run: RunRef
+    row_groups: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of these row groups, wanted or not."""
+        return sum(self.run.index.row_groups[number].rows for number in self.row_groups)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these row groups in the file."""
+        return sum(self.run.index.row_groups[number].size_bytes for number in self.row_groups)
+
+
+class CommitFacts(NamedTuple):
+    """One commit: who made it, when, and how much of it a plan covers.
+
+    `position` is the ledger position right behind it: the first state that has its changes; `place` names its record,
+    too. `timestamp_ms` is the
+    broker's time in milliseconds since 1970, -1 if the ledger has none. `changes` and `size_bytes` (of record values)
+    count the partitions that hold a wanted key group, unwanted neighbours in them included.
+    """
+
+    writer: str
+    checkpoint_id: int
+    position: int
+    timestamp_ms: int
+    changes: int
+    size_bytes: int
+    place: Place
+
+
+class CommitSpan(NamedTuple):
+    """The offsets, half-open, between which one partition has the changes of one commit; `commit` is its number in the
+    plan. Offsets in between may be void.
+    """
+
+    first_offset: int
+    end_offset: int
+    commit: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to read to have the state at `position`, or the changes from `start_position` up to it.
+
+    `start_position` is None for a state. `manifest` is None if a whole state comes from the log. `state` is the ledger
+    folded to the position, and `last` the record below it: who reads on compares it. `key_groups` None means all of
+    them; `partitions` are those that hold a wanted one. `runs` are oldest first. Of changes, `commits` are in ledger
+    order, `spans` by partition in offset order, and values come in the value schema `value_schema_id`. `is_alone`: of
+    the snapshot alone, without Kafka.
+    """
+
+    identity: LogIdentity
+    state: LedgerState
+    key_groups: frozenset[int] | None
+    partitions: tuple[int, ...]
+    replay: ReplayPlan
+    manifest: Manifest | None = None
+    runs: tuple[RunPart, ...] = ()
+    last: LastRecord | None = None
+    start_position: int | None = None
+    commits: tuple[CommitFacts, ...] = ()
+    spans: Mapping[int, tuple[CommitSpan, ...]] = field(default_factory=dict)
+    value_schema_id: int | None = None
+    is_alone: bool = False
+
+    @property
+    def position(self) -> int:
+        """The ledger position of the state that comes out, or up to which changes do."""
+        return self.state.position
+
+    @property
+    def place(self) -> Place:
+        """The position, and the ledger record below it."""
+        return Place(self.position, self.last)
+
+    @property
+    def manifest_number(self) -> int:
+        """The number of the snapshot's manifest; 0 without one."""
+        return self.manifest.number if self.manifest else 0
+
+    @property
+    def base_position(self) -> int:
+        """The ledger position of the snapshot; 0 without one."""
+        return self.manifest.position if self.manifest else 0
+
+    @property
+    def is_of_changes(self) -> bool:
+        """Whether changes come out, and no state."""
+        return self.start_position is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not self.runs and not self.replay.listed
+
+    def commit_at(self, partition: int, offset: int) -> int:
+        """The number of the commit whose chunk lies at an offset that a plan of changes lists."""
+        spans = self.spans[partition]
+        return spans[bisect_right(spans, offset, key=_first_offset) - 1].commit
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """The first offset that is read of every partition that is read at all."""
+        return {partition: ranges[0][0] for partition, ranges in self.replay.ranges.items() if ranges}
+
+    @property
+    def run_rows(self) -> int:
+        """Rows to read from runs."""
+        return sum(part.rows for part in self.runs)
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes to read from runs."""
+        return sum(part.size_bytes for part in self.runs)
+
+    @property
+    def changes(self) -> int:
+        """Rows of runs and changes of the tail together."""
+        return self.run_rows + self.replay.changes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of runs and of the tail's record values together."""
+        return self.run_bytes + self.replay.size_bytes
+
+
+def _first_offset(span: CommitSpan) -> int:
+    return span.first_offset
+
+
+def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:
+    """The key groups that a caller asks for; None for all. Raises KeyGroupMismatch for one that the log lacks."""
+    if key_groups is None:
+        return None
+    wanted = frozenset(key_groups)
+    strange = sorted(group for group in wanted if not 0 <= group < descriptor.key_groups)
+    if strange:
+        raise KeyGroupMismatch(
+            "the log lacks a key group",
+            key_group=strange[0],
+            key_groups=descriptor.key_groups,
+            hint="Key groups are numbered from 0",
+        )
+    return wanted
+
+
+def make_plan(
+    descriptor: Descriptor,
+    manifest: Manifest | None,
+    folded: LedgerBase,
+    commits: Iterable[CommitBody],
+    key_groups: frozenset[int] | None,
+) -> Plan:
+    """The plan for the state at the place that the ledger was `folded` to.
+
+    `commits` are the valid ones since the manifest, in ledger order.
+    """
+    partitions = partitions_of(key_groups, descriptor)
+    return Plan(
+        identity=descriptor.identity,
+        manifest=manifest,
+        state=folded.state,
+        key_groups=key_groups,
+        partitions=partitions,
+        runs=_run_parts(manifest.runs if manifest else (), key_groups),
+        replay=plan_replay(commits, partitions, folded.state.accepted),
+        last=folded.place.last,
+    )
+
+
+def commit_facts(commit: ValidCommit, partitions: Collection[int]) -> CommitFacts:
+    """What is known about a commit; `partitions` are those that count. Raises CorruptLedger."""
+    entries = list(commit.entries(partitions))
+    return CommitFacts(
+        writer=commit.writer,
+        checkpoint_id=commit.checkpoint_id,
+        position=commit.position,
+        timestamp_ms=commit.timestamp_ms,
+        changes=sum(entry.changes for entry in entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
+        place=commit.place,
+    )
+
+
+def make_change_plan(
+    descriptor: Descriptor,
+    commits: Sequence[ValidCommit],
+    folded: LedgerBase,
+    *,
+    start_position: int,
+    value_schema_id: int,
+    key_groups: frozenset[int] | None = None,
+    accepted: tuple[LossRange, ...] = (),
+) -> Plan:
+    """The plan for the changes of `commits`: all valid ones from the start up to where the ledger was `folded`, in
+    ledger order. `accepted` are the ranges that a person has given up by now, also those accepted behind that.
+    """
+    partitions = partitions_of(key_groups, descriptor)
+    return Plan(
+        identity=descriptor.identity,
+        start_position=start_position,
+        state=replace(folded.state, accepted=accepted),
+        last=folded.place.last,
+        key_groups=key_groups,
+        partitions=partitions,
+        value_schema_id=value_schema_id,
+        commits=tuple(commit_facts(one, frozenset(partitions)) for one in commits),
+        spans=_spans(commits, partitions),
+        replay=plan_replay((one.body for one in commits), partitions, accepted),
+    )
+
+
+def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> Plan:
+    """The plan for some of its key groups, to be carried out elsewhere: without what only planning needs, which is the
+    manifest and the folded ledger.
+    """
+    partitions = partitions_of(key_groups, descriptor)
+    replay = plan.replay
+    return replace(
+        plan,
+        manifest=None,
+        state=LedgerState(position=plan.position),
+        key_groups=key_groups,
+        partitions=partitions,
+        runs=_run_parts([part.run for part in plan.runs], key_groups),
+        replay=ReplayPlan(
+            ranges={partition: replay.ranges[partition] for partition in partitions if partition in replay.ranges},
+            listed={partition: replay.listed[partition] for partition in partitions if partition in replay.listed},
+            accepted=replay.accepted,
+        ),
+        last=None,
+    )
+
+
+def partitions_of(key_groups: Collection[int] | None, descriptor: Descriptor) -> tuple[int, ...]:
+    """The partitions that hold one of the key groups; None means all."""
+    if key_groups is None:
+        return tuple(range(descriptor.partitions))
+    return tuple(sorted({partition_of(g, descriptor.partitions, descriptor.key_groups) for g in key_groups}))
+
+
+def _run_parts(runs: Sequence[RunRef], key_groups: frozenset[int] | None) -> tuple[RunPart, ...]:
+    parts = (RunPart(run, _row_groups(run, key_groups)) for run in runs)
+    return tuple(part for part in parts if part.row_groups)
+
+
+def _row_groups(run: RunRef, key_groups: frozenset[int] | None) -> tuple[int, ...]:
+    if key_groups is None:
+        return tuple(range(len(run.index.row_groups)))
+    return tuple(row_groups_for(run.index, sorted(key_groups)))
+
+
+def _spans(commits: Iterable[ValidCommit], partitions: Iterable[int]) -> dict[int, tuple[CommitSpan, ...]]:
+    found: dict[int, list[CommitSpan]] = {partition: [] for partition in partitions}
+    for number, commit in enumerate(commits):
+        mine: dict[int, CommitSpan] = {}
+        for entry in commit.entries(found):
+            first, end, _, size_bytes = mine.get(entry.partition, (entry.first_offset, entry.end_offset, number, 0))
+            mine[entry.partition] = CommitSpan(
+                min(first, entry.first_offset), max(end, entry.end_offset), number, size_bytes + entry.size_bytes
+            )
+        for partition, span in mine.items():
+            found[partition].append(span)
+    return {partition: tuple(spans) for partition, spans in found.items() if spans}
