@@ -1,13 +1,13 @@
 """The checks of a plan: the snapshot is there and the log reaches back, and the anchors hold.
 
 The first two are made again once the lease is written: what they find then stays as long as the lease does. The others
-are made once, because what is read is verified record by record anyway.
+are made once, because what is read is verified record by record anyway. `SnapshotFailed` is what reading finds later.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from statelog.errors import BeyondEnd, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, CorruptRun, NotFound, OffsetGone
 from statelog.reading.plan import Plan
 from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
@@ -15,7 +15,19 @@ from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.anchors import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
-__all__ = ["LogOffsets", "check_held", "check_manifest", "check_plan", "check_reach", "log_offsets"]
+__all__ = ["LogOffsets", "SnapshotFailed", "check_held", "check_manifest", "check_plan", "check_reach", "log_offsets"]
+
+
+class SnapshotFailed(Exception):
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
+
+    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
+    """
+
+    def __init__(self, error: CorruptRun | NotFound) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.is_copy = False
 
 
 class LogOffsets(NamedTuple):

@@ -2,12 +2,12 @@
 
 from statelog.reading.at import At, AtCheckpoint, AtPosition, AtTime, Bound
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan, RunPart
+from statelog.reading.plan_changes import plan_changes
 from statelog.reading.splitting import split_changes
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.history.newest_changes import newest_changes
-from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.recovery.host import Host, Start
 from statelog.recovery.planned_recovery import Recovery

@@ -13,7 +13,7 @@ import pyarrow as pa
 from statelog.closing import Closing
 from statelog.errors import Misuse
 from statelog.reading.plan import Plan
-from statelog.recovery.planning.held_plan import HeldPlan
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.streaming.read_ahead import ReadAhead
 from statelog.recovery.streaming.stream import Stream

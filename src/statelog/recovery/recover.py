@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 from statelog.errors import Misuse, NotFound
 from statelog.reading.at import At, AtPosition
+from statelog.reading.planner import Planner
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.recovery.targets.monitor import OnProgress

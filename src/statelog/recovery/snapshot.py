@@ -15,10 +15,10 @@ from dataclasses import replace
 from statelog.errors import NotFound
 from statelog.reading.at import AtPosition
 from statelog.reading.plan import Plan, make_plan
+from statelog.reading.planner import Planner
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets.monitor import OnProgress
 from statelog.storage.log.files import descriptor_or_none

@@ -8,11 +8,11 @@ import pytest
 
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
+from statelog.reading.planner import Planner
+from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.cache.shared import CacheSettings
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import Host
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming import read_ahead

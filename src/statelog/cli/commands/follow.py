@@ -23,8 +23,8 @@ from statelog.cli.which_state import (
     rows_of,
 )
 from statelog.materializer import Control, install_signal_handlers
+from statelog.reading.reach import Reach
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
-from statelog.recovery.history.reach import Reach
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage.ledger_client import ValidCommit

@@ -22,9 +22,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from statelog.reading.plan import Plan, RunPart
+from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
 from statelog.recovery.host import GRACE_S, Host, begin
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
 from statelog.recovery.reading.progress import Phase

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from statelog.errors import Corrupt, CorruptRun, IncompatibleSchema, NotFound, StoreUnavailable, UnknownFormat
 from statelog.reading.plan import Plan, RunPart
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.reading.newest import select_key_groups
 from statelog.recovery.reading.prefetch import Piece
 from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow

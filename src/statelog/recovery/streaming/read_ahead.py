@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.reading.plan import Plan
+from statelog.reading.preflight import SnapshotFailed
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import GRACE_S, begin
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.retry import RetryWindow

@@ -1,12 +1,12 @@
 """How a target is filled, step by step.
 
-    1  claim   the plan gets its lease and is checked with that in place   planning/held_plan.py
+    1  claim   the plan gets its lease and is checked with that in place   held_plan.py
     2  read    runs and tail at the same time, every byte verified         reading/plan_reader.py
     3  fold    the newest change of each key                               reading/newest.py
     4  load    the target takes it, slice by slice or in order             targets/
     5  leave   the lease is removed, whatever happened
 
-Before, when `recover` was called: the target position, the fold of the ledger, the plan (planning/planner.py). A
+Before, when `recover` was called: the target position, the fold of the ledger, the plan (`reading.planner`). A
 stream takes the same steps in a thread of its own (streaming/read_ahead.py).
 
 Invariants:
@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from statelog.errors import OffsetGone
 from statelog.reading.plan import Plan
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.reading.preflight import SnapshotFailed
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.targets.monitor import Monitor

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from statelog.errors import Misuse
 from statelog.reading.plan import Plan
-from statelog.recovery.planning.held_plan import HeldPlan
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase, Progress, ProgressTracker
 from statelog.recovery.targets.statistics import RecoveryStatistics

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan
+from statelog.reading.plan_changes import plan_changes
 from statelog.reading.splitting import LEAST_BYTES, split_changes
-from statelog.recovery.history.plan_changes import plan_changes
 from statelog.recovery.history.read_changes import read_changes
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import change_batches, change_columns, check_columns, chosen, spark_arrow_schema

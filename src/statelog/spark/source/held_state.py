@@ -15,9 +15,9 @@ from threading import Event, Thread
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.errors import Misuse, StatelogError
+from statelog.reading.planner import Planner
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.host import Host
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.planner import Planner
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import open_log
 from statelog.spark.options.address import address_options

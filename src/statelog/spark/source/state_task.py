@@ -14,7 +14,7 @@ import pyarrow as pa
 from statelog.errors import OffsetGone
 from statelog.reading.at import AtPosition
 from statelog.reading.plan import Plan
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.recover import recover

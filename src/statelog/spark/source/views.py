@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.errors import NotFound
 from statelog.reading.commits import Commits
 from statelog.reading.plan import CommitFacts, commit_facts
-from statelog.recovery.history.reach import Reach
+from statelog.reading.reach import Reach
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.subscription import newest_files
 from statelog.storage.held_subscription import list_subscriptions

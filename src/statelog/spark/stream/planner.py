@@ -17,8 +17,8 @@ from statelog.closing import Closing
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.at import AtPosition, AtTime
 from statelog.reading.plan import Plan
-from statelog.recovery.history.plan_changes import plan_changes
-from statelog.recovery.history.reach import Reach
+from statelog.reading.plan_changes import plan_changes
+from statelog.reading.reach import Reach
 from statelog.recovery.reading.sources import newer_values
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
+from statelog.reading.preflight import SnapshotFailed
 from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule

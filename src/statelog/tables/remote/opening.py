@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from statelog.errors import OffsetGone
 from statelog.producer import Writer
+from statelog.reading.planner import Planner
 from statelog.recovery import Host, Plan, RecoverySettings
-from statelog.recovery.planning.held_plan import HeldPlan
-from statelog.recovery.planning.planner import Planner
+from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.manifest import Manifest

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from statelog.errors import CorruptRun, NotFound
+from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery import Host, RunOpener
 from statelog.recovery.host import begin
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.run_ref import RunRef

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
-from statelog.reading.preflight import check_held, check_plan
+from statelog.reading.planner import Planner
+from statelog.reading.preflight import SnapshotFailed, check_held, check_plan
 from statelog.recovery.host import Host
-from statelog.recovery.planning.planner import Planner
-from statelog.recovery.planning.snapshot_failed import SnapshotFailed
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log

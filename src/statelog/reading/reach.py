@@ -12,7 +12,7 @@ from statelog.errors import Misuse, NotFound
 from statelog.reading.at import AtCheckpoint, AtPosition, AtTime, Bound
 from statelog.reading.commits import Folded
 from statelog.reading.plan import partitions_of
-from statelog.recovery.planning.planner import Planner
+from statelog.reading.planner import Planner
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record

@@ -11,7 +11,7 @@ from statelog.reading.commits import Commits
 from statelog.reading.hold import planned_anew
 from statelog.reading.plan import Plan, make_change_plan, wanted_key_groups
 from statelog.reading.preflight import check_reach, log_offsets
-from statelog.recovery.history.reach import Reach
+from statelog.reading.reach import Reach
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.topics.rights import READING
 from statelog.storage.ledger_client import LedgerBase
