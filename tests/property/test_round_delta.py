@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from statelog.materializer.engine.delta import delta_tables
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
+from statelog.reading.converter import Converter
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted
-from statelog.schemas.values.schema import OPAQUE
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 
 KEYS = st.binary(max_size=3)
@@ -34,7 +34,7 @@ def test_the_delta_is_the_last_change_of_every_key_in_order(
     bodies = [found.commit.read_body() for found in log.ledger.client().read_end()]
     plan = plan_replay(bodies, range(twin.partitions))
     with TemporaryDirectory() as scratch:
-        tables = list(delta_tables(log, plan, OPAQUE, Path(scratch), drop_deletes=False, fold_bytes=fold_bytes))
+        tables = list(delta_tables(log, plan, Converter(log), Path(scratch), drop_deletes=False, fold_bytes=fold_bytes))
         assert list(Path(scratch).iterdir()) == []
     if not tables:
         assert last == {}

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -15,10 +16,10 @@ import pyarrow as pa
 
 from statelog.materializer.engine.delta import fold
 from statelog.producer.writer import Writer
+from statelog.reading.converter import Converter
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.values.schema import OPAQUE
-from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk
 from tests.support.rigs.history import HistoryRig, history_rig
 
@@ -83,8 +84,9 @@ def fold_memory(mib: str, fold_mib: str) -> None:
 
 def _fold(mib: int, fold_mib: int) -> int:
     with tempfile.TemporaryDirectory() as scratch:
-        # All values have the newest schema, so the log is never asked.
-        tables = fold(cast("Log", None), _chunks(mib), OPAQUE, Path(scratch), fold_mib << 20)
+        # All values have the newest schema, so there is nothing to convert.
+        as_they_are = cast("Converter", SimpleNamespace(batch=lambda changes, _: changes))
+        tables = fold(_chunks(mib), as_they_are, Path(scratch), fold_mib << 20)
         return sum(table.num_rows for table in tables)
 
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from statelog.materializer.engine.segments import Segments
+from statelog.reading.converter import Converter
 from statelog.schemas.changes.changes import live, newest_sorted
 from statelog.schemas.changes.replay_plan import ReplayPlan
-from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.local.disk import DiskHook, no_faults
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk, replay
 
-__all__ = ["FOLD_BYTES", "delta_tables", "fold", "to_schema"]
+__all__ = ["FOLD_BYTES", "delta_tables", "fold"]
 
 FOLD_BYTES = 64 << 20
 
@@ -32,14 +32,14 @@ FOLD_BYTES = 64 << 20
 def delta_tables(
     log: Log,
     plan: ReplayPlan,
-    schema: ValueSchema,
+    converter: Converter,
     scratch: Path,
     *,
     drop_deletes: bool,
     fold_bytes: int = FOLD_BYTES,
     disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
-    """Sorted tables with the last change of every key of the plan, values in `schema`.
+    """Sorted tables with the last change of every key of the plan, values in the converter's schema.
 
     `drop_deletes` leaves deletes out: only right where no older run exists. Raises as `storage.replay.replay` does.
     """
@@ -47,21 +47,10 @@ def delta_tables(
     try:
         for partition in sorted(plan.listed):
             chunks = _replay_partition(log, reader, plan, partition)
-            for table in fold(log, chunks, schema, scratch, fold_bytes, disk):
+            for table in fold(chunks, converter, scratch, fold_bytes, disk):
                 yield live(table) if drop_deletes else table
     finally:
         reader.close()
-
-
-def to_schema(log: Log, table: pa.Table, written_with: int, schema: ValueSchema) -> pa.Table:
-    """The changes with their values converted from the value schema of id `written_with`. Raises IncompatibleSchema."""
-    if written_with == schema.id:
-        return table
-    writer = log.value_schemas.get(written_with)
-    values = pa.chunked_array(
-        [convert(chunk, writer, schema) for chunk in table.column("value").chunks], type=schema.arrow_type
-    )
-    return table.set_column(table.schema.get_field_index("value"), "value", values)
 
 
 def _replay_partition(log: Log, reader: Reader, plan: ReplayPlan, partition: int) -> Iterator[CommittedChunk]:
@@ -74,9 +63,8 @@ def _replay_partition(log: Log, reader: Reader, plan: ReplayPlan, partition: int
 
 
 def fold(
-    log: Log,
     chunks: Iterable[CommittedChunk],
-    schema: ValueSchema,
+    converter: Converter,
     scratch: Path,
     fold_bytes: int,
     disk: DiskHook = no_faults,
@@ -89,7 +77,7 @@ def fold(
     size_bytes = 0
     with Segments(scratch, fold_bytes, disk) as segments:
         for chunk in chunks:
-            table = to_schema(log, pa.Table.from_batches([chunk.changes]), chunk.value_schema_id, schema)
+            table = pa.Table.from_batches([converter.batch(chunk.changes, chunk.value_schema_id)])
             waiting.append(table)
             size_bytes += max(chunk.size_bytes, table.nbytes)
             if size_bytes >= fold_bytes:

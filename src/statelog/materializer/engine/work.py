@@ -23,12 +23,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
-from statelog.materializer.engine.delta import delta_tables, to_schema
+from statelog.materializer.engine.delta import delta_tables
 from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
+from statelog.reading.converter import Converter
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
-from statelog.schemas.values.schema import ValueSchema
 from statelog.seams import REAL
 from statelog.storage.local.disk import DiskHook, local_disk, no_faults
 from statelog.storage.local.own_directory import OwnDirectory, make_own
@@ -67,8 +67,8 @@ def write_runs(task: Task, place: Workplace) -> list[LocalRunRef]:
     `go_on` raises.
     """
     output = task.output
-    schema = place.log.value_schemas.get(output.value_schema_id)
-    with closing(_tables(task, schema, place)) as tables:
+    converter = Converter(place.log, output.value_schema_id)
+    with closing(_tables(task, converter, place)) as tables:
         pieces = write_pieces(_going_on(tables, place), lambda: _writer(output, place), output.cuts, output.key_groups)
     return [_referred(piece, output) for piece in pieces]
 
@@ -87,37 +87,37 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, schema: ValueSchema, place: Workplace) -> Generator[pa.Table]:
+def _tables(task: Task, converter: Converter, place: Workplace) -> Generator[pa.Table]:
     match task:
         case FoldTask():
             yield from delta_tables(
                 place.log,
                 task.replay,
-                schema,
+                converter,
                 place.scratch,
                 drop_deletes=task.output.drop_deletes,
                 disk=place.disk,
             )
         case MergeTask():
-            yield from _merged(task, schema, place)
+            yield from _merged(task, converter, place)
 
 
-def _merged(task: MergeTask, schema: ValueSchema, place: Workplace) -> Iterator[pa.Table]:
+def _merged(task: MergeTask, converter: Converter, place: Workplace) -> Iterator[pa.Table]:
     with ExitStack() as opened:
         streams = [
-            opened.enter_context(closing(_lane(lane, task.output.key_groups, schema, place)))
+            opened.enter_context(closing(_lane(lane, task.output.key_groups, converter, place)))
             for lane in lanes(task.runs)
         ]
         yield from merge_streams(streams, drop_deletes=task.output.drop_deletes)
 
 
-def _lane(lane: Iterable[RunRef], key_groups: range, schema: ValueSchema, place: Workplace) -> Generator[pa.Table]:
+def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, place: Workplace) -> Generator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read."""
     for run in lane:
         is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
         with place.open_run(run) as reader:
             for table in reader.tables(None if is_whole else key_groups):
-                yield to_schema(place.log, table, run.value_schema_id, schema)
+                yield converter.table(table, run.value_schema_id)
 
 
 def _going_on(tables: Iterable[pa.Table], place: Workplace) -> Iterator[pa.Table]:

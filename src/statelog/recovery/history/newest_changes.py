@@ -10,11 +10,11 @@ from itertools import count
 
 import pyarrow as pa
 
+from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
 from statelog.reading.plan import Plan
 from statelog.recovery.history.read_changes import check_identity, planned_chunks
 from statelog.recovery.host import Host
-from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.storage.log.log import Log
@@ -52,7 +52,7 @@ def newest_changes(
 
 
 def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, host: Host) -> None:
-    converter = Converter(log, settings, plan.value_schema_id)
+    converter = Converter(log, plan.value_schema_id)
     terms = Terms(settings.holder, settings.lease_ttl_s)
     with (
         Hold.on(log, plan, terms, seams=host) as hold,

@@ -11,10 +11,11 @@ from contextlib import closing
 import pyarrow as pa
 
 from statelog.errors import IdentityChanged
+from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan
 from statelog.recovery.history.change_batches import ChangeBatches
 from statelog.recovery.host import Host
-from statelog.recovery.reading.sources import Converter, ReadCount, committed_chunks
+from statelog.recovery.reading.sources import ReadCount, committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk
@@ -39,7 +40,7 @@ def read_changes(
     check_identity(log, plan)
     if plan.is_empty:
         return
-    converter = Converter(log, chosen, plan.value_schema_id, drops_fields=False)
+    converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
     with closing(planned_chunks(log, plan, converter, chosen, host or Host())) as chunks:
         for chunk in chunks:

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
@@ -29,7 +30,7 @@ from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.run_handles import RunHandles
-from statelog.recovery.reading.sources import Converter, ReadCount, run_pieces, run_tables, tail_changes
+from statelog.recovery.reading.sources import ReadCount, run_pieces, run_tables, tail_changes
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.schemas.keys.key_groups import partition_starts
@@ -79,7 +80,7 @@ class PlanReader:
         self.loaded = 0.0
         self._settings = settings
         self._beat = beat
-        self._converter = converter or Converter(log, settings)
+        self._converter = converter or Converter(log, settings.value_schema_id)
         self._opener = opener or DirectOpener(log.store)
         self._stop = Event()
         self._allowance = Allowance(_AHEAD, _AHEAD_BYTES)

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
 from statelog.reading.commits import Commits
+from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
 from statelog.recovery.host import Host
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.retry import RetryWindow
-from statelog.recovery.reading.sources import Converter
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
@@ -58,7 +58,7 @@ class CommitFeed:
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self._position = plan.position
         self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
-        self._converter = Converter(log, settings)
+        self._converter = Converter(log, settings.value_schema_id)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self._ledger = Commits(log, plan, clock=self._clock)
         self.is_answered = True
@@ -155,7 +155,7 @@ class CommitFeed:
                 tail.close()
                 raise
             tail.close()
-            self._converter = Converter(self._log, self._settings, converter.newest_id)
+            self._converter = Converter(self._log, converter.newest_id)
 
     def _has_newer(self, converter: Converter) -> bool:
         return self._settings.value_schema_id is None and converter.newest_id > converter.target.id

@@ -16,10 +16,10 @@ from dataclasses import replace
 from statelog.closing import Closing
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.at import AtPosition, AtTime
+from statelog.reading.converter import newer_values
 from statelog.reading.plan import Plan
 from statelog.reading.plan_changes import plan_changes
 from statelog.reading.reach import Reach
-from statelog.recovery.reading.sources import newer_values
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from statelog.errors import OffsetGone
 from statelog.producer import Writer
+from statelog.reading.converter import Converter
 from statelog.reading.planner import Planner
 from statelog.recovery import Host, Plan, RecoverySettings
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
-from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log
 from statelog.tables.changes.keys import KeyRule
@@ -103,7 +103,7 @@ class RemoteOpening:
         reading = Reading(
             log=self.log,
             opener=self.recovery.cache.opener(self.log),
-            converter=Converter(self.log, self.recovery),
+            converter=Converter(self.log, self.recovery.value_schema_id),
             cache=RowGroupCache(self.settings.remote_cache_bytes),
             cache_bytes=self.settings.remote_cache_bytes,
             settings=self.recovery,

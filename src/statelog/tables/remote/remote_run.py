@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from statelog.errors import CorruptRun, NotFound
+from statelog.reading.converter import Converter
 from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery import Host, RunOpener
 from statelog.recovery.host import begin
 from statelog.recovery.reading.run_handles import RunHandles
-from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.runs.read import KeyBounds
 from statelog.tables.remote.row_group import RowGroup, SortableKey

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from statelog.reading.converter import Converter
 from statelog.reading.plan import make_plan
 from statelog.recovery import Host, RecoverySettings, RunOpener
 from statelog.recovery.host import begin
 from statelog.recovery.reading.plan_reader import PlanReader
-from statelog.recovery.reading.sources import Converter
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log
 from statelog.storage.runs.merge import merge_streams
