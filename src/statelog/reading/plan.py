@@ -112,7 +112,7 @@ class Plan:
     last: LastRecord | None = None
     start_position: int | None = None
     commits: tuple[CommitFacts, ...] = ()
-    spans: Mapping[int, tuple[CommitSpan, ...]] = field(default_factory=dict)
+    spans: Mapping[int, tuple[CommitSpan, ...]] = field(default_factory=dict[int, tuple[CommitSpan, ...]])
     value_schema_id: int | None = None
     is_alone: bool = False
 

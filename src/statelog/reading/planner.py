@@ -221,7 +221,7 @@ class Planner:
             commits, folded = ledger.read_to(target), ledger.folded
             ledger.pass_to(end)
             ledger.check(seen)
-        bodies = (valid.body for valid in commits)
+        bodies = (valid.commit.read_body() for valid in commits)  # Decoded one by one: there may be many.
         return make_plan(self.log.descriptor, base, folded, bodies, self.key_groups)
 
     # ---- what cannot be

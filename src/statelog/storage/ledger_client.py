@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -84,16 +83,17 @@ class LedgerBase(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidCommit:
-    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
-    ledger has none), and the place right behind it, which is the first state that has its changes.
-    """
-
+class _Valid(NamedTuple):
     writer: str
     commit: Commit
     timestamp_ms: int
     place: Place
+
+
+class ValidCommit(_Valid):
+    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
+    ledger has none), and the place right behind it, which is the first state that has its changes.
+    """
 
     @property
     def offset(self) -> int:
@@ -261,9 +261,7 @@ class LedgerClient:
             for record, void, found, writer in self._follow(end_position, lambda: taken[0] >= most_bytes):
                 if void is None and isinstance(record, Commit):
                     place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
-                    self._valid.append(
-                        ValidCommit(writer=writer, commit=record, timestamp_ms=found.timestamp_ms, place=place)
-                    )
+                    self._valid.append(ValidCommit(writer, record, found.timestamp_ms, place))
                     taken[0] += len(record.body)
         valid, self._valid = self._valid, []
         return valid
