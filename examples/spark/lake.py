@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
 
 from examples.spark.place import Example, Place, main
-from statelog.spark import Exported, export
+from statelog.lake import Exported, export
 
 __all__ = ["EXAMPLE", "keep_table"]
 

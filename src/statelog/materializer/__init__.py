@@ -7,7 +7,7 @@ from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, Re
 from statelog.materializer.daemon.schedule import RoundCause
 from statelog.materializer.daemon.statistics import MaterializerStatistics
 from statelog.materializer.daemon.tail import Tail, tail_now
-from statelog.materializer.engine.engine import Engine, EngineMaker, LocalEngine, RoundWork, Written
+from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
 from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
 from statelog.materializer.round.cleanup import claim_root
 from statelog.materializer.round.outcome import (
@@ -33,7 +33,6 @@ __all__ = [
     "Event",
     "EventKind",
     "FoldTask",
-    "LocalEngine",
     "LostRound",
     "Materializer",
     "MaterializerSettings",

@@ -9,17 +9,14 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from statelog.spark.engine.materialize import materialize, spark_engine
     from statelog.spark.key_groups import key_group_column, repartition_by_key_group
-    from statelog.spark.lake.export import Exported, export
     from statelog.spark.registering import register
     from statelog.spark.reported import error_of
     from statelog.spark.sink.upsert import Upsert, upsert
     from statelog.spark.source.held_state import state
 
 __all__ = [
-    "Exported",
     "Upsert",
     "error_of",
-    "export",
     "key_group_column",
     "materialize",
     "register",
@@ -32,7 +29,6 @@ __all__ = [
 _HOMES = {
     "statelog.spark.engine.materialize": ("materialize", "spark_engine"),
     "statelog.spark.key_groups": ("key_group_column", "repartition_by_key_group"),
-    "statelog.spark.lake.export": ("Exported", "export"),
     "statelog.spark.registering": ("register",),
     "statelog.spark.reported": ("error_of",),
     "statelog.spark.sink.upsert": ("Upsert", "upsert"),

@@ -1,15 +1,12 @@
-"""Columns: maps rows of a DataFrame to changes of a log, and state to rows. Pure.
+"""Columns of a DataFrame: those of a state (`schemas.values.columns`) and of changes, in Spark's types. Pure.
 
 A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
-A read has `key`, the value, and `key_group` if asked for. An opaque value is one binary column `value`; a typed one is
-its fields as columns, or one struct column `value` where a field has a name of statelog's.
 
 Invariant: a batch that is read has exactly the Arrow schema that Spark computes from the columns, because Spark
 compares the first batch of a task and trusts the rest.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -17,31 +14,23 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.values.schema import ValueSchema, columns_of
+from statelog.schemas.values.columns import BATCH_ROWS, state_schema, table_type
+from statelog.schemas.values.schema import ValueSchema
 
 __all__ = [
-    "STATE_NAMES",
     "change_batches",
     "change_columns",
     "check_columns",
     "chosen",
     "newest_with",
     "spark_arrow_schema",
-    "state_batches",
     "state_columns",
 ]
-
-STATE_NAMES = ("key", "key_group", "op")
-"""Columns whose names belong to statelog."""
-_BATCH_ROWS = 65_536
 
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
     """The columns of a state, all nullable."""
-    fields = [pa.field("key", descriptor.key_type.arrow_type), *_value_fields(value)]
-    if include_key_group:
-        fields.append(pa.field("key_group", pa.int32()))
-    return from_arrow_schema(pa.schema(fields))
+    return from_arrow_schema(state_schema(descriptor, value, include_key_group=include_key_group))
 
 
 def spark_arrow_schema(columns: StructType) -> pa.Schema:
@@ -79,18 +68,6 @@ def _same(one: StructType, other: StructType) -> bool:
     return spark_arrow_schema(one).equals(spark_arrow_schema(other))
 
 
-def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
-    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        value = batch.column("value")
-        given = {"key": batch.column("key"), "key_group": batch.column("key_group"), "value": value}
-        if "value" not in wanted.names and pa.types.is_struct(value.type):
-            fields = columns_of(value)
-            given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
-        arrays = [given[field.name].cast(field.type) for field in wanted]
-        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
 def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
     """The columns of committed changes: the value in one, because a delete has none."""
     return from_arrow_schema(
@@ -98,7 +75,7 @@ def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
             [
                 ("key", descriptor.key_type.arrow_type),
                 ("op", pa.string()),
-                ("value", _readable(value.arrow_type)),
+                ("value", table_type(value.arrow_type)),
                 ("key_group", pa.int32()),
                 ("writer", pa.string()),
                 ("checkpoint", pa.int64()),
@@ -116,8 +93,8 @@ def change_batches(changes: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.Re
         column = changes.column(field.name)
         arrays.append(pa.array(["put", "delete"]).take(column) if field.name == "op" else column.cast(field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
-    for start in range(0, batch.num_rows, _BATCH_ROWS):
-        yield batch.slice(start, _BATCH_ROWS)
+    for start in range(0, batch.num_rows, BATCH_ROWS):
+        yield batch.slice(start, BATCH_ROWS)
 
 
 def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
@@ -129,29 +106,3 @@ def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
         known = ", ".join(columns.fieldNames())
         raise ConfigError(f"the state has no column {', '.join(unknown)}", hint=f"It has {known}")
     return StructType([field for field in columns.fields if field.name in names])
-
-
-def _value_fields(value: ValueSchema) -> list[pa.Field]:
-    fields = _fields_of(value)
-    if value.is_opaque or {name for name, _ in fields} & {*STATE_NAMES, "value"}:
-        return [pa.field("value", _readable(value.arrow_type))]
-    return [pa.field(name, _readable(kind)) for name, kind in fields]
-
-
-def _readable(kind: pa.DataType) -> pa.DataType:
-    """The type as Spark can read it: it takes times of day in microseconds only."""
-    if str(kind).startswith("time32"):
-        return pa.time64("us")
-    if isinstance(kind, pa.StructType):
-        return pa.struct([field.with_type(_readable(field.type)) for field in kind])
-    if isinstance(kind, pa.MapType):
-        return pa.map_(kind.key_type, kind.item_field.with_type(_readable(kind.item_type)))
-    if isinstance(kind, pa.ListType):
-        return pa.list_(kind.value_field.with_type(_readable(kind.value_type)))
-    return kind
-
-
-def _fields_of(value: ValueSchema) -> list[tuple[str, pa.DataType]]:
-    if value.is_opaque:
-        return []
-    return [(field.name, field.type) for field in cast("pa.StructType", value.arrow_type)]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import statelog
 from statelog.errors import Damaged, Fenced
+from statelog.lake import export
 from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
@@ -24,7 +25,6 @@ from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.keys.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.spark import export
 from statelog.spark.options.stream import StreamOptions, stream_options
 from statelog.spark.stream.offset import StreamOffset
 from statelog.spark.stream.planner import StreamPlanner

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from statelog.errors import ConfigError
+from statelog.schemas.values.columns import state_batches, state_schema
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.spark.columns import (
     change_columns,
     check_columns,
     newest_with,
     spark_arrow_schema,
-    state_batches,
     state_columns,
 )
 from statelog.spark.options.write import write_options
@@ -68,6 +68,35 @@ def test_times_of_day_are_read_in_microseconds() -> None:
         change_columns(log.descriptor, schema)
         options = write_options({**_WHERE, "writerId": "w"}, streaming=False)
         plan_rows(columns, options, log.descriptor, schema)
+
+
+def test_a_states_types_are_those_that_spark_hands_on() -> None:
+    """So a lake, which knows no Spark, has a DataFrame's columns: of each kind, also in lists, maps and records."""
+    stamps = [
+        {"type": "long", "logicalType": f"{zone}timestamp-{unit}"}
+        for zone in ("", "local-")
+        for unit in ("millis", "micros")
+    ]
+    record = {"type": "record", "name": "I", "fields": [{"name": "x", "type": ["null", stamps[0]]}]}
+    kinds = [
+        *("boolean", "int", "long", "float", "double", "string", "bytes"),
+        *stamps,
+        {"type": "int", "logicalType": "date"},
+        {"type": "string", "logicalType": "uuid"},
+        {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 3},
+        {"type": "fixed", "name": "F", "size": 7},
+        {"type": "enum", "name": "E", "symbols": ["A"]},
+        {"type": "array", "items": "F"},
+        {"type": "map", "values": stamps[2]},
+        {"type": "array", "items": {"type": "map", "values": ["null", record]}},
+    ]
+    fields = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(kinds)]
+    schema = parse_value_schema(json.dumps({"type": "record", "name": "R", "fields": fields}), 1)
+    with twin_rig("types").create(key_type="long", value_schema=schema.avsc) as log:
+        plain = state_schema(log.descriptor, schema, include_key_group=True)
+        spark = spark_arrow_schema(state_columns(log.descriptor, schema, include_key_group=True))
+    assert plain.equals(spark)
+    assert [str(field) for field in plain] == [str(field) for field in spark]
 
 
 def test_other_columns_are_refused_with_both_lists() -> None:

@@ -14,10 +14,10 @@ from pyspark.sql.types import DataType, StructField, StructType
 from statelog.errors import InvalidChange
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.values.columns import STATE_NAMES
 from statelog.schemas.values.misfits import Misfit, Reason, misfits
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
-from statelog.spark.columns import STATE_NAMES
 from statelog.spark.rows.names import Names
 
 __all__ = ["advised", "check_types"]

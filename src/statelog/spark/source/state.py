@@ -13,9 +13,10 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError
 from statelog.reading.plan import Plan, part_of
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.values.columns import state_batches
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log
-from statelog.spark.columns import chosen, newest_with, spark_arrow_schema, state_batches, state_columns
+from statelog.spark.columns import chosen, newest_with, spark_arrow_schema, state_columns
 from statelog.spark.options.read import ReadOptions, read_options
 from statelog.spark.reported import reported
 from statelog.spark.source.read_plan import Loaded, hold_plan, plan_read, reading

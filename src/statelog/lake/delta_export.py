@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, NotFound, OffsetGone, StoreUnavailable
+from statelog.lake.delta_table import DELETED, DeltaExport, DeltaPlace, Merged, TableMoved
 from statelog.reading.at import AtPosition
 from statelog.reading.plan import Plan
 from statelog.reading.plan_changes import plan_changes
@@ -29,14 +30,13 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import HashRule
+from statelog.schemas.values.columns import state_batches, state_schema
 from statelog.schemas.values.schema import ValueSchema
-from statelog.spark.columns import spark_arrow_schema, state_batches, state_columns
-from statelog.spark.lake.delta_table import DELETED, DeltaExport, DeltaPlace, Merged, TableMoved
 from statelog.storage.log.log import Log
 
 __all__ = ["Exported", "export"]
 
-_LOG = logging.getLogger("statelog.spark")
+_LOG = logging.getLogger("statelog.lake")
 _ATTEMPTS = 5
 
 
@@ -164,7 +164,7 @@ class _Export:
 
     def _columns(self, value_schema: ValueSchema) -> pa.Schema:
         with_group = self.include_key_group or self._names_key_groups
-        found = spark_arrow_schema(state_columns(self.log.descriptor, value_schema, include_key_group=with_group))
+        found = state_schema(self.log.descriptor, value_schema, include_key_group=with_group)
         for field in found:
             if "time64[" in str(field.type):
                 raise ConfigError(

@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
+from statelog.lake import export
+from statelog.lake.delta_table import DeltaExport
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.keys.key_groups import KeyType
-from statelog.spark.lake.delta_table import DeltaExport
-from statelog.spark.lake.export import export
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 
 _VISITS = """{"type": "record", "name": "Visit", "fields": [

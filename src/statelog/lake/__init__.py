@@ -1,0 +1,5 @@
+"""Lake: a Delta Lake table that is kept equal to a log. Needs deltalake, and no Spark."""
+
+from statelog.lake.delta_export import Exported, export
+
+__all__ = ["Exported", "export"]

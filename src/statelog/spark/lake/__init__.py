@@ -1,3 +1,0 @@
-"""Lake: a Delta Lake table that is kept equal to a log."""
-
-__all__: list[str] = []
