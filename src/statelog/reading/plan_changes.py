@@ -50,8 +50,9 @@ def plan_changes(
     def attempt() -> Plan:
         return _plan(log, Reach(log, wanted, base, seen=seen), start, end, wanted, value_schema_id)
 
-    # If the oldest position is asked for, truncation may go on once it was looked up.
-    return planned_anew(attempt) if start is None else attempt()
+    with log.asking_who_answers():
+        # If the oldest position is asked for, truncation may go on once it was looked up.
+        return planned_anew(attempt) if start is None else attempt()
 
 
 def _plan(

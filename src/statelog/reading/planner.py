@@ -62,15 +62,18 @@ class Planner:
         was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
         BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
         """
-        log = self.log
-        log.verify(READING)
+        self.log.verify(READING)
+        with self.log.asking_who_answers():
+            return self._plan()
+
+    def _plan(self) -> Plan:
         manifests = self.manifests()
         end = self.ledger_end(manifests)
         target = self._take_target(manifests, end)
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
             plan = self._plan_from(base, target, end, self.seen(manifests))
-            check_reach(plan, log_offsets(log, plan), log.name)
+            check_reach(plan, log_offsets(self.log, plan), self.log.name)
         except OffsetGone as error:
             raise self._out_of_reach(error, base, manifests, end) from error
         return plan

@@ -97,7 +97,8 @@ def open_epoch(
             log.ledger.end(at_least=newest.position)  # An older answer is no proof of a loss: it is asked again.
         for _ in range(_ATTEMPTS):
             try:
-                opened = _attempt(log, ledger, newest, writer, taken, next_nonce, seams.clock)
+                with log.asking_who_answers():
+                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce, seams.clock)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue

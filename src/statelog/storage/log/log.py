@@ -9,15 +9,15 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.errors import IdentityChanged, NotFound
+from statelog.errors import DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
@@ -179,6 +179,18 @@ class Log(Closing):
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
         self._verified = None
         self.verify(rights)
+
+    @contextmanager
+    def asking_who_answers(self) -> Generator[None]:
+        """What is found missing inside is told only after the cluster was asked: it may be another one, or the log may
+        have been made anew. Raises IdentityChanged then.
+        """
+        try:
+            yield
+        except (NotFound, DataLoss):
+            with suppress(Unavailable):
+                self._verify_identity()
+            raise
 
     def _verify_lately(self) -> None:
         self._identify(self.look_again_s)
