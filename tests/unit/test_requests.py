@@ -1,0 +1,100 @@
+"""How many requests each way in makes of Kafka and the store, on the twins: none asks again what another has just
+verified. A figure may only fall; whoever raises one says why.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.materializer import run_round
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.storage.store.memory import MemoryStore
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.table import TableRig
+
+_PORTS: dict[type, tuple[str, ...]] = {
+    MemoryKafka: ("cluster_id", "describe_topic", "offsets", "delete_records", "publish_offset", "producer", "reader"),
+    MemoryReader: ("read",),
+    MemoryProducer: ("send",),
+    MemoryStore: (
+        "put_if_absent",
+        "put",
+        "upload",
+        "download",
+        "read",
+        "open",
+        "list",
+        "delete",
+        "check",
+        "now_s",
+    ),
+}
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What was asked of the ports by now, by name."""
+    asked: Counter[str] = Counter()
+    for port, names in _PORTS.items():
+        for name in names:
+            monkeypatch.setattr(port, name, _counted(asked, f"{port.__name__}.{name}", getattr(port, name)))
+    return asked
+
+
+def _counted(asked: Counter[str], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        asked[name] += 1
+        return method(*args, **kwargs)
+
+    return ask
+
+
+def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -> None:
+    """Of a log with a snapshot and a tail. The writer opens right behind the log, the recovery right behind the
+    writer.
+    """
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path), seams=twin.seams)
+    twin.write({b"c": b"3"})
+    requests.clear()
+    with twin.open() as log:
+        assert requests.total() <= 7, requests
+        requests.clear()
+        with Writer(log, "w") as writer:
+            assert requests.total() <= 14, requests
+            requests.clear()
+            writer.put(b"k", b"v")
+            writer.commit()
+            assert requests == {"MemoryProducer.send": 2}
+        requests.clear()
+        with recover(log) as recovery:
+            assert recovery.to_dict() == {b"a": b"1", b"c": b"3", b"k": b"v"}
+        assert requests.total() <= 26, requests
+
+
+def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:
+    """Of a table with a snapshot; a standby that has nothing new to read; its promotion."""
+    tables = TableRig(twin_rig("table"), None)
+    with tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit()
+    tables.roll_up(tmp_path)
+    requests.clear()
+    with tables.open():
+        assert requests.total() <= 46, requests
+    requests.clear()
+    with tables.standby() as standby:
+        assert requests.total() <= 36, requests
+        requests.clear()
+        assert standby.refresh()
+        assert requests.total() <= 2, requests
+        requests.clear()
+        with standby.promote():
+            assert requests.total() <= 14, requests
