@@ -76,7 +76,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
         requests.clear()
         with recover(log) as recovery:
             assert recovery.to_dict() == {b"a": b"1", b"c": b"3", b"k": b"v"}
-        assert requests.total() <= 26, requests
+        assert requests.total() <= 22, requests
 
 
 def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
     tables.roll_up(tmp_path)
     requests.clear()
     with tables.open():
-        assert requests.total() <= 46, requests
+        assert requests.total() <= 42, requests
     requests.clear()
     with tables.standby() as standby:
-        assert requests.total() <= 36, requests
+        assert requests.total() <= 32, requests
         requests.clear()
         assert standby.refresh()
         assert requests.total() <= 2, requests

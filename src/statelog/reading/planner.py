@@ -26,7 +26,7 @@ from statelog.errors import (
 from statelog.reading.at import At, AtCheckpoint, AtPosition
 from statelog.reading.commits import Commits
 from statelog.reading.plan import Plan, make_plan, wanted_key_groups
-from statelog.reading.preflight import check_reach, log_offsets
+from statelog.reading.preflight import LogOffsets, check_reach, log_offsets
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import READING
@@ -54,6 +54,8 @@ class Planner:
         self._is_pinned = False
         self._failed: dict[int, StatelogError] = {}
         self.warnings: list[str] = []
+        self.found: LogOffsets | None = None
+        """Log start and log end, as they were when the newest plan was made of them; None for a snapshot alone."""
 
     def plan(self) -> Plan:
         """The best plan as things are now.
@@ -73,7 +75,8 @@ class Planner:
         base = next((manifest for manifest in manifests if manifest.position <= target), None)
         try:
             plan = self._plan_from(base, target, end, self.seen(manifests))
-            check_reach(plan, log_offsets(self.log, plan), self.log.name)
+            self.found = log_offsets(self.log, plan)
+            check_reach(plan, self.found, self.log.name)
         except OffsetGone as error:
             raise self._out_of_reach(error, base, manifests, end) from error
         return plan

@@ -15,7 +15,16 @@ from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.anchors import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
-__all__ = ["LogOffsets", "SnapshotFailed", "check_held", "check_manifest", "check_plan", "check_reach", "log_offsets"]
+__all__ = [
+    "LogOffsets",
+    "SnapshotFailed",
+    "check_held",
+    "check_manifest",
+    "check_plan",
+    "check_reach",
+    "check_records",
+    "log_offsets",
+]
 
 
 class SnapshotFailed(Exception):
@@ -62,16 +71,21 @@ def check_held(log: Log, plan: Plan) -> LogOffsets | None:
 
 
 def check_plan(log: Log, plan: Plan) -> None:
-    """As `check_held`, and whether the records are still those that the snapshot was built on.
+    """As `check_held`, and as `check_records`. Raises as both."""
+    check_records(log, plan, check_held(log, plan))
 
-    Raises as that, and AnchorMismatch if records were replaced.
+
+def check_records(log: Log, plan: Plan, found: LogOffsets | None) -> None:
+    """Whether the records are still those that the snapshot was built on, in the log that was `found`.
+
+    Raises AnchorMismatch if records were replaced, BeyondEnd, BrokerUnavailable.
     """
-    offsets = check_held(log, plan)
-    if offsets is None:
+    if found is None:
         return
     anchors = plan.manifest.anchors if plan.manifest else ()
-    check_anchors(log, [anchor for anchor in anchors if anchor.topic == "ledger"])
-    there = {partition: OffsetRange(*held) for partition, held in offsets.data.items()}
+    ledger = [anchor for anchor in anchors if anchor.topic == "ledger"]
+    check_anchors(log, ledger, there={0: OffsetRange(*found.ledger)})
+    there = {partition: OffsetRange(*held) for partition, held in found.data.items()}
     check_data_anchors(log, plan.manifest, plan.partitions, plan.state.accepted, there)
 
 

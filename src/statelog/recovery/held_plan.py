@@ -20,7 +20,7 @@ from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.planner import Planner
-from statelog.reading.preflight import SnapshotFailed, check_held, check_plan
+from statelog.reading.preflight import SnapshotFailed, check_held, check_plan, check_records
 from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
@@ -94,7 +94,7 @@ class HeldPlan:
         started_s = self._clock()
         while self._plan is None:
             try:
-                check_plan(self.log, self._make())
+                check_records(self.log, self._make(), self._planner.found)
                 self._is_checked = True
             except OffsetGone as error:
                 self.replan(error)
