@@ -16,12 +16,13 @@ from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import Backend, StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.memory import MemoryBackend
-from statelog.tables.backends.rocksdb import RocksdbBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
+from statelog.tables.state.home import Home
+from statelog.tables.state.memory import DictStore
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.state.store import KeyedStore
 
 GROUPS = 16
 IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
@@ -38,21 +39,21 @@ AVSC = json.dumps(
 TYPED = parse_value_schema(AVSC, 1)
 """Values with a map, which Arrow gives as a list of pairs."""
 
-Make = Callable[[KeyRule, ValueRule], Backend]
+Make = Callable[[KeyRule, ValueRule], KeyedStore]
 
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Each backend in turn, empty."""
-    made: list[Backend] = []
+    made: list[KeyedStore] = []
     homes: list[Home] = []
 
-    def empty(keys: KeyRule, values: ValueRule) -> Backend:
+    def empty(keys: KeyRule, values: ValueRule) -> KeyedStore:
         if request.param == "dict":
-            made.append(MemoryBackend(keys, values, {}))
+            made.append(DictStore(keys, values, {}))
         else:
             homes.append(Home(tmp_path, "log", f"table-{len(homes)}"))
-            made.append(RocksdbBackend(homes[-1], keys, values, TableSettings()))
+            made.append(RocksdbStore(homes[-1], keys, values, TableSettings()))
         return made[-1]
 
     yield empty

@@ -1,18 +1,17 @@
 """Tables: keyed state that survives, for a person's own loop. Holds no protocol of its own."""
 
-from statelog.tables.backends.backend import BackendKind
 from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.opening.open_table import table
-from statelog.tables.opening.opened import Opening
 from statelog.tables.settings import Loading, TableSettings
-from statelog.tables.standing.look import Look
 from statelog.tables.standing.open_standby import standby
-from statelog.tables.standing.standby import Standby
+from statelog.tables.standing.standby import Look, Standby
+from statelog.tables.state.opening import Opening
+from statelog.tables.state.store import BackendKind
 from statelog.tables.table import Table
-from statelog.tables.working.hooks import Hook
 from statelog.tables.working.input import InputStart
 from statelog.tables.working.open_worker import worker
 from statelog.tables.working.worker import Worker
+from statelog.tables.working.workplace import Hook
 
 __all__ = [
     "BackendKind",

@@ -8,7 +8,7 @@
     layers     changes that no commit holds     changes/layers.py
     writer     sends and commits them           producer
     queue      commits that are under way       commits/queue.py
-    backend    what is committed                backends/
+    state      what is committed                state/state.py
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 
@@ -21,7 +21,7 @@ Invariants:
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.pending import Pending
@@ -30,11 +30,10 @@ from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
 from statelog.tables.changes.layers import Layer, Layers
-from statelog.tables.changes.merging import merged, merged_in_order
-from statelog.tables.changes.views import TableItems, TableValues
+from statelog.tables.changes.views import Keyed
 from statelog.tables.commits.pace import Pace, check_interval
-from statelog.tables.opening.opened import LARGE, WEIGHED, Opened, Opening
-from statelog.tables.remote.backend import RemoteBackend
+from statelog.tables.opened import LARGE, WEIGHED, Opened
+from statelog.tables.state.opening import Opening
 
 __all__ = ["Table"]
 
@@ -43,7 +42,7 @@ V = TypeVar("V")
 _MISSING = object()
 
 
-class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
+class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     """A mapping of keys (bytes, str, int) to values (bytes, or dicts of the fields of a value schema) that survives.
 
         table[b"alice"] = b"1"
@@ -62,7 +61,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._quick, self._quick_value = opened.keys.quick_class, opened.values.quick_class
         self._opaque = opened.values.is_opaque
         self._every = opened.settings.every_change
-        self._backend = opened.backend
+        self._state = opened.state
         self._layers = Layers()
         self._refresh()
         self._count = self._bytes = self._applies = 0
@@ -71,12 +70,6 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         self._pace = Pace(opened, self._layers, self._applied, self._advance)
 
     # ---- what it is
-
-    @property
-    def progress(self) -> Metadata:
-        """The progress of the last commit that is history; empty before the first. Numbers are numbers."""
-        last = self.last_commit
-        return dict(last.metadata) if last else {}
 
     @property
     def last_commit(self) -> LastCommit | None:
@@ -98,13 +91,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
     @property
     def is_local(self) -> bool:
         """Whether all of the state is local by now; else some is read from a snapshot (`TableSettings.loading`)."""
-        backend = self._opened.backend
-        return not isinstance(backend, RemoteBackend) or backend.is_local
-
-    @property
-    def key_groups(self) -> Sequence[int]:
-        """The key groups that are the table's, ascending."""
-        return self._keys.groups
+        return self._state.is_local
 
     @property
     def changes(self) -> int:
@@ -168,19 +155,10 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         else:
             self._active[key] = None
 
-    def __getitem__(self, key: K) -> V:
-        value = self.get(key)
-        if value is None:
-            raise KeyError(key)
-        return cast("V", value)
-
     def __delitem__(self, key: K) -> None:
         if self.get(key) is None:
             raise KeyError(key)
         self.delete(key)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(cast("K", key)) is not None
 
     @Guarded.turn
     def _note(self, key: Any, value: Any) -> None:
@@ -213,34 +191,17 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """How many keys there are. The first time RocksDB counts them one by one."""
         changes = self._layers.merged()
         while True:
-            count = committed = len(self._backend)
+            count = committed = len(self._state)
             for key, value in changes.items():
                 count += (value is not None) - (self._read(key) is not None)
-            if len(self._backend) == committed:  # It counts anew if it had to go on from another snapshot meanwhile.
+            if len(self._state) == committed:  # It counts anew if it had to go on from another snapshot meanwhile.
                 return count
-
-    def __bool__(self) -> bool:
-        """Whether there is a key. Looks for one, and counts none."""
-        return next(iter(self), None) is not None
-
-    def __iter__(self) -> Iterator[K]:
-        return (key for key, _ in self._scan(None))
-
-    def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
-        """Keys and values, of all key groups of the table or of these, in no order. Raises KeyGroupMismatch."""
-        groups = None if key_groups is None else self._keys.checked_groups(key_groups)
-        return TableItems(self, lambda: self._scan(groups), is_part=groups is not None)
-
-    def values(self) -> TableValues[V]:
-        """All values, in no order."""
-        return TableValues(self, lambda: self._scan(None))
 
     @Guarded.turn
     def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
         wanted = None if key_groups is None else frozenset(key_groups)
-        committed = self._backend.items(key_groups)
-        changes = self._layers.merged()
-        found = merged(committed, changes, lambda key: wanted is None or self._keys.group(key) in wanted)
+        committed = self._state.items(key_groups)
+        found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted)
         return self._unchanged(found, self._count + self._applies)
 
     @Guarded.turn
@@ -250,16 +211,8 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         RocksDB seeks in every key group, or in that of the prefix; a dict looks at all its keys. Raises InvalidChange.
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
-        committed = self._backend.range(first, behind)
-        found = merged_in_order(committed, self._layers.between(first, behind))
+        found = self._layers.over_range(self._state.range(first, behind), first, behind)
         return self._unchanged(found, self._count + self._applies)
-
-    def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
-        """Keys and values whose key begins so, in the order of the keys. Costs as `range`.
-
-        In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
-        """
-        return self.range(*self._keys.prefix_bounds(prefix))
 
     def clear(self) -> None:
         """Remove every key."""
@@ -466,7 +419,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
 
     @contextmanager
     def _failing(self) -> Generator[None]:
-        """What ends the writer, or leaves the backend behind, ends the table; a refusal does not."""
+        """What ends the writer, or leaves the state behind, ends the table; a refusal does not."""
         try:
             yield
         except BaseException as error:
@@ -479,7 +432,7 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
             self._refresh()
 
     def _applied(self) -> None:
-        """A commit was handed to the backend."""
+        """A commit was handed to the state."""
         self._applies += 1
         self._refresh()
 
@@ -496,4 +449,4 @@ class Table(Guarded, MutableMapping[K, V], Generic[K, V]):
         """Take the layers as they are now: reads and puts do not ask for them."""
         layers = self._layers
         self._active, self._history, self._below = layers.active.changes, layers.active.history, layers.below
-        self._read = self._backend.get
+        self._read = self._state.get

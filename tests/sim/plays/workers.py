@@ -12,9 +12,8 @@ from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.kafka.memory_faults import Faults
 from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
-from statelog.tables.working.hooks import Hooks
 from statelog.tables.working.reserves import Reserves
-from statelog.tables.working.workplace import Workplace
+from statelog.tables.working.workplace import Hooks, Workplace
 from tests.sim.plays.group import FakeGroup, FakeMember
 from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.storage.log import ledger, topics
-from statelog.tables.remote import loader
+from statelog.tables.state import loader
 
 __all__ = ["impatient"]
 

@@ -17,9 +17,8 @@ from statelog.materializer import run_round
 from statelog.recovery import Host
 from statelog.seams import Seams
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, place_from_json, place_to_json
+from statelog.tables.state.home import Home
+from statelog.tables.state.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines, told

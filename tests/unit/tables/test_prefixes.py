@@ -14,11 +14,11 @@ from statelog.schemas.ledger.identity import LogIdentity
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.backends.backend import StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.rocksdb import RocksdbBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
+from statelog.tables.state.home import Home
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.rocksdb import RocksdbStore
 
 LENGTH = 3
 ALL = range(128)
@@ -69,11 +69,11 @@ def test_no_key_of_a_range_lies_elsewhere(keys: list[Any]) -> None:
 def test_rocksdb_seeks_once(tmp_path: Path, prefix: bytes, looks: int) -> None:
     """In the key group of the prefix, where it seeks in every one for a shorter prefix."""
     home, rule = Home(tmp_path, "log", "table"), RULES[bytes]
-    backend = RocksdbBackend(home, rule, ValueRule(OPAQUE), TableSettings())
+    backend = RocksdbStore(home, rule, ValueRule(OPAQUE), TableSettings())
     wanted = [prefix + b"%d" % number for number in range(10)]
     backend.apply(dict.fromkeys([*wanted, b"other", b"u"], b""), StatePlace(Place(1)))
-    look = vars(RocksdbBackend)["_raw_range"]
-    with patch.object(RocksdbBackend, "_raw_range", autospec=True, side_effect=look) as seeks:
+    look = vars(RocksdbStore)["_raw_range"]
+    with patch.object(RocksdbStore, "_raw_range", autospec=True, side_effect=look) as seeks:
         assert [key for key, _ in backend.range(*rule.prefix_bounds(prefix))] == wanted
     assert seeks.call_count == looks
     backend.close()

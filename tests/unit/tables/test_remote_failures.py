@@ -45,7 +45,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 def _inside(table: Table[Any, Any]) -> Any:
-    return cast("Any", table)._opened.backend
+    return cast("Any", table)._opened.state
 
 
 def _forget_what_was_read(table: Table[Any, Any]) -> None:
@@ -129,8 +129,8 @@ def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | Non
             gate.open()
             _await(lambda: inside._base._held is None)
 
-        _await(lambda: len(inside._part.missing) < 16)
-        inside._part.missing = _LastLook(inside._part.missing, come)
-        key = next(key for key in rolled.model if inside._part.get(key) is None)
+        _await(lambda: len(inside.store.missing) < 16)
+        inside.store.missing = _LastLook(inside.store.missing, come)
+        key = next(key for key in rolled.model if inside.store.get(key) is None)
         assert table.get(key) == rolled.model[key]
         assert table.is_local

@@ -17,7 +17,7 @@ from statelog.schemas.keys.key_groups import key_group_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Loading, Table, TableSettings
-from statelog.tables.remote.standing import Standing
+from statelog.tables.remote.base import Standing
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told

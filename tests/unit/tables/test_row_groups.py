@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.storage.runs.read import KeyBounds
-from statelog.tables.remote.cache import RowGroupCache
 from statelog.tables.remote.remote_run import may_hold, may_reach
-from statelog.tables.remote.row_group import RowGroup, sortable
+from statelog.tables.remote.row_group import RowGroup, RowGroupCache, sortable
 from tests.support.samples.runs import change_table
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -10,7 +10,7 @@ import statelog
 from statelog.errors import BrokerUnavailable, ConfigError, Misuse, UncommittedChanges
 from statelog.producer.guard import Life
 from statelog.tables import Table
-from statelog.tables.working.hooks import Hooks
+from statelog.tables.working.workplace import Hooks
 from tests.sim.plays.workers import SteppedWorker, WorkersWorld
 from tests.support.told import told
 

@@ -16,7 +16,7 @@ from statelog.producer.guard import Life
 from statelog.recovery.host import start_thread
 from statelog.tables import Table
 from statelog.tables.working import openings
-from statelog.tables.working.hooks import Hooks
+from statelog.tables.working.workplace import Hooks
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 pytestmark = pytest.mark.usefixtures("impatient")

@@ -21,10 +21,12 @@ from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.keys.shares import ranges_text
-from statelog.tables.changes.merging import prefix_end
 from statelog.tables.changes.values import NoClass
 
 __all__ = ["KeyRule"]
+
+_LAST_CHARACTER = "\U0010ffff"
+_SURROGATES = range(0xD800, 0xE000)
 
 _CLASSES: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _PLAIN: Mapping[KeyType, Callable[[Any], Any]] = {
@@ -91,7 +93,7 @@ class KeyRule:
         plain = self.plain(bound)
         if not isinstance(plain, bytes | str):
             raise InvalidChange("only bytes and text have prefixes", found=type(plain).__name__)
-        behind = prefix_end(plain)
+        behind = _prefix_end(plain)
         if self.is_paired:
             return bound, (bound[0] + 1, type(plain)()) if behind is None else (bound[0], behind)
         return bound, behind
@@ -118,7 +120,7 @@ class KeyRule:
         alike: bytes | str = data[:length]
         if isinstance(start, str):  # Whole characters, the last of which may end behind those bytes.
             alike = start[: len(data[: length - 1].decode(errors="ignore")) + 1]
-        behind: Any = prefix_end(alike)
+        behind: Any = _prefix_end(alike)
         is_alone = behind is None or (end is not None and end <= behind)
         return self.descriptor.key_group_of(start) if is_alone else None
 
@@ -252,3 +254,15 @@ class KeyRule:
                 owned_key_groups=ranges_text(self.owned),
                 hint="Ask the table that owns it, or open this one with more partitions",
             )
+
+
+def _prefix_end(prefix: bytes | str) -> bytes | str | None:
+    """The least key behind all that begin with a prefix; None if there is none."""
+    if isinstance(prefix, bytes):
+        kept = prefix.rstrip(b"\xff")
+        return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+    text = prefix.rstrip(_LAST_CHARACTER)
+    if not text:
+        return None
+    following = ord(text[-1]) + 1
+    return text[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)

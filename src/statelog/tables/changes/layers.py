@@ -7,14 +7,15 @@
 A read looks from the active layer down, and then at the committed state. To undo is to drop a layer.
 
 Invariants:
-- What is committed is never in a layer, and what is in a layer is never in the backend: a kill leaves no trace of it.
+- What is committed is never in a layer, and what is in a layer is never in the state: a kill leaves no trace of it.
 - A layer has the last value of each key, in the order in which keys were changed first; None is a delete. Where every
   change is logged, a layer's history has all of them in their order.
 """
 
+import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -77,6 +78,19 @@ class Layers:
         """Those of the keys from `start` on and below `end` (None: no bound)."""
         return {key: layer.changes[key] for layer in self.all() for key in layer.between(start, end)}
 
+    # ---- what is shown
+
+    def over(self, committed: Iterator[tuple[Any, Any]], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
+        """Committed keys and values under the changes, in any order. `is_wanted` chooses among the changed keys."""
+        return _over(committed, self.merged(), is_wanted)
+
+    def over_range(self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """The same in the order of the keys, as `committed` is, between two of them (None: no bound)."""
+        changes = self.between(start, end)
+        changed = sorted(key for key, value in changes.items() if value is not None)
+        rest = ((key, value) for key, value in committed if key not in changes)
+        return heapq.merge(rest, ((key, changes[key]) for key in changed), key=_key)
+
     # ---- checkpoints
 
     def seal(self) -> Layer:
@@ -98,7 +112,7 @@ class Layers:
         return list(islice(self._sealed, checkpoints))
 
     def committed(self, checkpoints: int) -> None:
-        """The oldest checkpoints are committed: drop their layers, which the backend has."""
+        """The oldest checkpoints are committed: drop their layers, which the state has."""
         for _ in range(checkpoints):
             self._sealed.popleft()
         self._restack()
@@ -147,3 +161,14 @@ class Layers:
 
     def _restack(self) -> None:
         self.below = [layer.changes for layer in (*reversed(self.suspended), *reversed(self._sealed))]
+
+
+def _over(
+    committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any], is_wanted: Callable[[Any], bool]
+) -> Iterator[tuple[Any, Any]]:
+    yield from ((key, value) for key, value in committed if key not in changes)
+    yield from ((key, value) for key, value in changes.items() if value is not None and is_wanted(key))
+
+
+def _key(item: tuple[Any, Any]) -> Any:
+    return item[0]

@@ -1,9 +1,14 @@
-"""Views of a table: its keys with their values, as a mapping has them, and only those of some key groups."""
+"""`Keyed`: what a table and a standby have in common: a mapping, by key and by scans, its views, and its progress."""
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from typing import Any, TypeVar, cast
 
-__all__ = ["TableItems", "TableValues"]
+from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables.changes.keys import KeyRule
+
+__all__ = ["Keyed", "TableItems", "TableValues"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,3 +43,68 @@ class TableValues(ValuesView[V]):
 
     def __iter__(self) -> Iterator[V]:
         return (value for _, value in self._scan())
+
+
+class Keyed(Mapping[K, V]):
+    """A mapping by one key and by scans of a state: of some key groups (None: of all), or in the order of the keys."""
+
+    _keys: KeyRule
+
+    @property
+    @abstractmethod
+    def last_commit(self) -> LastCommit | None:
+        """The last commit that is history, None before the first."""
+
+    @property
+    def progress(self) -> Metadata:
+        """The progress of that commit; empty before the first. Numbers are numbers."""
+        last = self.last_commit
+        return dict(last.metadata) if last else {}
+
+    @property
+    def key_groups(self) -> Sequence[int]:
+        """The key groups of the state, ascending."""
+        return self._keys.groups
+
+    @abstractmethod
+    def get(self, key: K, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+
+    @abstractmethod
+    def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
+
+    @abstractmethod
+    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]: ...
+
+    def __getitem__(self, key: K) -> V:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return cast("V", value)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(cast("K", key)) is not None
+
+    def __bool__(self) -> bool:
+        """Whether there is a key. Looks for one, and counts none."""
+        return next(iter(self), None) is not None
+
+    def __iter__(self) -> Iterator[K]:
+        return (key for key, _ in self._scan(None))
+
+    def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
+        """Keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""
+        groups = None if key_groups is None else self._keys.checked_groups(key_groups)
+        return TableItems(self, lambda: self._scan(groups), is_part=groups is not None)
+
+    def values(self) -> TableValues[V]:
+        """All values, in no order."""
+        return TableValues(self, lambda: self._scan(None))
+
+    def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
+        """Keys and values whose key begins so, in the order of the keys. Costs as `range`.
+
+        In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
+        """
+        return self.range(*self._keys.prefix_bounds(prefix))

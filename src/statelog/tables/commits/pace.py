@@ -1,9 +1,9 @@
-"""`Pace`: when a table commits, and what is handed on: from layers to the writer, and, once history, to the backend.
+"""`Pace`: when a table commits, and what is handed on: from layers to the writer, and, once history, to the state.
 
-    seal a layer ─► Arrow ─► writer, persisted ─► queue ─► history ─► backend.apply, with its place ─► drop the layer
+    seal a layer ─► Arrow ─► writer, persisted ─► queue ─► history ─► state.apply, with its place ─► drop the layer
 
 Invariants:
-- A layer is dropped only after the backend has it, so a read misses nothing in between.
+- A layer is dropped only after the state has it, so a read misses nothing in between.
 - What is refused before anything is sent leaves the layers as they were. Whatever else is raised ends the table, of
   whichever class it is: a store that refuses may do so behind a commit that is history.
 - A progress is committed with the changes that were made when it was named, and never with later ones: neither what
@@ -23,10 +23,10 @@ from statelog.producer.guard import is_refusal
 from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.backends.backend import StatePlace
 from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.commits.queue import CommitQueue
-from statelog.tables.opening.opened import Opened
+from statelog.tables.opened import Opened
+from statelog.tables.state.record import StatePlace
 
 __all__ = ["Pace", "check_interval"]
 
@@ -38,7 +38,7 @@ _MOST_UTF8 = 4
 
 
 class Pace:
-    """Commits of one table. `applied` is called when the backend and the layers have changed."""
+    """Commits of one table. `applied` is called when the state and the layers have changed."""
 
     def __init__(
         self, opened: Opened, layers: Layers, applied: Callable[[], None], advance: Callable[[float | None], None]
@@ -194,7 +194,7 @@ class Pace:
             if key not in now:
                 now[key] = next((one[key] for one in below if key in one), None)
                 if not any(key in one for one in below):
-                    now[key] = self._opened.backend.get(key)
+                    now[key] = self._opened.state.get(key)
             if not self._opened.values.is_same(now[key], value):
                 kept.append((key, value))
                 now[key] = value
@@ -209,7 +209,7 @@ class Pace:
         last = writer.place.last
         place = Place(offset + 1, last if last and last.offset == offset else None)
         self._opened.seams.crash("history")
-        self._opened.backend.apply(changes, StatePlace(place, len(writer.accepted_losses)))
+        self._opened.state.apply(changes, StatePlace(place, len(writer.accepted_losses)))
         self._opened.seams.crash("applied")
         self._layers.committed(checkpoints)
         self._applied()

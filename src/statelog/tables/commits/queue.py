@@ -1,6 +1,6 @@
 """`CommitQueue`: commits of one table that are under way: persisted in order, confirmed in order, several at a time.
 
-    persisted ──► durable ──► Commit sent ──► valid: told, and handed to the backend
+    persisted ──► durable ──► Commit sent ──► valid: told, and handed to the state
      (any number)              (one at a time; it takes all that are durable by then)
 
 A handle holds everything since the last confirmed checkpoint, so one Commit can make several checkpoints history at

@@ -1,3 +1,3 @@
-"""Opening a table: the owner's Open, and then the state at or above it."""
+"""The door to a table, and what of a log is the table's."""
 
 __all__: list[str] = []

@@ -1,38 +1,36 @@
 """`table`: opens keyed state that survives, and makes its log first if asked to.
 
     1  open the log                       storage
-    2  lock the local directory, if any   backends/home.py
-       compare it with the ledger         opening/local.py: one that proves a loss is kept, and nothing is appended
+    2  lock the local directory, if any   state/home.py
+       compare it with the ledger         state/opening.py: one that proves a loss is kept, and nothing is appended
     3  the owner's Open                   producer: fences the former owner, so what is committed is final
-    4  the state at or above that Open    the backend
+    4  the state at or above that Open    state/opening.py
 
 Invariant: whatever fails on the way, nothing stays open.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from statelog.producer import Writer
-from statelog.recovery import Host, recover
+from statelog.recovery import Host
 from statelog.schemas.choices import one_of
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
-from statelog.tables.backends.backend import Backend, BackendKind, StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
-from statelog.tables.opening.opened import Opened, Opening
+from statelog.tables.opened import Opened
 from statelog.tables.opening.share import Share, check_directory, share_of
-from statelog.tables.remote.opening import RemoteOpening
-from statelog.tables.settings import Loading, TableSettings
+from statelog.tables.settings import TableSettings
+from statelog.tables.state.home import Home
+from statelog.tables.state.opening import StateOpening, Wanted
+from statelog.tables.state.store import BackendKind
 from statelog.tables.table import Table
 
-__all__ = ["owners_place", "table"]
+__all__ = ["table"]
 
 
 def table(
@@ -89,52 +87,25 @@ def _open(
 ) -> Opened:
     owner = share.owner(writer_name)
     home = None if directory is None else Home(Path(directory), log.name, owner)
-    keys = KeyRule(log.descriptor, share.key_groups, share.one)
-    part = None
     if home is not None:
         stack.callback(home.close)
-        from statelog.tables.remote.local import PartOpening
-
-        part = PartOpening(log, home, keys, ValueRule(log.value_schemas.newest()), settings, host)
-        part.look()
+    keys = KeyRule(log.descriptor, share.key_groups, share.one)
+    opening = StateOpening(log, home, keys, settings, host, may_lack=True)
+    opening.look(ValueRule(log.value_schemas.newest()))
     writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, seams=host)
     stack.push(writer)
-    values = ValueRule(writer.grant.value_schema)
-    found: Backend
-    if part is None:
-        found, opening = _recovered(log, writer, keys, values, settings, host)
-    else:
-        remote = RemoteOpening(log, writer, keys, values, settings, host)
-        found, opening = part.open_part(remote, owners_place(writer))
-    stack.callback(found.close)
+    wanted = Wanted.by(writer)
+    state, report = opening.open(wanted)
+    stack.callback(state.close)
     host.crash("table-open")
     return Opened(
         log=log,
         writer=writer,
         keys=keys,
-        values=values,
-        backend=found,
+        values=wanted.values,
+        state=state,
         home=home,
-        opening=opening,
+        opening=report,
         settings=settings,
         seams=host,
     )
-
-
-def owners_place(writer: Writer) -> StatePlace:
-    """Since the owner's Open nothing can have changed its key groups: the state is the one at that place, too."""
-    return StatePlace(writer.place, len(writer.accepted_losses))
-
-
-def _recovered(
-    log: Log, writer: Writer, keys: KeyRule, values: ValueRule, settings: TableSettings, host: Host
-) -> tuple[Backend, Opening]:
-    """In memory: all of the state, or what is read before the table opens."""
-    if settings.loading is not Loading.FIRST:
-        remote = RemoteOpening(log, writer, keys, values, settings, host).in_memory()
-        if remote is not None:
-            return remote, Opening(position=writer.position)
-    chosen = replace(settings.recovery, value_schema_id=values.schema.id)
-    with recover(log, key_groups=keys.owned, at_least=writer.place, settings=chosen, host=host) as recovery:
-        backend = MemoryBackend.recovered(recovery, keys, values)
-    return backend, Opening(position=writer.position)

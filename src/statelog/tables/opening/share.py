@@ -12,7 +12,7 @@ from statelog.recovery.targets.rocksdb_read import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.keys.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_name
-from statelog.tables.backends.backend import BackendKind
+from statelog.tables.state.store import BackendKind
 
 __all__ = ["Share", "check_directory", "share_of"]
 

@@ -1,3 +1,3 @@
-"""State that is not local yet: read from a snapshot's runs by key and by range, and loaded behind the table's back."""
+"""A snapshot that a state stands on: its runs read where they lie, by key and by range."""
 
 __all__: list[str] = []

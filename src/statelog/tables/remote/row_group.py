@@ -2,9 +2,13 @@
 
 Rows are sorted by (key group, key), one for each key. A search bisects the key groups, and then the keys of one of them
 in Arrow's own buffers: some microseconds, whatever the row group holds, and no object for a row that is not looked at.
+
+`RowGroupCache` has those that were read on demand, the last ones used. It never holds more than its bound of bytes; a
+row group that is larger is not kept at all.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,7 @@ from numpy.typing import NDArray
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.keys.binary_column import binary_column
 
-__all__ = ["RowGroup", "SortableKey", "sortable"]
+__all__ = ["RowGroup", "RowGroupCache", "SortableKey", "sortable"]
 
 SortableKey = Any
 """The bytes of a key, or the number: what keys of one log are compared by."""
@@ -83,6 +87,35 @@ class RowGroup:
     def _bounds(self, key_group: int) -> tuple[int, int]:
         start, end = np.searchsorted(self._groups, [key_group, key_group + 1])
         return int(start), int(end)
+
+
+class RowGroupCache:
+    """Row groups by run and number. Belongs to one thread."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[tuple[str, int], RowGroup] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, path: str, number: int) -> RowGroup | None:
+        """A row group that is held, which is now the last one used."""
+        found = self._held.get((path, number))
+        if found is not None:
+            self._held.move_to_end((path, number))
+        return found
+
+    def put(self, path: str, number: int, row_group: RowGroup) -> None:
+        """Hold it, and let go of those that were not used for the longest time."""
+        if row_group.size_bytes > self._most_bytes or (path, number) in self._held:
+            return
+        self._held[path, number] = row_group
+        self.size_bytes += row_group.size_bytes
+        while self.size_bytes > self._most_bytes:
+            _, dropped = self._held.popitem(last=False)
+            self.size_bytes -= dropped.size_bytes
 
 
 class _ByteKeys:

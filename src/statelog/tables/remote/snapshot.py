@@ -24,9 +24,8 @@ from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log
 from statelog.storage.runs.merge import merge_streams
-from statelog.tables.remote.cache import RowGroupCache
 from statelog.tables.remote.remote_run import RemoteRun
-from statelog.tables.remote.row_group import RowGroup, SortableKey
+from statelog.tables.remote.row_group import RowGroup, RowGroupCache, SortableKey
 
 __all__ = ["Reading", "RemoteSnapshot"]
 

@@ -7,55 +7,87 @@
 Invariant: what the feed gives next is what the state lacks: the log is held from the state's own position on.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from statelog.reading.hold import planned_anew
-from statelog.recovery import AtPosition, Host, Recovery, recover
+from statelog.recovery import Host, recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
+from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage import Log
-from statelog.tables.backends.backend import Backend, StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.memory import MemoryBackend
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
-from statelog.tables.opening.opened import Opening
 from statelog.tables.settings import TableSettings
 from statelog.tables.standing.followed import Version
+from statelog.tables.state.home import Home
+from statelog.tables.state.opening import Opening, StateOpening, Wanted
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.state import State
 
-__all__ = ["Anew", "Builder", "Built"]
+__all__ = ["Builder", "Built"]
 
 
-Install = Callable[[Callable[[], Version]], Version]
-"""Puts a state in the place of one that is in use, while nobody reads it: it is finished by then. Returns it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Built:
-    """A state, and the feed of what is committed behind it."""
+    """A state, opened or made beside the one in use, and the feed of what is committed behind it."""
 
-    version: Version
-    feed: CommitFeed
+    def __init__(self, builder: "Builder", at_least: int, schema: ValueSchema) -> None:
+        self._level_s = builder.host.clock()
+        self._recovery = recover(
+            builder.log,
+            key_groups=builder.keys.owned,
+            at_least=at_least,
+            progress=self._beat,
+            settings=replace(builder.settings.recovery, value_schema_id=schema.id),
+            host=builder.host,
+        )
+        plan = self._recovery.plan
+        self._last_commit: LastCommit | None = plan.state.last_commit(builder.owner)
+        place = StatePlace(plan.place, len(plan.state.accepted))
+        self._wanted = Wanted(place=place, values=ValueRule(schema), recovery=self._recovery)
+        self._found: tuple[State, Opening] | None = None
+        self.feed = CommitFeed(builder.log, plan, builder.keys.owned, builder.settings.recovery, builder.host)
+        self._opening = StateOpening(
+            builder.log, builder.home, builder.keys, builder.settings, builder.host, beat=self.feed.renew
+        )
+
+    def _beat(self, _: object) -> None:
+        self.feed.renew()
+
+    def open(self) -> None:
+        """The first state. Raises as `StateOpening.open`."""
+        with self._recovery:
+            self._found = self._opening.open(self._wanted)
+
+    def make(self) -> None:
+        """Another one, beside it. Raises as `StateOpening.make`."""
+        with self._recovery:
+            self._opening.make(self._wanted)
+
+    def replace(self, reason: str) -> Version:
+        """What was made, in the place of the one that was in use until now, and is closed."""
+        self._found = self._opening.replace(reason)
+        return self.version()
+
+    def version(self) -> Version:
+        """What was opened."""
+        assert self._found is not None
+        state, opening = self._found
+        return Version(
+            state=state,
+            values=self._wanted.values,
+            place=self._wanted.place,
+            last_commit=self._last_commit,
+            level_s=self._level_s,
+            opening=opening,
+        )
 
     def close(self) -> None:
         """Release both, if nobody has taken them over. Idempotent."""
         try:
             self.feed.close()
         finally:
-            self.version.backend.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anew:
-    """Why a state is made anew, how the new one takes the place of the old, the position that it has to reach, and
-    the schema of its values (None: the newest).
-    """
-
-    reason: str
-    install: Install
-    at_least: int
-    schema: ValueSchema | None = None
+            if self._found is not None:
+                self._found[0].close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,56 +101,27 @@ class Builder:
     settings: TableSettings
     host: Host
 
-    def build(self, anew: Anew | None = None) -> Built:
-        """The newest state; it is not the first one if it is made `anew`. Raises as `recover`, StorageFull."""
-        return planned_anew(lambda: self._build(anew))
+    def release(self) -> None:
+        """Close what is left when the follower has ended."""
+        try:
+            if self.home is not None:
+                self.home.close()
+        finally:
+            self.log.close()
 
-    def _build(self, anew: Anew | None) -> Built:
-        level_s = self.host.clock()
-        schema = (anew.schema if anew else None) or self.log.value_schemas.newest()
-        feeds: list[CommitFeed] = []
-        recovery = recover(
-            self.log,
-            key_groups=self.keys.owned,
-            at_least=anew.at_least if anew else 0,
-            progress=lambda _: feeds[0].renew(),
-            settings=replace(self.settings.recovery, value_schema_id=schema.id),
-            host=self.host,
+    def build(self, *, at_least: int = 0, schema: ValueSchema | None = None, is_beside: bool = False) -> Built:
+        """The newest state, at a position or above it, with values of this schema (None: the newest); not the first one
+        if it `is_beside` another. Raises as `recover`, StorageFull.
+        """
+        return planned_anew(
+            lambda: self._build(at_least, schema or self.log.value_schemas.newest(), is_beside=is_beside)
         )
-        with recovery:
-            feed = CommitFeed(self.log, recovery.plan, self.keys.owned, self.settings.recovery, self.host)
-            feeds.append(feed)
-            try:
-                return Built(self._version(recovery, schema, feed, anew, level_s), feed)
-            except BaseException:
-                feed.close()
-                raise
 
-    def _version(
-        self, recovery: Recovery, schema: ValueSchema, feed: CommitFeed, anew: Anew | None, level_s: float
-    ) -> Version:
-        plan, values = recovery.plan, ValueRule(schema)
-        place = StatePlace(plan.place, len(plan.state.accepted))
-
-        def version(made: tuple[Backend, Opening]) -> Version:
-            return Version(
-                backend=made[0],
-                values=values,
-                place=place,
-                last_commit=plan.state.last_commit(self.owner),
-                level_s=level_s,
-                opening=made[1],
-            )
-
-        if self.home is None:
-            state = MemoryBackend.recovered(recovery, self.keys, values)
-            whole = version((state, Opening(position=place.position, reason=anew.reason if anew else "")))
-            return whole if anew is None else anew.install(lambda: whole)
-        from statelog.tables.opening.local import LocalOpening
-
-        local = LocalOpening(self.log, self.home, self.keys, values, self.settings, self.host, beat=feed.renew)
-        local.to(place, until=AtPosition(place.position))
-        if anew is None:
-            return version(local.look().open())
-        local.make()
-        return anew.install(lambda: version(local.replace(anew.reason)))
+    def _build(self, at_least: int, schema: ValueSchema, *, is_beside: bool) -> Built:
+        built = Built(self, at_least, schema)
+        try:
+            built.make() if is_beside else built.open()
+        except BaseException:
+            built.close()
+            raise
+        return built

@@ -1,4 +1,4 @@
-"""`FollowedState`: the state of a standby: a backend that one thread moves on while any thread reads it.
+"""`FollowedState`: the state of a standby: a state that one thread moves on while any thread reads it.
 
 Invariants:
 - A read sees the state of one position: whole commits, and nothing in between. What moves the state on waits for the
@@ -18,9 +18,10 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.backends.backend import Backend, StatePlace
 from statelog.tables.changes.values import ValueRule
-from statelog.tables.opening.opened import Opening
+from statelog.tables.state.opening import Opening
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.state import State
 
 __all__ = ["FollowedState", "Version"]
 
@@ -36,7 +37,7 @@ class Version:
     to be level with the ledger's end.
     """
 
-    backend: Backend
+    state: State
     values: ValueRule
     place: StatePlace
     last_commit: LastCommit | None
@@ -96,7 +97,7 @@ class FollowedState:
             finally:
                 self._is_read = was
 
-    def scan(self, items: Callable[[Backend], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
+    def scan(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
         scan = _Scan()
         with self._is_free:
@@ -104,7 +105,7 @@ class FollowedState:
             self._check()
             self._check_scan(is_over=self._is_barred)
             self._scans.add(scan)
-            found, copy = items(self.version.backend), self.version.values.copy
+            found, copy = items(self.version.state), self.version.values.copy
         try:
             while True:
                 with self._lock:
@@ -165,7 +166,7 @@ class FollowedState:
 
     @contextmanager
     def moving(self) -> Generator[None]:
-        """Change backend and version inside: no read is under way, and none begins. Waits for scans to end.
+        """Change state and version inside: no read is under way, and none begins. Waits for scans to end.
 
         What is raised inside fails it, before a read sees a part of a move.
         """

@@ -2,7 +2,7 @@
 
     1  ask      what was committed since: the ledger up to its end
     2  read     the newest change of each key of it, whole and verified
-    3  move     the backend takes it, and the place behind it, while no read is under way
+    3  move     the state takes it, and the place behind it, while no read is under way
     4  pass     the lease holds the log from there on
 
 A step does all four; a thread makes one every `poll_s`, and whoever asks for the newest state makes one at once. The
@@ -10,13 +10,13 @@ follower also keeps a spare producer, so that a promotion does not wait for a cl
 
 Invariants:
 - One step at a time, and none while the standby is promoted: each holds `lock`.
-- Nothing of a commit reaches the backend before all of it was read and verified.
+- Nothing of a commit reaches the state before all of it was read and verified.
 - A state that cannot be followed any more (the log was truncated past it, a loss was accepted, there are values of a
   newer schema) is made anew, loudly. Whatever else goes wrong ends the follower, and every read says why.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain
@@ -30,9 +30,9 @@ from statelog.recovery import Host
 from statelog.recovery.host import GRACE_S
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.backends.backend import StatePlace
-from statelog.tables.standing.building import Anew, Builder, Built
-from statelog.tables.standing.followed import FollowedState, Version
+from statelog.tables.standing.building import Builder, Built
+from statelog.tables.standing.followed import FollowedState
+from statelog.tables.state.record import StatePlace
 
 __all__ = ["Follower"]
 
@@ -50,10 +50,10 @@ class Follower:
     """Follows from a built state on. `poll_s` None: no thread, the steps are the caller's."""
 
     def __init__(self, builder: Builder, built: Built, poll_s: float | None, host: Host) -> None:
-        self.state = FollowedState(built.version, host.clock)
+        self.state = FollowedState(built.version(), host.clock)
         self.lock = Lock()
         """Held by whoever makes a step."""
-        self._builder = builder
+        self.builder = builder
         self._feed = built.feed
         self._poll_s = poll_s
         self._host = host
@@ -93,7 +93,7 @@ class Follower:
     def _keep_spare(self) -> None:
         """Have a producer ready for a promotion, as long as Kafka answers."""
         if self._feed.is_answered:
-            self._builder.log.spare.keep(self._host.clock())
+            self.builder.log.spare.keep(self._host.clock())
 
     def stop(self) -> None:
         """Make no more steps. The one that is under way ends by itself."""
@@ -128,7 +128,7 @@ class Follower:
         except (OffsetGone, _CannotFollow) as error:
             self.rebuild(getattr(error, "message", str(error)), end_position or 0)
         except IncompatibleSchema as error:
-            if self._builder.log.value_schemas.newest().id == self.state.version.values.schema.id:
+            if self.builder.log.value_schemas.newest().id == self.state.version.values.schema.id:
                 raise
             self.rebuild(error.message, end_position or 0)
 
@@ -151,12 +151,12 @@ class Follower:
         self._host.crash("followed")
 
     def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
-        """Give the backend what was read, and the place that it leads to."""
+        """Give the state what was read, and the place that it leads to."""
         feed, old = self._feed, self.state.version
         moved = replace(
             old,
             place=StatePlace(feed.asked_place, old.place.losses),
-            last_commit=feed.last_commit(self._builder.owner),
+            last_commit=feed.last_commit(self.builder.owner),
             level_s=asked_s,
         )
         if moved.place == old.place:
@@ -164,9 +164,9 @@ class Follower:
             return
         with self.state.moving():
             for table in rows:
-                old.backend.load(table)
+                old.state.load(table)
             self._host.crash("loaded")
-            old.backend.move(moved.place)
+            old.state.move(moved.place)
             self.state.version = moved
 
     def _check_wanted(self) -> None:
@@ -175,40 +175,35 @@ class Follower:
 
     def rebuild(self, reason: str, at_least: int, schema: ValueSchema | None = None) -> None:
         """Make the state anew, from the newest snapshot and the tail, beside the one that is read meanwhile."""
-        _LOG.warning("the standby of %s is made anew: %s", self._builder.log.name, reason)
+        _LOG.warning("the standby of %s is made anew: %s", self.builder.log.name, reason)
         old = self.state.version
         self._feed.close()
-
-        def install(finish: Callable[[], Version]) -> Version:
-            with self.state.moving():
-                old.backend.close()
-                self.state.version = finish()
-            return self.state.version
-
-        self._feed = self._builder.build(
-            Anew(reason=reason, install=install, at_least=max(at_least, old.place.position), schema=schema)
-        ).feed
+        built = self.builder.build(at_least=max(at_least, old.place.position), schema=schema, is_beside=True)
+        self._feed = built.feed
+        with self.state.moving():
+            old.state.close()
+            self.state.version = built.replace(reason)
         self._host.crash("rebuilt")
 
     def _fail(self, error: BaseException) -> None:
         if self.state.life is not Life.CLOSED:
             what = str(error) or type(error).__name__
-            _LOG.warning("the standby of %s has failed: %s", self._builder.log.name, what)
+            _LOG.warning("the standby of %s has failed: %s", self.builder.log.name, what)
         self.state.fail(error)
         self._feed.close()
 
     # ---- end
 
-    def end(self, release: Callable[[], None]) -> None:
+    def end(self) -> None:
         """Stop, and release what the follower needs no more: now, or once Kafka or the store lets the thread go on."""
         self._stop.set()
         self.state.break_scans()
 
         def close() -> None:
             with ExitStack() as closing:
-                closing.callback(release)
+                closing.callback(self.builder.release)
                 closing.callback(self.lock.release)
-                closing.callback(self.state.version.backend.close)
+                closing.callback(self.state.version.state.close)
                 closing.callback(self._feed.close)
 
         if self.lock.acquire(timeout=GRACE_S):

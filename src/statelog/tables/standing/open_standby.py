@@ -1,7 +1,7 @@
 """`standby`: opens the state of a table that another process owns, without fencing it.
 
     1  open the log                        storage
-    2  lock the local directory, if any    backends/home.py: the standby's own, not the table's
+    2  lock the local directory, if any    state/home.py: the standby's own, not the table's
     3  the newest state, and its feed      building.py
     4  follow                              follower.py
 
@@ -21,14 +21,14 @@ from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.choices import one_of
 from statelog.storage import Log, Where
 from statelog.storage import open as open_log
-from statelog.tables.backends.backend import BackendKind
-from statelog.tables.backends.home import Home
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.opening.share import Share, check_directory, share_of
 from statelog.tables.settings import TableSettings
 from statelog.tables.standing.building import Builder
 from statelog.tables.standing.follower import Follower
-from statelog.tables.standing.standby import Standby, StandbyParts
+from statelog.tables.standing.standby import Standby
+from statelog.tables.state.home import Home
+from statelog.tables.state.store import BackendKind
 
 __all__ = ["standby"]
 
@@ -71,8 +71,8 @@ def standby(
             raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
-        parts = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, host or Host())
-        made: Standby[Any, Any] = Standby(parts)
+        follower = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, host or Host())
+        made: Standby[Any, Any] = Standby(follower, share)
         opened.pop_all()
         return made
 
@@ -86,7 +86,7 @@ def _open(
     poll_s: float | None,
     settings: TableSettings | None,
     host: Host,
-) -> StandbyParts:
+) -> Follower:
     chosen = settings or TableSettings(recovery=RecoverySettings(holder="standby"))
     # Local copies are those of changes that this process has written: of the owner's there are none.
     chosen = replace(chosen, recovery=replace(chosen.recovery, local_copies=None, value_schema_id=None))
@@ -97,13 +97,4 @@ def _open(
     builder = Builder(log=log, owner=owner, keys=keys, home=home, settings=chosen, host=host)
     built = builder.build()
     stack.callback(built.close)
-    return StandbyParts(
-        log=log,
-        owner=owner,
-        share=share,
-        keys=keys,
-        home=home,
-        follower=Follower(builder, built, poll_s, host),
-        settings=chosen,
-        host=host,
-    )
+    return Follower(builder, built, poll_s, host)

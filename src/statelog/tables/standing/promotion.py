@@ -1,10 +1,10 @@
-"""`promote`: a standby's state becomes its owner's table: the Open, the rest up to it, and the same backend.
+"""`promote`: a standby's state becomes its owner's table: the Open, the rest up to it, and the same state.
 
     1  stop    the follower makes no more steps                         follower.py
     2  Open    fences the former owner: what is committed is final      producer
     3  judge   the state stands below that Open, in its value schema    here
     4  read    what was committed between the state and the Open        follower.py
-    5  hand    backend, directory and log over to the table             here
+    5  hand    state, directory and log over to the table             here
 
 Invariants:
 - The table's state is that at the owner's Open: every commit that anybody was told of is in it.
@@ -16,37 +16,24 @@ from contextlib import contextmanager, suppress
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, DataLoss
 from statelog.producer import Writer
-from statelog.recovery import Host
-from statelog.storage import Log
-from statelog.tables.backends.home import Home
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.opening.open_table import owners_place
-from statelog.tables.opening.opened import Opened, Opening
+from statelog.tables.opened import Opened
 from statelog.tables.opening.share import Share
-from statelog.tables.settings import TableSettings
 from statelog.tables.standing.follower import Follower
+from statelog.tables.state.opening import Opening, Wanted
 
 __all__ = ["promote"]
 
 _PAUSE_S = 0.05
 
 
-def promote(
-    log: Log,
-    owner: str,
-    share: Share,
-    keys: KeyRule,
-    home: Home | None,
-    follower: Follower,
-    settings: TableSettings,
-    host: Host,
-) -> Opened:
+def promote(follower: Follower, share: Share) -> Opened:
     """The parts of the table. Raises what opening a writer raises, and then the standby goes on; and what reading the
     rest raises, and then it has failed.
     """
-    with follower.state.without_scans(), _turn(follower, settings.recovery.stall_timeout_s):
+    of, host = follower.builder, follower.builder.host
+    with follower.state.without_scans(), _turn(follower, of.settings.recovery.stall_timeout_s):
         follower.state.check()
-        writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, seams=host)
+        writer = Writer(of.log, of.owner, partitions=share.partitions, settings=of.settings.writer, seams=host)
         try:
             host.crash("promoting")
             opening = _catch_up(follower, writer)
@@ -61,14 +48,14 @@ def promote(
                 writer.__exit__(type(error), error, None)
             raise
         return Opened(
-            log=log,
+            log=of.log,
             writer=writer,
-            keys=keys,
+            keys=of.keys,
             values=version.values,
-            backend=version.backend,
-            home=home,
+            state=version.state,
+            home=of.home,
             opening=opening,
-            settings=settings,
+            settings=of.settings,
             seams=host,
         )
 
@@ -103,12 +90,12 @@ def _catch_up(follower: Follower, writer: Writer) -> Opening:
             follower.pause(_PAUSE_S)
     if follower.state.version.values.schema.id != schema.id:
         follower.rebuild("it was made anew in another value schema than the table's", position, schema)
-    place, reached = owners_place(writer), follower.state.version
+    place, reached = Wanted.by(writer).place, follower.state.version
     if place.losses != reached.place.losses:
         raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")
     with follower.state.moving():
-        reached.backend.move(place)
-    is_same = reached.backend is before.backend
+        reached.state.move(place)
+    is_same = reached.state is before.state
     return Opening(
         position=position,
         from_position=before.place.position if is_same else None,

@@ -17,61 +17,43 @@ Invariants:
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from statelog.closing import Closing
 from statelog.errors import NestedCall
 from statelog.producer.guard import Life
-from statelog.recovery import Host
-from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage import Log
 from statelog.storage.local.own_process import OwnProcess
-from statelog.tables.backends.backend import Backend
-from statelog.tables.backends.home import Home
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.views import TableItems, TableValues
-from statelog.tables.opening.opened import Opening
+from statelog.tables.changes.views import Keyed
 from statelog.tables.opening.share import Share
-from statelog.tables.settings import TableSettings
 from statelog.tables.standing.follower import Follower
-from statelog.tables.standing.look import Look
 from statelog.tables.standing.promotion import promote
+from statelog.tables.state.opening import Opening
+from statelog.tables.state.state import State
 from statelog.tables.table import Table
 
-__all__ = ["Standby", "StandbyParts"]
+__all__ = ["Look", "Standby"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyParts:
-    """What a standby is made of."""
+@dataclass(frozen=True, slots=True)
+class Look(Generic[V]):
+    """A value, None if the key is not there; the ledger position of the state that it was read from; and how many
+    seconds ago that state was last known to be level with the ledger's end.
+    """
 
-    log: Log
-    owner: str
-    share: Share
-    keys: KeyRule
-    home: Home | None
-    follower: Follower
-    settings: TableSettings
-    host: Host
-
-    def release(self) -> None:
-        """Close what is left when the follower has ended."""
-        try:
-            if self.home is not None:
-                self.home.close()
-        finally:
-            self.log.close()
+    value: V | None
+    position: int
+    age_s: float
 
 
-class Standby(Closing, Mapping[K, V], Generic[K, V]):
+class Standby(Closing, Keyed[K, V]):
     """A read-only mapping of keys to values that follows its table. Made by `statelog.standby`.
 
         standby.get(b"alice", max_age_s=1.0)
@@ -82,16 +64,16 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
     of one position, at which the state stays until the scan ends: end it, or drop it.
     """
 
-    def __init__(self, parts: StandbyParts) -> None:
-        self._parts = parts
-        self._keys = parts.keys
-        self._follower = parts.follower
-        self._state = parts.follower.state
+    def __init__(self, follower: Follower, share: Share) -> None:
+        self._follower, self._of = follower, follower.builder
+        self._share = share
+        self._keys = self._of.keys
+        self._state = follower.state
         self._owner = OwnProcess("the standby")
         self._one = RLock()  # Reentrant, so that a signal's handler is refused, and does not wait for itself.
         self._is_called = False
         self._follower.start()
-        self._forgotten = weakref.finalize(self, _drop_forgotten, parts, self._owner)
+        self._forgotten = weakref.finalize(self, _drop_forgotten, follower, self._owner)
 
     # ---- what it is
 
@@ -113,20 +95,9 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
             return version.last_commit
 
     @property
-    def progress(self) -> Metadata:
-        """The progress of that commit; empty before the first."""
-        last = self.last_commit
-        return dict(last.metadata) if last else {}
-
-    @property
     def opening(self) -> Opening:
         """How the state was made: from what, how much was read, what was set aside; anew, if it had to be."""
         return self._state.version.opening
-
-    @property
-    def key_groups(self) -> Sequence[int]:
-        """The key groups of the state, ascending."""
-        return self._keys.groups
 
     @property
     def life(self) -> Life:
@@ -134,8 +105,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         return self._state.life
 
     def __repr__(self) -> str:
-        parts = self._parts
-        return f"Standby({parts.log.name!r}, writer={parts.owner!r}, position={self.position}, {self.life.value})"
+        return f"Standby({self._of.log.name!r}, writer={self._of.owner!r}, position={self.position}, {self.life.value})"
 
     # ---- one key
 
@@ -146,7 +116,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         self._owner.check()
         admitted = self._keys.admit(key)
         with self._state.reading(max_age_s) as version:
-            value = version.backend.get(admitted)
+            value = version.state.get(admitted)
             return default if value is None else version.values.copy(value)
 
     def look(self, key: K, *, max_age_s: float | None = None) -> Look[V]:
@@ -154,18 +124,9 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         self._owner.check()
         admitted = self._keys.admit(key)
         with self._state.reading(max_age_s) as version:
-            value = version.backend.get(admitted)
+            value = version.state.get(admitted)
             found = None if value is None else version.values.copy(value)
             return Look(found, version.place.position, self._state.age_s)
-
-    def __getitem__(self, key: K) -> V:
-        value = self.get(key)
-        if value is None:
-            raise KeyError(key)
-        return cast("V", value)
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(cast("K", key)) is not None
 
     # ---- many keys
 
@@ -173,34 +134,17 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         """How many keys there are. The first time RocksDB counts them one by one, and again after each move."""
         self._owner.check()
         with self._state.reading() as version:
-            return len(version.backend)
-
-    def __bool__(self) -> bool:
-        """Whether there is a key. Looks for one, and counts none."""
-        return next(iter(self), None) is not None
-
-    def __iter__(self) -> Iterator[K]:
-        return (key for key, _ in self._scan(lambda backend: backend.items(None)))
-
-    def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
-        """Keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""
-        groups = None if key_groups is None else self._keys.checked_groups(key_groups)
-        return TableItems(self, lambda: self._scan(lambda backend: backend.items(groups)), is_part=groups is not None)
-
-    def values(self) -> TableValues[V]:
-        """All values, in no order."""
-        return TableValues(self, lambda: self._scan(lambda backend: backend.items(None)))
+            return len(version.state)
 
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys, as of a table."""
         first, behind = self._keys.bound(start), self._keys.bound(end)
-        return self._scan(lambda backend: backend.range(first, behind))
+        return self._scanned(lambda state: state.range(first, behind))
 
-    def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
-        """Keys and values whose key begins so, in the order of the keys, as of a table."""
-        return self.range(*self._keys.prefix_bounds(prefix))
+    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
+        return self._scanned(lambda state: state.items(key_groups))
 
-    def _scan(self, items: Callable[[Backend], Iterator[tuple[Any, Any]]]) -> Iterator[tuple[K, V]]:
+    def _scanned(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Iterator[tuple[K, V]]:
         self._owner.check()
         return self._state.scan(items)
 
@@ -215,7 +159,7 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         self._owner.check()
         self._state.check_movable()
         with self._turn():
-            return self._follower.refresh(self._parts.settings.recovery.stall_timeout_s)
+            return self._follower.refresh(self._of.settings.recovery.stall_timeout_s)
 
     def promote(self) -> Table[K, V]:
         """Fence the owner, read what it had committed by then, and be its table. The standby is closed, and its
@@ -229,20 +173,10 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
         The owner is fenced then; open the table.
         """
         self._owner.check()
-        parts = self._parts
         with self._turn():
             self._state.check()
             try:
-                opened = promote(
-                    parts.log,
-                    parts.owner,
-                    parts.share,
-                    parts.keys,
-                    parts.home,
-                    parts.follower,
-                    parts.settings,
-                    parts.host,
-                )
+                opened = promote(self._follower, self._share)
             except BaseException:
                 if self.life is not Life.OPEN:
                     self._end()
@@ -273,13 +207,13 @@ class Standby(Closing, Mapping[K, V], Generic[K, V]):
     def _end(self) -> None:
         if self._forgotten.detach() is not None:
             self._state.let_go()
-            self._follower.end(self._parts.release)
+            self._follower.end()
 
 
-def _drop_forgotten(parts: StandbyParts, owner: OwnProcess) -> None:
+def _drop_forgotten(follower: Follower, owner: OwnProcess) -> None:
     """Clean up after a standby that was dropped without a close, and say so. In a fork it is the parent's."""
     if owner.is_foreign:
         return
-    parts.follower.state.let_go()
-    parts.follower.end(parts.release)
-    warnings.warn(f"unclosed standby of statelog ({parts.log.name})", ResourceWarning, stacklevel=1)
+    follower.state.let_go()
+    follower.end()
+    warnings.warn(f"unclosed standby of statelog ({follower.builder.log.name})", ResourceWarning, stacklevel=1)

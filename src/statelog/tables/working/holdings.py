@@ -21,11 +21,10 @@ from contextlib import ExitStack
 from functools import partial
 
 from statelog.errors import BrokerUnavailable, Unavailable
-from statelog.tables.working.hooks import Hook
 from statelog.tables.working.openings import Openings
 from statelog.tables.working.roster import Roster, Vacancy, passes
 from statelog.tables.working.tenure import Tenure
-from statelog.tables.working.workplace import Workplace
+from statelog.tables.working.workplace import Hook, Workplace
 
 __all__ = ["Holdings"]
 

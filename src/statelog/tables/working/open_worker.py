@@ -26,17 +26,16 @@ from statelog.storage.kafka.group_settings import group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
-from statelog.tables.backends.backend import BackendKind
 from statelog.tables.opening.open_table import table
 from statelog.tables.settings import TableSettings
 from statelog.tables.standing.open_standby import standby
 from statelog.tables.standing.standby import Standby
+from statelog.tables.state.store import BackendKind
 from statelog.tables.table import Table
-from statelog.tables.working.hooks import Hook, Hooks
 from statelog.tables.working.input import Input, InputStart, check_fits
 from statelog.tables.working.reserves import Reserves
 from statelog.tables.working.worker import Worker
-from statelog.tables.working.workplace import Workplace, describe_input
+from statelog.tables.working.workplace import Hook, Hooks, Workplace, describe_input
 
 __all__ = ["worker"]
 

@@ -1,42 +1,26 @@
-"""`Opened`: what a table is made of, once it is open; and `Opening`, what is told of how that went."""
+"""`Opened`: what a table is made of, once it is open."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from statelog.producer import Writer
 from statelog.producer.sending.change_maker import ChangeMaker
 from statelog.seams import Seams
 from statelog.storage import Log
-from statelog.tables.backends.backend import Backend
-from statelog.tables.backends.home import Home
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.settings import TableSettings
+from statelog.tables.state.home import Home
+from statelog.tables.state.opening import Opening
+from statelog.tables.state.state import State
 
-__all__ = ["LARGE", "WEIGHED", "Opened", "Opening"]
+__all__ = ["LARGE", "WEIGHED", "Opened"]
 
 LARGE = 1 << 20
 """From here on a change is measured when it is put, and not when it is committed."""
 WEIGHED = 4 << 10
 """From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """How a table was opened.
-
-    `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
-    only what was committed behind it was read, `rows_read` changes of it; None if the whole state was recovered.
-    `set_aside` is where a directory that could not be used is now, and `reason` says why.
-    """
-
-    position: int
-    from_position: int | None = None
-    rows_read: int = 0
-    set_aside: Path | None = None
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +31,7 @@ class Opened:
     writer: Writer
     keys: KeyRule
     values: ValueRule
-    backend: Backend
+    state: State
     home: Home | None
     opening: Opening
     settings: TableSettings
@@ -69,7 +53,7 @@ class Opened:
             closing.callback(self.log.close)
             if self.home is not None:
                 closing.callback(self.home.close)
-            closing.callback(self.backend.close)
+            closing.callback(self.state.close)
             if is_failed:
                 self.writer.__exit__(RuntimeError, None, None)
             else:

@@ -87,6 +87,23 @@ class Home:
             sync(self._damaged)
             sync(self.path)
 
+    def settle(self, boot_id: str) -> None:
+        """What may have been lost with another boot of the machine, or was never there in a copy, is not counted on.
+
+        A database that was open when the machine lost its power goes back to its files, which are synced: to a commit,
+        and the place of that one. RocksDB has two write-ahead logs at times, and the disk may have kept the end of the
+        newer one without the end of the older: what is replayed then has a hole in it, which nothing shows. The log has
+        those commits, too.
+        """
+        if self.is_of_boot(boot_id):
+            return
+        if self.database.exists():
+            with local_disk(self.database):
+                for log in self.database.glob("*.log"):
+                    log.unlink()
+                sync(self.database)
+        self.note_boot(boot_id)
+
     def is_of_boot(self, boot_id: str) -> bool:
         """Whether this very database was used last in this boot of the machine, and is no copy; not if nobody knows."""
         with local_disk(self.path):

@@ -1,9 +1,9 @@
-"""`Recent`: what a backend on disk took last, in memory too: who reads it back asks no file, and decodes nothing.
+"""`Recent`: what a store on disk took last, in memory too: who reads it back asks no file, and decodes nothing.
 
     a commit ─► young ─► (young is half of the bytes) ─► old ─► forgotten, all of it at once
 
 Invariants:
-- Of every key that it knows it has what the backend has, None for one that was deleted.
+- Of every key that it knows it has what the store has, None for one that was deleted.
 - Keys and values take about `bytes_max` at most, with the objects that hold them.
 """
 
@@ -44,18 +44,18 @@ class Recent:
         self.forget()
 
     def forget(self) -> None:
-        """The backend was changed in another way."""
+        """The store was changed in another way."""
         self._young: dict[Any, Any] = {}
         self._old: dict[Any, Any] = {}
         self._young_bytes = self._old_bytes = 0
 
     def find(self, key: Any) -> Any:
-        """The value of a key, None if it was deleted, UNKNOWN if the backend has to be asked."""
+        """The value of a key, None if it was deleted, UNKNOWN if the store has to be asked."""
         value = self._young.get(key, UNKNOWN)
         return self._old.get(key, UNKNOWN) if value is UNKNOWN else value
 
     def take(self, changes: Mapping[Any, Any], data_bytes: int) -> None:
-        """The backend has these changes now, whose keys and values have so many bytes."""
+        """The store has these changes now, whose keys and values have so many bytes."""
         size_bytes = data_bytes + _EACH_BYTES * len(changes)
         if size_bytes > self._bytes_max:
             self.forget()  # Of those that there is no room for, too.

@@ -1,21 +1,23 @@
-"""`RocksdbBackend`: a state in a RocksDB database on the local disk, kept between lives. Imports rocksdict.
+"""`RocksdbStore`: a state in a RocksDB database on the local disk, kept between lives. Imports rocksdict.
 
 A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
-as in the databases of `Recovery.to_rocksdb`, which is how one begins. From then on each commit is one write batch, with
-the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
-`without_unsynced`.
+as in the databases of `Recovery.to_rocksdb`, which is how a whole one begins. From then on each commit is one write
+batch, with the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
+`Home.settle`. What is missing, and what is gone of it, is written beside the data: docs/protocol-table.md.
 
 Invariants:
 - The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
 - Once it is closed, all of it is in files that are synced.
 - It never holds what no commit holds.
+- A kill leaves a key group missing, whatever of its rows was loaded; they are loaded again, but for what changed since.
+- A key group is missing no more, for who reads, before what was gone of it is forgotten.
 """
 
 import ctypes
 import heapq
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, starmap
 from pathlib import Path
@@ -27,7 +29,6 @@ import pyarrow.compute as pc
 import rocksdict
 
 from statelog.errors import Corrupt
-from statelog.recovery.targets.durable import sync
 from statelog.recovery.targets.raw_keys import raw_keys
 from statelog.recovery.targets.rocksdb import rocksdb_options
 from statelog.recovery.targets.rocksdb_disk import rocksdb_error
@@ -35,24 +36,28 @@ from statelog.recovery.targets.rocksdb_state import STATE_KEY
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
-from statelog.storage.local.disk import local_disk
-from statelog.tables.backends.backend import StatePlace
-from statelog.tables.backends.home import Home
-from statelog.tables.backends.recent import UNKNOWN, Recent, held_bytes
-from statelog.tables.backends.record import (
-    FAMILY,
-    PLACE_KEY,
-    TABLE_KEY,
-    WRITE,
-    TableRecord,
-    place_from_json,
-    place_to_json,
-)
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.settings import TableSettings
+from statelog.tables.state.home import Home
+from statelog.tables.state.recent import UNKNOWN, Recent, held_bytes
+from statelog.tables.state.record import (
+    FAMILY,
+    GONE,
+    MISSING_KEY,
+    NOTHING,
+    PLACE_KEY,
+    TABLE_KEY,
+    WRITE,
+    Missing,
+    StatePlace,
+    TableRecord,
+    missing_from_json,
+    place_from_json,
+    place_to_json,
+)
 
-__all__ = ["RocksdbBackend", "without_unsynced"]
+__all__ = ["RocksdbStore"]
 
 _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
@@ -66,6 +71,8 @@ _REPLAYED = 4
 """An open after a kill replays what is in the write-ahead log and in no file yet, at 10 ms of a processor for each MiB:
 so only this part of what may wait in memory. Files become smaller, which costs writes nothing that can be measured.
 """
+_BEHIND_GONE = b"gone0"
+"""Behind every key that begins with GONE."""
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
 """How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
 
@@ -73,27 +80,20 @@ _ROTTEN = ("Corruption",)
 """How a write says so, if a compaction or a flush has found it. A file that is not found may be a disk that is gone."""
 
 
-def without_unsynced(database: Path) -> None:
-    """Take a database back to its files, which are synced: to a commit, and the place of that one.
-
-    For one that was open when the machine lost its power. RocksDB has two write-ahead logs at times, and the disk may
-    have kept the end of the newer one without the end of the older: what is replayed then has a hole in it, which
-    nothing shows. The log has those commits, too.
-    """
-    with local_disk(database):
-        for log in database.glob("*.log"):
-            log.unlink()
-        sync(database)
-
-
-class RocksdbBackend:
-    """The database of a home, opened, or one that is being made at `path`.
+class RocksdbStore:
+    """The database of a home, opened, or one that is being made at `path`, for what is `missing` of it.
 
     Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable.
     """
 
     def __init__(
-        self, home: Home, keys: KeyRule, values: ValueRule, settings: TableSettings, path: Path | None = None
+        self,
+        home: Home,
+        keys: KeyRule,
+        values: ValueRule,
+        settings: TableSettings,
+        path: Path | None = None,
+        missing: Missing | None = None,
     ) -> None:
         self._home = home
         self._keys = keys
@@ -113,9 +113,11 @@ class RocksdbBackend:
                 self._family = self._database.get_column_family(FAMILY)
                 self._handle = self._database.get_column_family_handle(FAMILY)
                 self._written = self._last_write()
+                self._missing = missing or self._known()
             except BaseException:
                 self.close()
                 raise
+        self.missing = set(self._missing.key_groups)
         home.holds(self)
 
     # ---- what it says of itself
@@ -132,6 +134,17 @@ class RocksdbBackend:
         with self._reading():
             return place_from_json(self._family.get(PLACE_KEY))
 
+    @property
+    def first_position(self) -> int:
+        """From where on the changes of missing key groups are here."""
+        return self._missing.first_position
+
+    def _known(self) -> Missing:
+        data = self._family.get(TABLE_KEY)
+        if data is None or not TableRecord.from_json(data).is_partial:
+            return NOTHING
+        return missing_from_json(self._family.get(MISSING_KEY))
+
     def _last_write(self) -> int:
         """The number of the newest write batch. Raises Corrupt if there are some missing below it."""
         rows, found = self._family.iter(), list[int]()
@@ -145,9 +158,11 @@ class RocksdbBackend:
         return found[0] if found else 0
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """A database that a recovery has just made is a table's from now on."""
+        """A database that was just made is a table's from now on."""
         batch = self._batch(place)
-        batch.put(TABLE_KEY, record.to_json(), self._handle)
+        batch.put(TABLE_KEY, record.as_partial(bool(self.missing)).to_json(), self._handle)
+        if self.missing:
+            batch.put(MISSING_KEY, self._missing.to_json(), self._handle)
         batch.delete(STATE_KEY, self._handle)
         self._write(batch)
 
@@ -170,6 +185,13 @@ class RocksdbBackend:
         except Exception as error:
             raise self._told(error) from error
         return data if data is None or self._decode is None else self._decode(data)
+
+    def is_gone(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
+        """Whether it is remembered as deleted. Raises Corrupt."""
+        try:
+            return self._family.get(GONE + self._keys.raw(key)) is not None
+        except Exception as error:
+            raise self._told(error) from error
 
     def __len__(self) -> int:
         """Counted once, and kept from then on."""
@@ -225,6 +247,31 @@ class RocksdbBackend:
                 rows.next()
             rows.status()  # Which raises if it ended for another reason than the end; the library's `items` hides it.
 
+    def unchanged(self, rows: pa.Table) -> pa.Table:
+        """By comparing with the keys that are here, or gone, between the least and the greatest of these."""
+        if not rows.num_rows:
+            return rows
+        whole = rows.combine_chunks().to_batches()[0]
+        raw = raw_keys(whole)
+        bounds: dict[str, bytes] = pc.min_max(raw).as_py()
+        least, greatest = bounds["min"], bounds["max"]
+        changed = self._keys_between(self._database, b"", least, greatest)
+        changed += self._keys_between(self._family, GONE, least, greatest)
+        if not changed:
+            return rows
+        return pa.Table.from_batches([whole.filter(pc.invert(pc.is_in(raw, pa.array(changed, raw.type))))])
+
+    def _keys_between(self, family: rocksdict.Rdict, prefix: bytes, least: bytes, greatest: bytes) -> list[bytes]:
+        found: list[bytes] = []
+        with self._reading():
+            rows = family.iter()
+            rows.seek(prefix + least)
+            while rows.valid() and (key := rows.key()) <= prefix + greatest:
+                found.append(key[len(prefix) :])
+                rows.next()
+            rows.status()
+        return found
+
     # ---- changes
 
     def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
@@ -259,6 +306,32 @@ class RocksdbBackend:
         """One write, of the place alone."""
         self._write(self._batch(place))
 
+    def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
+        """One write batch, with what is missing from then on; then what is gone of these key groups is forgotten."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for part in rows.to_batches():
+            values = avro_values(part.column("value"), self._values.schema).to_pylist()
+            deque(map(batch.put, raw_keys(part).to_pylist(), values), maxlen=0)
+        left = Missing(self._missing.first_position, frozenset(self.missing.difference(complete)))
+        if complete and left.key_groups:
+            batch.put(MISSING_KEY, left.to_json(), self._handle)
+        elif complete:
+            batch.put(TABLE_KEY, self.record.as_partial(False).to_json(), self._handle)
+            batch.delete(MISSING_KEY, self._handle)
+        self._write(batch)
+        self._rows = None
+        if complete:
+            self._missing = left
+            self.missing.difference_update(complete)
+            self._forget(complete)
+
+    def _forget(self, complete: Collection[int]) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for group in complete:
+            first, behind = _bounds(group)
+            batch.delete_range(GONE + first, _BEHIND_GONE if behind is None else GONE + behind, self._handle)
+        self._write(batch)
+
     def close(self) -> None:
         """Write what is in memory only to files, and close the database; its home stays locked. Idempotent.
 
@@ -280,6 +353,10 @@ class RocksdbBackend:
 
     def _delete(self, batch: rocksdict.WriteBatch, keys: Sequence[bytes]) -> None:
         deque(map(batch.delete, keys), maxlen=0)
+        if self.missing:
+            for key in keys:
+                if int.from_bytes(key[:2], "big") in self.missing:
+                    batch.put(GONE + key, b"", self._handle)
 
     def _batch(self, place: StatePlace) -> rocksdict.WriteBatch:
         batch = rocksdict.WriteBatch(raw_mode=True)

@@ -1,6 +1,6 @@
 """`Loader`: the thread that makes a table's state local: it reads the missing key groups in order, and hands over.
 
-    merged rows of the base ─► at most some thousand at a time ─► RemoteBackend.take ─► the local part
+    merged rows of the base ─► at most some thousand at a time ─► State.take ─► the store
 
 Invariants:
 - It changes nothing but through `take`, which a closed table refuses; so a thread that waits for the store does no harm
@@ -19,8 +19,8 @@ from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.recovery import Host
 from statelog.recovery.host import GRACE_S, begin
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.tables.remote.backend import RemoteBackend
 from statelog.tables.remote.base import Base
+from statelog.tables.state.state import State
 
 __all__ = ["Loader"]
 
@@ -30,18 +30,18 @@ _PAUSE_S = 1.0
 
 
 class Loader:
-    """Loads what a backend lacks. `start` begins; `run` does it in the caller's thread."""
+    """Loads what a state lacks. `start` begins; `run` does it in the caller's thread."""
 
-    def __init__(self, backend: RemoteBackend, base: Base, host: Host) -> None:
-        self._backend = backend
+    def __init__(self, state: State, base: Base, host: Host) -> None:
+        self._state = state
         self._base = base
         self._host = host
         self._stop = Event()
         self._done: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin, on a thread of its own, which ends with the backend."""
-        self._backend.on_close(self.stop)
+        """Begin, on a thread of its own, which ends with the state."""
+        self._state.on_close(self.stop)
         self._done = begin(self._host.start, self._guarded)
         if self._done.done():
             self._done.result()  # Where a simulation had it done at once, it may have died of it.
@@ -54,13 +54,13 @@ class Loader:
 
     def run(self) -> None:
         """Load all that is missing. Raises Damaged, NotFound, Fenced, Unavailable, StorageFull, ClosedError."""
-        while missing := self._backend.missing:
+        while missing := self._state.missing:
             for rows, complete in _steps(self._read(missing), missing, self._base.schema):
-                self._backend.take(rows, complete)
+                self._state.take(rows, complete)
                 self._beat()
                 if complete:
                     self._host.crash("group-loaded")
-        self._backend.finish()
+        self._state.finish()
         self._host.crash("all-loaded")
 
     def _read(self, missing: frozenset[int]) -> Iterator[pa.Table]:
@@ -78,12 +78,12 @@ class Loader:
             except ClosedError:
                 return None
             except StorageFull as error:
-                self._backend.fail(error)
+                self._state.fail(error)
                 return None
             except Unavailable:
                 self._stop.wait(_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - raised again in the table's thread
-                self._backend.fail(error)
+                self._state.fail(error)
                 return None
 
 

@@ -13,16 +13,17 @@ from statelog.errors import Corrupt
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.backends.backend import StatePlace
 
 __all__ = [
     "FAMILY",
     "GONE",
     "MISSING_KEY",
+    "NOTHING",
     "PLACE_KEY",
     "TABLE_KEY",
     "WRITE",
     "Missing",
+    "StatePlace",
     "TableRecord",
     "difference",
     "missing_from_json",
@@ -43,6 +44,24 @@ that of the one before: if some are missing in the middle, two are left.
 _FORMAT = 1
 _PARTIAL_FORMAT = 2
 """Of a state that is not whole: who does not know of that takes it for nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """How far a state is: its place in the ledger, and how many losses a person had accepted by then."""
+
+    ledger: Place
+    losses: int = 0
+
+    @property
+    def position(self) -> int:
+        """The ledger position."""
+        return self.ledger.position
+
+    @property
+    def last(self) -> LastRecord | None:
+        """The ledger record right below it, if it is known."""
+        return self.ledger.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,10 @@ class Missing:
     def to_json(self) -> bytes:
         """As it stands in the database."""
         return json.dumps({"first_position": self.first_position, "key_groups": sorted(self.key_groups)}).encode()
+
+
+NOTHING = Missing(0, frozenset())
+"""Is missing of a whole state."""
 
 
 def missing_from_json(data: bytes | None) -> Missing:

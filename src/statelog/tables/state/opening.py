@@ -1,0 +1,425 @@
+"""`StateOpening`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew.
+
+    1  the lock of the home                               state/home.py; a dict has none
+    2  look     is it of this log, and its place one of the ledger's?
+                or, if it proves that the ledger lost what was acknowledged, keep it for a person, and open nothing
+       the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
+    3  read     the commits behind its place, newest change of each key
+    4  or else  set it aside, loudly, and make one: an empty store over a snapshot, with the commits behind it; where
+                there is no snapshot, or all is wanted first, a whole one by a recovery
+    5  stand    on a snapshot that has what is missing; if there is none any more, make it anew
+    6  load     what is missing first, behind the table's back, or never: `TableSettings.loading`
+
+Invariants:
+- A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,
+  and the ledger's record below it is the one that it was. An owner looks before its Open, which would stand where the
+  lost records did.
+- What was committed behind the place is read whole, and verified, before the place moves.
+- No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than is
+  there, is a proof of loss, and the only copy of what was lost: it stays as it is, and is told. Only once a person
+  has accepted the loss it is set aside, and it is never deleted then.
+- A database that is made is renamed to its place once all that was committed behind its snapshot is in it.
+- A base is held from before its commits are read until the state has it.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
+from statelog.producer import Writer
+from statelog.reading.converter import Converter
+from statelog.reading.planner import Planner
+from statelog.recovery import AtPosition, Host, Plan, Recovery, newest_changes, plan_changes, recover
+from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.reading.plan_reader import PlanReader
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage import Log
+from statelog.tables.changes.keys import KeyRule
+from statelog.tables.changes.values import ValueRule
+from statelog.tables.remote.base import Base, Standing
+from statelog.tables.remote.row_group import RowGroupCache
+from statelog.tables.remote.snapshot import Reading
+from statelog.tables.settings import Loading, TableSettings
+from statelog.tables.state.home import Home
+from statelog.tables.state.loader import Loader
+from statelog.tables.state.memory import DictStore
+from statelog.tables.state.record import Missing, StatePlace, TableRecord, difference
+from statelog.tables.state.state import State
+from statelog.tables.state.store import KeyedStore
+
+if TYPE_CHECKING:
+    from statelog.tables.state.rocksdb import RocksdbStore
+
+__all__ = ["Opening", "StateOpening", "Wanted"]
+
+_LOST = "the ledger lost what it was built on, which a person has accepted"
+_NOT_COVERED = "what it lacks is in no snapshot any more"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a table was opened.
+
+    `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
+    only what was committed behind it was read, `rows_read` changes of it; None if the whole state was recovered.
+    `set_aside` is where a directory that could not be used is now, and `reason` says why.
+    """
+
+    position: int
+    from_position: int | None = None
+    rows_read: int = 0
+    set_aside: Path | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The state that is wanted: its place, its values, and what says so: an owner whose Open stands, or for who owns
+    nothing a recovery of that place.
+    """
+
+    place: StatePlace
+    values: ValueRule
+    writer: Writer | None = None
+    recovery: Recovery | None = None
+
+    @classmethod
+    def by(cls, writer: Writer) -> "Wanted":
+        """An owner's: since its Open nothing can have changed its key groups, so that is its place, too."""
+        place = StatePlace(writer.place, len(writer.accepted_losses))
+        return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer)
+
+
+class StateOpening:
+    """Opens the state of a share of a log, in a home or (None) in a dict. What a database of the home `may_lack` of its
+    state an owner reads from a snapshot. `beat` is often called.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        home: Home | None,
+        keys: KeyRule,
+        settings: TableSettings,
+        host: Host,
+        *,
+        may_lack: bool = False,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._log = log
+        self._home = home
+        self._keys = keys
+        self._settings = settings
+        self._host = host
+        self._may_lack = may_lack
+        self._beat = beat
+        self._schema: ValueSchema | None = None
+        self._kept: RocksdbStore | None = None
+        self._unfit = ""
+        self._base: Base | None = None
+        self._made: KeyedStore | None = None
+
+    def look(self, values: ValueRule) -> None:
+        """Open the database that is there, and compare its place with the ledger; the home closes what is open.
+
+        `values` are those that the state has to have. Raises BeyondEnd or AnchorMismatch if it proves a loss that
+        nobody has accepted, as `recover`, StorageFull, StoreUnavailable.
+        """
+        self._read_as(values)
+        if self._home is not None:
+            self._home.settle(self._host.boot_id())
+            if self._home.database.exists():
+                self._kept, self._unfit = self._judged(self._home)
+
+    def open(self, wanted: Wanted) -> tuple[State, Opening]:
+        """The state that is wanted, of what was looked at, and how it was opened. Raises as `look`, Fenced."""
+        self._want(wanted)
+        if wanted.values.schema != self._schema:
+            if self._kept is not None:
+                self._kept.close()
+                self._kept = None
+            self.look(wanted.values)
+        with ExitStack() as undo:
+            undo.callback(self._let_go)
+            store, opening = self._opened()
+            undo.callback(store.close)
+            if store.missing and not self._stands_on(store):
+                store.close()
+                self._make()
+                store, opening = self._replaced(_NOT_COVERED)
+                undo.callback(store.close)
+            state = State(store, self._keys, self._values, self._base)
+            undo.callback(state.close)
+            self._load(state)
+            undo.pop_all()
+        return state, opening
+
+    def make(self, wanted: Wanted) -> None:
+        """Make the state that is wanted, beside one that is in use. Raises as `recover`, StorageFull."""
+        self._want(wanted)
+        self._read_as(wanted.values)
+        self._make()
+
+    def replace(self, reason: str) -> tuple[State, Opening]:
+        """What `make` has made, in the place of the one that was in use until now, and is closed."""
+        store, opening = self._replaced(reason)
+        return State(store, self._keys, self._values), opening
+
+    # ---- what is wanted
+
+    def _want(self, wanted: Wanted) -> None:
+        self._wanted, self._place = wanted, wanted.place
+        self._until = None if wanted.writer is not None else AtPosition(wanted.place.position)
+
+    def _read_as(self, values: ValueRule) -> None:
+        self._values, self._schema = values, values.schema
+        self._recovery = replace(self._settings.recovery, value_schema_id=values.schema.id)
+        self._record = TableRecord.of(self._log.descriptor, values.schema, self._keys.owned)
+
+    # ---- what is kept
+
+    def _judged(self, home: Home) -> "tuple[RocksdbStore | None, str]":
+        """The database that is there, or why it cannot be used."""
+        if home.damage:
+            return None, f"it was found damaged: {home.damage}"
+        store: RocksdbStore | None = None
+        try:
+            store = self._database(home)
+            reason = difference(store.record, self._record) or self._lost(home, store.place)
+            if not reason and store.missing and not self._may_lack:
+                reason = "a part of its state is in a snapshot only"
+        except Corrupt as error:
+            reason = error.message
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        if reason and store is not None:
+            store.close()
+        return (None, reason) if reason else (store, "")
+
+    def _lost(self, home: Home, place: StatePlace) -> str:
+        """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.
+
+        Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
+        """
+        ledger = self._log.ledger
+        end = ledger.end(at_least=place.position)
+        facts: dict[str, Any] = {
+            "path": str(home.database),
+            "position": place.position,
+            "ledger_position": end,
+            "hint": "The ledger lost commits that were acknowledged, and the directory has them: restore the topic, or "
+            "move the directory away, and go on without them",
+        }
+        if place.position > end:
+            raise BeyondEnd("the local state is ahead of the ledger", **facts)
+        if place.last is None or ledger.place_at(place.position).last in (None, place.last):
+            return ""
+        with closing(ledger.newest_client()) as client:
+            client.fold_end()
+            if client.fold.restarted >= place.last.offset:
+                return _LOST
+        raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
+
+    def _opened(self) -> tuple[KeyedStore, Opening]:
+        """What was kept, brought to the place; or one that is made there."""
+        store, self._kept = self._kept, None
+        reason = self._unfit
+        if store is not None:
+            opening, reason = self._brought(store)
+            if opening is not None:
+                return store, opening
+        opening = self._set_aside(reason)
+        self._make()
+        return self._taken(), opening
+
+    def _brought(self, store: "RocksdbStore") -> tuple[Opening | None, str]:
+        """How a store came to the place; or, once it is closed, why it did not."""
+        try:
+            place = store.place
+            self._check_below(place)
+            if place.losses != self._place.losses:
+                reason = "a loss was accepted since, and what was lost may be in it"
+            else:
+                return self._caught_up(store, place.position), ""
+        except (NotFound, OffsetGone):
+            reason = "the log was truncated past it"
+        except BaseException:
+            store.close()
+            raise
+        store.close()
+        return None, reason
+
+    def _check_below(self, place: StatePlace) -> None:
+        if place.position > self._place.position:
+            raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
+
+    def _caught_up(self, store: KeyedStore, start: int) -> Opening:
+        """Read what was committed behind its place. Raises OffsetGone, NotFound if the log holds it no more."""
+        rows = 0
+        plan = plan_changes(
+            self._log,
+            AtPosition(start),
+            self._until,
+            key_groups=self._keys.owned,
+            value_schema_id=self._values.schema.id,
+            seen=[self._place.ledger],
+        )
+        if not plan.is_empty:
+            with closing(newest_changes(self._log, plan, settings=self._recovery, host=self._host)) as tables:
+                for table in tables:
+                    store.load(table)
+                    rows += table.num_rows
+                    self._beat()
+        self._host.crash("caught-up")
+        store.move(self._place)
+        return Opening(position=self._place.position, from_position=start, rows_read=rows)
+
+    # ---- anew
+
+    def _make(self) -> None:
+        """Make a store at the place, beside the one that there may be."""
+        store: KeyedStore | None = None
+        if self._wanted.writer is not None and self._settings.loading is not Loading.FIRST:
+            store = self._partial(self._wanted.writer)
+        if store is None:
+            store = self._whole()
+        try:
+            store.adopt(self._record, self._place)
+        finally:
+            store.close()
+        self._made = store if self._home is None else None
+
+    def _whole(self) -> KeyedStore:
+        recovery = self._wanted.recovery or recover(
+            self._log,
+            key_groups=self._keys.owned,
+            at_least=self._place.ledger,
+            progress=lambda _: self._beat(),
+            settings=self._recovery,
+            host=self._host,
+        )
+        home = self._home
+        with recovery:
+            if home is None:
+                return DictStore.recovered(recovery, self._keys, self._values)
+            home.begin()
+            recovery.to_rocksdb(home.unfinished)
+        self._host.crash("recovered")
+        return self._database(home, home.unfinished)
+
+    def _set_aside(self, reason: str) -> Opening:
+        """Say that a store is made anew, and why, if there was one."""
+        aside = None
+        if self._home is not None:
+            is_last_copy = reason == _LOST
+            aside = self._home.set_aside(reason, self._host, is_last_copy=is_last_copy) if reason else None
+            self._host.crash("set-aside")
+        return Opening(position=self._place.position, set_aside=aside, reason=reason)
+
+    def _replaced(self, reason: str) -> tuple[KeyedStore, Opening]:
+        opening = self._set_aside(reason)
+        return self._taken(), opening
+
+    def _taken(self) -> KeyedStore:
+        """What was made, in its place."""
+        if self._home is None:
+            assert self._made is not None
+            return self._made
+        self._home.finish()
+        self._home.note_boot(self._host.boot_id())
+        return self._database(self._home)
+
+    def _database(self, home: Home, path: Path | None = None, missing: Missing | None = None) -> "RocksdbStore":
+        from statelog.tables.state.rocksdb import RocksdbStore
+
+        return RocksdbStore(home, self._keys, self._values, self._settings, path, missing)
+
+    # ---- what a snapshot has
+
+    def _partial(self, writer: Writer) -> KeyedStore | None:
+        """A store that misses what a snapshot has, with all that was committed behind it; None if there is none."""
+        planner = Planner(self._log, None, self._keys.owned, seen=[self._place.ledger])
+        held = HeldPlan(self._log, planner, self._recovery, self._host, self._keys.owned)
+        with ExitStack() as planned:
+            planned.callback(held.release)
+            while True:
+                plan = held.claim()
+                if plan.manifest is None or not plan.runs:
+                    return None
+                try:
+                    return self._folded(held, plan, plan.manifest, writer)
+                except OffsetGone as error:
+                    held.replan(error)
+
+    def _folded(self, held: HeldPlan, plan: Plan, manifest: Manifest, writer: Writer) -> KeyedStore:
+        """As `_partial`, for this plan. Raises OffsetGone if the log moved on."""
+        with ExitStack() as undo:
+            store, base = self._empty(manifest), self._base_at(manifest.position, writer)
+            undo.callback(store.close)
+            undo.callback(base.let_go)
+            if not base.claim(manifest):
+                raise OffsetGone("the snapshot was cleaned up while a table was opened", log=self._log.name)
+            tail = replace(plan, runs=())
+            reader = PlanReader(self._log, tail, self._recovery, lambda _: held.renew(), host=self._host)
+            with closing(reader.open_tail()) as changes:
+                for table in reader.merged(changes, drop_deletes=False):
+                    store.load(table)
+            self._host.crash("tail-folded")
+            undo.pop_all()
+        self._base = base
+        return store
+
+    def _empty(self, manifest: Manifest) -> KeyedStore:
+        missing = Missing(manifest.position, frozenset(self._keys.groups))
+        if self._home is None:
+            return DictStore(self._keys, self._values, {}, missing)
+        self._home.begin()
+        return self._database(self._home, self._home.unfinished, missing)
+
+    def _stands_on(self, store: KeyedStore) -> bool:
+        """Whether there is a base for it: the one that it was made on, or in a later life the newest that will do."""
+        assert self._wanted.writer is not None
+        if self._base is None:
+            self._base = self._base_at(store.first_position, self._wanted.writer)
+            if not self._base.claim():
+                self._base.let_go()
+                self._base = None
+        return self._base is not None
+
+    def _base_at(self, first_position: int, writer: Writer) -> Base:
+        """A base for local changes that begin at this position. It stands on nothing yet."""
+        reading = Reading(
+            log=self._log,
+            opener=self._recovery.cache.opener(self._log),
+            converter=Converter(self._log, self._recovery.value_schema_id),
+            cache=RowGroupCache(self._settings.remote_cache_bytes),
+            cache_bytes=self._settings.remote_cache_bytes,
+            settings=self._recovery,
+            host=self._host,
+        )
+        standing = Standing(
+            first_position=first_position,
+            position=self._place.position,
+            losses=self._place.losses,
+            writer=writer.name,
+            epoch=writer.grant.epoch,
+            partitions=tuple(writer.grant.partitions),
+        )
+        return Base(reading, standing)
+
+    def _let_go(self) -> None:
+        if self._base is not None:
+            self._base.let_go()
+
+    def _load(self, state: State) -> None:
+        """As the settings say: now, behind the table's back, or never."""
+        if self._base is None or self._settings.loading is Loading.ON_DEMAND:
+            return
+        loader = Loader(state, self._base, self._host)
+        loader.run() if self._settings.loading is Loading.FIRST else loader.start()
