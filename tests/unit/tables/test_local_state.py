@@ -340,7 +340,7 @@ def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[d
     chance = random.Random(5)
     with tables.open(settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), host=machine.host) as table:
         model = content(table)
-        for number in range(10_000):
+        for number in range(50_000):  # How long there are two at a time is the machine's and the disk's.
             for _ in range(8):
                 key = b"k%d" % chance.randrange(4_000)
                 model[key] = table[key] = b"%d" % number + chance.randbytes(300)
