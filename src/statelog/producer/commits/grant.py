@@ -38,6 +38,8 @@ __all__ = [
     "refused",
 ]
 
+_MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
@@ -76,9 +78,6 @@ class TaskGrant:
     grant: Grant
     base: Checkpoint
     checkpoint_id: int
-
-
-_MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 
 
 def make_commit(
