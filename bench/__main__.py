@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.figures import Figure, show
 from bench.run import BENCHMARKS
 from bench.setting import Setting
-from statelog.cli.devbroker import EmbeddedBroker
+from statelog.testing import EmbeddedBroker
 
 
 @click.command()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statelog.cli.devbroker import process, state
-from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
-from statelog.cli.devbroker.process import ProcessId
-from statelog.cli.devbroker.state import RunningBroker
+from statelog.testing import dev, process
+from statelog.testing.broker import EmbeddedBroker, free_port
+from statelog.testing.dev import RunningBroker
+from statelog.testing.process import ProcessId
 
 __all__ = ["BROKER_VARIABLE", "demo_broker", "end_left_over"]
 
@@ -40,12 +40,12 @@ def demo_broker(directory: Path, on_step: Callable[[str], None]) -> Generator[st
         yield broker.bootstrap
     finally:
         broker.stop()
-        state.forget(directory)
+        dev.forget(directory)
 
 
 def end_left_over(directory: Path) -> None:
     """End the broker of an earlier run that was killed, if it still lives."""
-    left = state.read_running(directory)
+    left = dev.read_running(directory)
     if left is not None:
         process.end(left.process, _STOP_TIMEOUT_S)
 
@@ -54,4 +54,4 @@ def _note(directory: Path, spawned: ProcessId, port: int) -> None:
     running = RunningBroker(
         pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=EmbeddedBroker.version
     )
-    state.note_running(directory, running)
+    dev.note_running(directory, running)

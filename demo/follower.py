@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from demo.failure import DemoFailed
 from demo.place import Place, child_environment
 from demo.processes import start
-from statelog.cli.devbroker.process import tail
+from statelog.testing.process import tail
 
 __all__ = ["Follower", "Reached"]
 

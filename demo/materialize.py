@@ -12,7 +12,7 @@ import sys
 from demo.failure import DemoFailed
 from demo.place import ALLOW_UNSAFE, Place, child_environment
 from demo.processes import start
-from statelog.cli.devbroker.process import tail
+from statelog.testing.process import tail
 
 __all__ = ["MaterializerDaemon"]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from statelog.cli.devbroker.embedded import cache_directory
 from statelog.storage import Where
 from statelog.storage.log.log import Log
+from statelog.testing.broker import cache_directory
 
 __all__ = ["ALLOW_UNSAFE", "READER", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]
 

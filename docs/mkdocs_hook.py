@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["OUTSIDE", "on_files", "on_page_markdown", "on_post_build"]
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("schemas", "storage", "reading", "producer", "materializer", "recovery", "lake", "tables", "spark", "cli")
+ROOMS = (
+    "schemas",
+    "storage",
+    "reading",
+    "producer",
+    "materializer",
+    "recovery",
+    "lake",
+    "tables",
+    "spark",
+    "testing",
+    "cli",
+)
 OUTSIDE = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "project/architecture.md",

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from statelog.cli.devbroker.readiness import wait_until_ready
+from statelog.testing.broker import wait_until_ready
 from tests.sim.cluster.nodes import Cluster, running_cluster
 from tests.support.services import broker as brokers
 from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker

@@ -16,8 +16,8 @@ from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
 from statelog.seams import Seams
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import LogRig, TwinLog, real_rig, settings_for, twin_rig
 from tests.support.services.broker import Broker
 

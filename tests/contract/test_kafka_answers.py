@@ -13,9 +13,9 @@ from statelog.errors import AlreadyExists, BrokerUnavailable
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.storage.kafka.positions import HighWater, Listed
+from statelog.testing.faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
+from statelog.testing.kafka import MemoryKafka
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 

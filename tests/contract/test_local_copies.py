@@ -17,12 +17,12 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.records import CommitBody
 from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange, Reader, Record
-from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Fate, SendAttempt
+from statelog.testing.kafka import MemoryKafka, MemoryReader
 from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
 from tests.support.samples.mutation import mutations
 from tests.support.services.broker import Broker

@@ -13,7 +13,7 @@ from docker.errors import DockerException
 from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.faults.file_systems import unique_directory
 from tests.support.services.broker import docker_reason
 from tests.support.services.hdfs import Hdfs

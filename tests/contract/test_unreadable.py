@@ -7,9 +7,9 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, Unreadable
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_faults import ScriptedQuestions, stalled
 from statelog.storage.kafka.unreadable import read_past
+from statelog.testing.faults import ScriptedQuestions, stalled
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import TIMEOUT_S, World, broker_world, read_all, spec_of, spoil_memory, write_all
 from tests.support.services import stranger
 from tests.support.services.broker import Broker

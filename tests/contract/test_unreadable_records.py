@@ -13,8 +13,8 @@ from statelog.errors import ConfigError, Unreadable
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.loss import accept_data_loss
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.attacked import commit, everybody_goes_on, roll_up, tables_go_on
 from tests.support.rigs.kafka import spoil_memory
 from tests.support.rigs.log import LogRig, TwinLog, TwinRig

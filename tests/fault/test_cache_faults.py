@@ -9,7 +9,7 @@ import pytest
 
 from statelog.errors import NotFound, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
-from statelog.storage.store.memory import Fault, MemoryStore
+from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.cache import CacheRig
 
 

@@ -15,10 +15,10 @@ from statelog.producer.writer import Writer
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
 from statelog.tables import Standby
+from statelog.testing.faults import Fate, ScriptedFaults
 from tests.support.faults.fatal_client import make_fatal
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig

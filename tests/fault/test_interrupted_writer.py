@@ -14,9 +14,9 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
+from statelog.testing.faults import Fate, SendAttempt
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from tests.support.rigs.log import WAIVED, LogRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")

@@ -15,12 +15,12 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Open
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.samples.chunks import chunk_of, rows_batch
 

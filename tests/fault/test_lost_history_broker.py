@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker
 from statelog.cli.exit_codes import DAMAGED
 from statelog.cli.program import program
 from statelog.storage import Log
@@ -18,6 +17,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
 from statelog.storage.store.fsspec import open_store
+from statelog.testing.broker import EmbeddedBroker
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, state_at, verdict
 from tests.support.faults.power_loss import cut_tail, ends
 from tests.support.rigs.log import UNSAFE, LogRig

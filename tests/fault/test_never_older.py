@@ -9,11 +9,11 @@ from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog
 
 

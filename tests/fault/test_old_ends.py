@@ -6,13 +6,13 @@ import pytest
 
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import TRUE, Answer, Call, old
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import TRUE, Answer, Call, old
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
 _STATE = {b"k%d" % i: b"v" for i in range(9)}

@@ -10,10 +10,10 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
 from statelog.seams import Seams
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
+from statelog.testing.faults import Fate, SendAttempt
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker
 from statelog.cli.exit_codes import DAMAGED
 from statelog.cli.program import program
 from statelog.errors import BeyondEnd, DataLoss
@@ -25,6 +24,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
+from statelog.testing.broker import EmbeddedBroker
 from tests.support.faults.power_loss import cut_tail
 from tests.support.rigs.log import UNSAFE, settings_for
 

@@ -9,11 +9,11 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3

@@ -12,15 +12,15 @@ from statelog.schemas.keys.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.records import LossRange
 from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Fate, SendAttempt
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 

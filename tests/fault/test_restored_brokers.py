@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import DataLoss, Unreadable
@@ -19,11 +18,12 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange, Restart
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss, append_restarts
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
+from statelog.testing.broker import EmbeddedBroker
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 PARTITIONS = 4

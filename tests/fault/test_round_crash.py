@@ -15,8 +15,8 @@ from statelog.errors import StatelogError
 from statelog.materializer import CRASH_POINTS, run_round
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.seams import Seams
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.store.memory import Fault
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.store import Fault
 from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 

@@ -15,8 +15,8 @@ from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.seams import Seams, random_nonce
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log.log import Log
+from statelog.testing.faults import Fate, SendAttempt
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.log import WAIVED, TwinRig, twin_rig
 

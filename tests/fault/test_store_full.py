@@ -14,12 +14,12 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
 from statelog.storage.store.local import LocalStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.told import told

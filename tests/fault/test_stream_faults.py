@@ -35,10 +35,10 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
 from statelog.schemas.ledger.place import Place
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader

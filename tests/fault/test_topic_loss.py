@@ -27,14 +27,14 @@ from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.seams import Seams
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.topic_loss import TopicFate, TopicLoss
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.faults.dying import Death, dying
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made

@@ -13,9 +13,9 @@ from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.storage.kafka import Delivery
-from statelog.storage.kafka.memory import MemoryProducer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
+from statelog.testing.kafka import MemoryProducer
 from tests.support.rigs.log import TwinRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.cli.devbroker.process import wait_for
 from statelog.errors import AlreadyExists
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
+from statelog.testing.process import wait_for
 from tests.support.services.broker import choices
 from tests.support.services.compose import Stack, compose_reason, open_stack
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from statelog.cli.devbroker import DevSettings, process, start, state, status, stop
-from statelog.cli.devbroker.embedded import cache_directory
+from statelog.testing import dev, process
+from statelog.testing.broker import cache_directory
+from statelog.testing.dev import DevSettings, start, status, stop
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +42,7 @@ def test_a_killed_broker_is_started_again(settings: DevSettings) -> None:
     """After a SIGKILL the note of the dead broker is ignored, and start brings up a new one on the same data."""
     first = start(settings)
     try:
-        running = state.read_running(settings.directory)
+        running = dev.read_running(settings.directory)
         assert running is not None
         process.kill(running.process)
         assert not status(settings).running

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker
-from statelog.cli.devbroker.readiness import create_topic
+from statelog.testing.broker import EmbeddedBroker, create_topic
 
 pytestmark = pytest.mark.broker
 

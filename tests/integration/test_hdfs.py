@@ -10,12 +10,12 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
 from statelog.storage.store.fsspec import open_store
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.hdfs import Hdfs
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.cli.devbroker.readiness import produce_probe
+from statelog.testing.broker import produce_probe
 from tests.support.services.broker import Broker, OwnBroker
 
 pytestmark = pytest.mark.broker

@@ -13,7 +13,7 @@ from statelog.schemas.changes.merge import merge_tables
 from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsorted
 from statelog.storage.runs.merge import merge_streams
 from statelog.storage.runs.read import RunReader, read_back
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import Change, change_table, write_run
 
 BYTES = st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff" * 80, b"\xff" * 81])

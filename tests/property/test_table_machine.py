@@ -29,11 +29,11 @@ from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.storage.log import ledger
-from statelog.storage.store.memory import MemoryDisk
 from statelog.tables import Loading, Table, TableSettings
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Fate, SendAttempt
+from statelog.testing.store import MemoryDisk
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content, stalling
 from tests.support.told import lines

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
 from statelog.tables.working.roster import passes
+from statelog.testing.faults import Fate, SendAttempt
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK
 from tests.support.told import told

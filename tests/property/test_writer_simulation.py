@@ -27,7 +27,7 @@ from statelog.recovery import recover
 from statelog.recovery.host import Host
 from statelog.schemas.ledger.handle import Handle
 from statelog.seams import Seams
-from statelog.storage.kafka.memory_faults import Fate, SendAttempt
+from statelog.testing.faults import Fate, SendAttempt
 from tests.support.rigs.log import LogRig, twin_rig
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)

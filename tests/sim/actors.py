@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from statelog.storage.kafka import OffsetRange, Record
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
-from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 
 __all__ = ["Actor", "Crash", "SteppedKafka", "Stepper"]
 

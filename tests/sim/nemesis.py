@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from statelog.storage.kafka.memory_faults import (
+from statelog.testing.faults import (
     HALF,
     LOST,
     TRUE,
@@ -26,7 +26,7 @@ from statelog.storage.kafka.memory_faults import (
     broken,
     old,
 )
-from statelog.storage.store.memory import Fault
+from statelog.testing.store import Fault
 from tests.sim.actors import Crash
 
 __all__ = ["Kind", "Nemesis", "Operation"]

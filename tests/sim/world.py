@@ -21,11 +21,11 @@ from statelog.producer import Coordinator, Writer
 from statelog.recovery import Host
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.seams import CrashPoint, NewNonce, Seams
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from statelog.tables import TableSettings
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.sim.actors import Crash, SteppedKafka, Stepper
 from tests.sim.nemesis import Nemesis
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for

@@ -6,10 +6,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.documents import programs, said
 from tests.support.rigs.log import UNSAFE
 

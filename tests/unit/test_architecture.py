@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.rooms import HEADING, ROOMS, ROOT, SOURCE, document, layers, wings
 
-_MODULE = re.compile(r"`((?:schemas|storage|reading|producer|recovery|materializer|cli)(?:\.[a-z_]+)+)[.`]")
+_MODULE = re.compile(r"`((?:schemas|storage|reading|producer|recovery|materializer|testing|cli)(?:\.[a-z_]+)+)[.`]")
 
 
 def test_wings_are_current() -> None:

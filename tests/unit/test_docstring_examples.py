@@ -11,10 +11,10 @@ import pytest
 import statelog
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
 from statelog.storage import Log
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 
 _NAMES: list[Any] = [
     statelog.open,

@@ -10,12 +10,12 @@ import pytest
 import statelog
 from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, StoreUnavailable
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log import open_or_create
 from statelog.storage.log import where as where_module
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import Fault, FaultHook, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE
 
 _POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'

@@ -12,8 +12,8 @@ import pytest
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 

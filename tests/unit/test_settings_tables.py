@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statelog.cli.devbroker.dev import DevSettings
+from statelog.testing.dev import DevSettings
 from tests.support.rooms import ROOMS
 
 

@@ -16,13 +16,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from statelog.cli.devbroker import process
-from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
-from statelog.cli.devbroker.jars import ensure_jars
-from statelog.cli.devbroker.java import find_java
-from statelog.cli.devbroker.process import ProcessId, wait_for
-from statelog.cli.devbroker.properties import COMMON_PROPERTIES, properties_text
-from statelog.cli.devbroker.readiness import wait_until_ready
+from statelog.testing import process
+from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
+from statelog.testing.node import COMMON_PROPERTIES, ensure_jars, find_java, properties_text
+from statelog.testing.process import ProcessId, wait_for
 
 __all__ = ["SESSION_S", "Cluster", "Node", "running_cluster"]
 

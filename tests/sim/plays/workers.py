@@ -8,12 +8,12 @@ from statelog.recovery import Host
 from statelog.recovery.host import Start
 from statelog.seams import CrashPoint
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import Faults
 from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
 from statelog.tables.working.reserves import Reserves
 from statelog.tables.working.workplace import Hooks, Workplace
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Faults
+from statelog.testing.kafka import MemoryKafka
 from tests.sim.plays.group import FakeGroup, FakeMember
 from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig

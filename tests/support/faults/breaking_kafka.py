@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from statelog.storage.kafka import OffsetRange, Record
-from statelog.storage.kafka.memory import MemoryKafka, MemoryReader
-from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka, MemoryReader
 
 __all__ = ["BreakingKafka"]
 

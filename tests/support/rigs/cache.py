@@ -11,7 +11,7 @@ from threading import enumerate as threads_alive
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.cache.run_cache import RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
 __all__ = ["CacheRig", "Gate", "janitors", "run_of", "until"]
 

@@ -13,7 +13,7 @@ from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.seams import Seams
-from statelog.storage.store.memory import Fault
+from statelog.testing.store import Fault
 from tests.support.rigs.log import TwinLog, settings_for
 
 __all__ = ["INTERVAL_S", "DaemonBench"]

@@ -23,13 +23,13 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RunMetadata
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
 from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import LogRig
 from tests.support.samples.runs import Change, change_table
 

@@ -10,8 +10,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
 from tests.support.services import stranger
 from tests.support.services.transactions import write_marker
 

@@ -30,9 +30,6 @@ from statelog.seams import Seams
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import Faults
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
@@ -40,7 +37,10 @@ from statelog.storage.replay import replay
 from statelog.storage.runs.read import RunReader
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
-from statelog.storage.store.memory import FaultHook, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Faults
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
 
 __all__ = [
     "UNSAFE",

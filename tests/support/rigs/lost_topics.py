@@ -5,12 +5,12 @@ from pathlib import Path
 
 from statelog.materializer.round.round import run_round
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 __all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]

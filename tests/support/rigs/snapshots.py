@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from statelog.producer.writer import Writer
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 
 __all__ = ["KEYS", "SnapshotTwins"]

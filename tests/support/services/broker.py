@@ -18,9 +18,8 @@ from docker.errors import DockerException
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker
-from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties
-from statelog.cli.devbroker.readiness import wait_until_ready
+from statelog.testing.broker import EmbeddedBroker, wait_until_ready
+from statelog.testing.node import Listeners, container_environment, node_properties
 
 __all__ = [
     "BROKER_VARIABLE",

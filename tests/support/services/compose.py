@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from statelog.cli.devbroker.embedded import free_port
 from statelog.storage.log.log import Log
+from statelog.testing.broker import free_port
 from tests.support.services.broker import KAFKA_IMAGE, docker_reason
 from tests.support.services.s3 import S3_IMAGE
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
+from statelog.testing.broker import EmbeddedBroker, free_port
 from tests.support.services.tcp_proxy import TcpProxy
 
 __all__ = ["FaultyBroker", "open_faulty_broker", "with_listeners"]

@@ -15,9 +15,8 @@ from getpass import getuser
 from importlib.util import find_spec
 from pathlib import Path
 
-from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
-from statelog.cli.devbroker.jars import check_jars, fetch_jars
-from statelog.cli.devbroker.java import find_java
+from statelog.testing.broker import cache_directory, free_port, locked
+from statelog.testing.node import check_jars, fetch_jars, find_java
 
 __all__ = ["Hdfs", "open_hdfs"]
 

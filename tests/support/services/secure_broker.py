@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from statelog.cli.devbroker.embedded import EmbeddedBroker, free_port
+from statelog.testing.broker import EmbeddedBroker, free_port
 
 __all__ = [
     "Right",

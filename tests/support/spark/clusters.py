@@ -22,7 +22,7 @@ from typing import Protocol
 import pyspark
 from pyspark.sql import SparkSession
 
-from statelog.cli.devbroker.embedded import free_port
+from statelog.testing.broker import free_port
 from tests.support.spark.programs import PROGRAMS, Place
 from tests.support.spark.session import SPARK_SETTINGS
 

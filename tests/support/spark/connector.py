@@ -6,8 +6,8 @@ together; whoever uses it says which it is.
 
 from pathlib import Path
 
-from statelog.cli.devbroker.embedded import cache_directory, locked
-from statelog.cli.devbroker.jars import check_jars, fetch_jars, parse_pins
+from statelog.testing.broker import cache_directory, locked
+from statelog.testing.node import check_jars, fetch_jars, parse_pins
 
 __all__ = ["CONNECTOR", "connector_jars"]
 

@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from statelog.cli.devbroker import dev, java, process, state
-from statelog.cli.devbroker.dev import DevSettings
-from statelog.cli.devbroker.embedded import cache_directory, free_port, locked
-from statelog.cli.devbroker.jars import KAFKA_VERSION, check_jars, ensure_jars, fetch_jars, parse_pins
-from statelog.cli.devbroker.process import ProcessId, wait_for
-from statelog.cli.devbroker.properties import Listeners, container_environment, node_properties, properties_text
-from statelog.cli.devbroker.readiness import wait_until_ready
-from statelog.cli.devbroker.state import RunningBroker
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
+from statelog.testing import dev, node, process
+from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
+from statelog.testing.dev import DevSettings, RunningBroker
+from statelog.testing.node import (
+    KAFKA_VERSION,
+    Listeners,
+    check_jars,
+    container_environment,
+    ensure_jars,
+    fetch_jars,
+    node_properties,
+    parse_pins,
+    properties_text,
+)
+from statelog.testing.process import ProcessId, wait_for
 from tests.support.rooms import SOURCE
 
 _LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
@@ -110,7 +117,7 @@ def test_a_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_pins_name_the_broker_itself() -> None:
     """The checked-in list pins the broker of the version that it is asked for, with whole checksums."""
-    pins = parse_pins((SOURCE / "cli" / "devbroker" / "jars.sha256").read_text("ascii"))
+    pins = parse_pins((SOURCE / "testing" / "jars.sha256").read_text("ascii"))
     assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in pins
     assert {len(checksum) for checksum in pins.values()} == {64}
     assert parse_pins("00  x:a:1\n11  y:b:2\n") == {"x:a:1": "00", "y:b:2": "11"}
@@ -127,7 +134,7 @@ def test_pins_name_the_broker_itself() -> None:
 )
 def test_java_versions_are_understood(said: str, version: int | None) -> None:
     """Old and new forms of a Java version are read."""
-    assert java.parse_java_version(said) == version
+    assert node.parse_java_version(said) == version
 
 
 def _fake_java(home: Path, said: str) -> None:
@@ -140,7 +147,7 @@ def _fake_java(home: Path, said: str) -> None:
 def test_java_home_decides(tmp_path: Path) -> None:
     """The Java that JAVA_HOME names is taken, whatever is on the path."""
     _fake_java(tmp_path, 'openjdk version "21.0.1"')
-    found = java.find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    found = node.find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert found == tmp_path / "bin" / "java"
 
 
@@ -148,14 +155,14 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
     """A Java below 17 is a configuration error with both versions."""
     _fake_java(tmp_path, 'openjdk version "11.0.2"')
     with pytest.raises(ConfigError) as refused:
-        java.find_java({"JAVA_HOME": str(tmp_path)})
+        node.find_java({"JAVA_HOME": str(tmp_path)})
     assert (refused.value.facts["version"], refused.value.facts["oldest"]) == (11, 17)
 
 
 def test_no_java_is_a_configuration_error(tmp_path: Path) -> None:
     """Without any Java the error says what to install."""
     with pytest.raises(ConfigError, match=r"no Java was found.*Install a Java"):
-        java.find_java({"PATH": str(tmp_path)})
+        node.find_java({"PATH": str(tmp_path)})
 
 
 def test_a_node_listens_on_loopback_only() -> None:
@@ -193,17 +200,17 @@ def test_a_reused_process_id_is_another_process(sleeper: ProcessId) -> None:
 def test_the_note_of_a_dead_broker_does_not_count(tmp_path: Path, sleeper: ProcessId) -> None:
     """A note is believed while its process lives, and not after."""
     note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=1, kafka_version="x")
-    state.note_running(tmp_path, note)
-    assert state.read_running(tmp_path) == note
+    dev.note_running(tmp_path, note)
+    assert dev.read_running(tmp_path) == note
     process.kill(sleeper)
-    assert state.read_running(tmp_path) is None
+    assert dev.read_running(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"pid": 1', '{"unknown": 1}'])
 def test_an_unreadable_note_is_no_note(tmp_path: Path, text: str) -> None:
     """Whatever stands in a damaged note, there is no broker."""
     (tmp_path / "running.json").write_text(text, encoding="ascii")
-    assert state.read_running(tmp_path) is None
+    assert dev.read_running(tmp_path) is None
 
 
 def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
@@ -218,7 +225,7 @@ def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
 def test_another_port_than_the_running_one_is_refused(tmp_path: Path, sleeper: ProcessId) -> None:
     """A second start on another port says which one runs; without a port, or with any, it finds the running one."""
     note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=4711, kafka_version="x")
-    state.note_running(tmp_path, note)
+    dev.note_running(tmp_path, note)
     with pytest.raises(ConfigError, match="running_port=4711"):
         dev.start(DevSettings(directory=tmp_path, port=4712))
     for port in (None, 0, 4711):

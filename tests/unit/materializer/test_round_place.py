@@ -15,12 +15,12 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import manifest_path
 from statelog.seams import Seams
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
 from statelog.storage.store.local import LocalStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 

@@ -11,12 +11,12 @@ from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
 
 

@@ -10,7 +10,7 @@ from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, Store
 from statelog.materializer.daemon.events import EventKind
 from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
-from statelog.storage.store.memory import MemoryDisk
+from statelog.testing.store import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 

@@ -17,13 +17,13 @@ from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
 from statelog.recovery.host import Host
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import janitors, until
 from tests.support.rigs.history import HistoryRig, history_rig

@@ -14,10 +14,10 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
 from statelog.storage.held_lease import list_leases
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.told import told
 

@@ -16,7 +16,7 @@ from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.targets.parquet import fill_parquet
 from statelog.storage.held_lease import list_leases
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.samples.chunks import rows_batch
 

@@ -14,11 +14,11 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.targets.dict import fill_dict
-from statelog.storage.kafka.memory import MemoryKafka
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE

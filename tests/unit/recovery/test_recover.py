@@ -15,7 +15,7 @@ from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
 

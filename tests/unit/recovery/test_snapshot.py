@@ -11,11 +11,11 @@ from statelog.errors import CorruptRun, Misuse, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
-from statelog.storage.store.memory import MemoryStore
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.told import told
 

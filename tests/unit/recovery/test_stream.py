@@ -19,7 +19,7 @@ from statelog.recovery.streaming import read_ahead
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.storage.held_lease import list_leases
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader

@@ -12,8 +12,8 @@ from statelog.spark.options.write import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
 from statelog.spark.sink.query_run import run_tag, sibling_nonce
 from statelog.spark.sink.rivals import rivals_of
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.log import Log
+from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
 
 OPENED_S = 1_000_000.0

@@ -7,7 +7,7 @@ from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import expired
 from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder, list_leases
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.told import told
 
 

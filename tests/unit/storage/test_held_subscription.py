@@ -20,7 +20,7 @@ from statelog.storage.held_subscription import (
     remove_subscription,
 )
 from statelog.storage.log.log import Log
-from statelog.storage.store.memory import Fault, FaultHook
+from statelog.testing.store import Fault, FaultHook
 from tests.support.rigs.log import TwinLog, settings_for
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, NotFound, OffsetGone
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
-from statelog.storage.kafka.memory_faults import Fate, ScriptedFaults
+from statelog.testing.faults import Fate, ScriptedFaults
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
 
 OK, UNKNOWN = DeliveryStatus.OK, DeliveryStatus.UNKNOWN
 

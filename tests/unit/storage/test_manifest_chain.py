@@ -5,7 +5,7 @@ import pytest
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.schemas.names import manifest_path
 from statelog.storage.manifest_chain import ManifestChain
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import twin_rig
 
 

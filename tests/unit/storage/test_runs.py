@@ -27,7 +27,7 @@ from statelog.storage.runs.merge import merge_runs
 from statelog.storage.runs.read import LocalRun, RunReader, read_back
 from statelog.storage.runs.write import RunWriter
 from statelog.storage.store import Store
-from statelog.storage.store.memory import MemoryDisk, MemoryStore
+from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import LABEL, change_table, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]

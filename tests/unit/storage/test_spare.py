@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from statelog.errors import BrokerUnavailable
 from statelog.storage.kafka import Producer
-from statelog.storage.kafka.memory import MemoryProducer
-from statelog.storage.kafka.memory_cluster import MemoryCluster
 from statelog.storage.log.spare import Spare
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryProducer
 
 
 class _Client(MemoryProducer):

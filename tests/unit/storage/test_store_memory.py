@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
 
 def _once(fault: Fault) -> Callable[[str, str], Fault | None]:

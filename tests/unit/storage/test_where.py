@@ -8,8 +8,8 @@ import pytest
 
 import statelog
 from statelog.errors import ConfigError, NotFound
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.where import Where
+from statelog.testing.kafka import MemoryKafka
 
 _KAFKA = {"bootstrap.servers": "kafka:9092", "sasl.password": "hidden"}
 

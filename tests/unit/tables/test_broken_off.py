@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import pytest
 
 from statelog.recovery import Host, RecoverySettings
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer, MemoryReader
-from statelog.storage.kafka.memory_cluster import MemoryCluster
-from statelog.storage.kafka.memory_faults import TRUE, Answer, Call
-from statelog.storage.store.memory import Fault, MemoryDisk, MemoryStore
 from statelog.tables import Loading, Table, TableSettings
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import TRUE, Answer, Call
+from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines

@@ -7,9 +7,9 @@ import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
 from statelog.schemas.ledger.records import Restart
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.storage.log.loss import append_restarts
 from statelog.tables import Loading
+from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told

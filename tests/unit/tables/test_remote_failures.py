@@ -12,8 +12,8 @@ from statelog.errors import StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
 from statelog.recovery import Host
 from statelog.storage.runs.write import RunWriter
-from statelog.storage.store.memory import Fault, MemoryStore
 from statelog.tables import Loading, Table
+from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.log import twin_rig
 from tests.support.rigs.table import content
 from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled

@@ -23,9 +23,9 @@ from statelog.producer.guard import Life
 from statelog.recovery import Host, RecoverySettings
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka import OffsetRange, TopicDescription
-from statelog.storage.kafka.memory import MemoryKafka, MemoryProducer
 from statelog.storage.log.loss import accept_data_loss
 from statelog.tables import Standby, Table, TableSettings
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told

@@ -20,9 +20,9 @@ from statelog.errors import (
 )
 from statelog.producer.guard import Life
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.memory import MemoryKafka
 from statelog.tables import InputStart, Standby, Table
 from statelog.tables.working.reserves import Reserves
+from statelog.testing.kafka import MemoryKafka
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK
 from tests.support.faults.signals import at_line, handled

@@ -1,4 +1,4 @@
-"""`statelog dev`: the development broker for people; `statelog.cli.devbroker` does the work."""
+"""`statelog dev`: the development broker for people; `testing.dev` does the work."""
 
 import functools
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import ParamSpec
 
 import click
 
-from statelog.cli.devbroker import DevSettings, start, status, stop
 from statelog.cli.screen.output import Fact, Output, Report
 from statelog.errors import BrokerUnavailable, NotFound
+from statelog.testing.dev import DevSettings, start, status, stop
 
 __all__ = ["command"]
 

@@ -1,7 +1,7 @@
 """The Kafka port: everything that statelog asks of a broker.
 
 Two implementations, one contract suite (`tests/contract/test_kafka_contract.py`, `test_kafka_records.py`):
-`kafka_client.ConfluentKafka` on confluent-kafka, and `kafka_memory.MemoryKafka`, its in-memory twin.
+`client.ConfluentKafka` on confluent-kafka, and `statelog.testing.MemoryKafka`, its in-memory twin.
 
 What every implementation promises:
 

@@ -1,7 +1,7 @@
 """The store port: everything that statelog asks of a distributed file system.
 
 Two implementations, one contract suite (`tests/contract/test_store_contract.py`):
-`store_fsspec.FsspecStore` on any fsspec file system, and `store_memory.MemoryStore`, its in-memory twin.
+`fsspec.FsspecStore` on any fsspec file system, and `statelog.testing.MemoryStore`, its in-memory twin.
 
 Paths are relative to one log's directory, with '/' between parts and no '..'. What every implementation promises:
 

@@ -6,14 +6,15 @@ when a test says so, so a run is a pure function of the calls made. Invariant: o
 through `lose_tail` and `recreate_topic`, which are the accidents that make them shrink.
 """
 
+import bisect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.storage.kafka.errors import classify_delivery
-from statelog.storage.kafka.memory_faults import (
+from statelog.testing.faults import (
     TRUE,
     Answer,
     AnswerKind,
@@ -24,9 +25,8 @@ from statelog.storage.kafka.memory_faults import (
     ScriptedFaults,
     SendAttempt,
 )
-from statelog.storage.kafka.memory_partition import PartitionLog
 
-__all__ = ["MemoryCluster", "Sending"]
+__all__ = ["MemoryCluster", "PartitionLog", "Sending"]
 
 _RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
@@ -50,6 +50,47 @@ _ANSWERS = {
     "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
 }
 """The answers besides UNAVAILABLE that each call can have."""
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
+
+    start: int = 0
+    end: int = 0
+    offsets: list[int] = field(default_factory=list[int])
+    values: list[bytes] = field(default_factory=list[bytes])
+    timestamps_ms: list[int] = field(default_factory=list[int])
+    leader_epoch: int = 1
+    ends: list[int] = field(default_factory=list[int])
+    """The ends that it had before, oldest first: what a deposed leader may still believe."""
+    spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
+    """Batches that no client unpacks."""
+
+    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
+        """Append a record; returns its offset."""
+        offset = self.end
+        self.ends.append(offset)
+        self.offsets.append(offset)
+        self.values.append(value)
+        self.timestamps_ms.append(timestamp_ms)
+        self.end += 1
+        return offset
+
+    def first_from(self, offset: int) -> tuple[int, bytes, int] | None:
+        """Offset, value and timestamp of the first record at or above `offset`, or None."""
+        at = bisect.bisect_left(self.offsets, offset)
+        return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
+
+    def cut_from(self, offset: int) -> None:
+        """Drop everything at and above `offset`, as a leader does that never had it."""
+        self.leader_epoch += 1
+        at = bisect.bisect_left(self.offsets, offset)
+        del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
+        del self.ends[bisect.bisect_left(self.ends, offset) :]
+        self.end = min(self.end, offset)
+        self.start = min(self.start, self.end)
+        self.spoilt = [batch for batch in self.spoilt if batch.end <= offset]
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from statelog.errors import (
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.errors import check_range, unreadable
-from statelog.storage.kafka.memory_cluster import MemoryCluster, Sending
-from statelog.storage.kafka.memory_faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
+from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
+from statelog.testing.faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
 
 __all__ = ["MemoryKafka", "MemoryProducer", "MemoryReader"]
 
@@ -29,7 +29,6 @@ _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before t
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
 _TRIES = 5
 """How often a question for offsets is put, where the real client has its request time-out."""
-Idle = Callable[[float], None]
 
 
 def _do_not_wait(timeout_s: float) -> None:
@@ -49,7 +48,7 @@ class MemoryKafka:
         faults: Faults | None = None,
         questions: QuestionHook | None = None,
         cluster: MemoryCluster | None = None,
-        idle: Idle = _do_not_wait,
+        idle: Callable[[float], None] = _do_not_wait,
         queue_limit: int = 100_000,
         delivery_timeout_s: float = 305.0,
     ) -> None:
@@ -60,7 +59,7 @@ class MemoryKafka:
         self._delivery_timeout_s = delivery_timeout_s
         self._is_closed = False
 
-    def join(self, *, idle: Idle | None = None) -> "MemoryKafka":
+    def join(self, *, idle: Callable[[float], None] | None = None) -> "MemoryKafka":
         """Another process' view of the same cluster."""
         return MemoryKafka(
             cluster=self.cluster,
@@ -165,8 +164,8 @@ class MemoryKafka:
         with self._asked("offsets", topic, partitions) as (cluster, answer):
             logs = {p: cluster.log(topic, p) for p in partitions}
             if answer.kind is AnswerKind.OLD:
-                return {p: log.listed_before(answer.count) for p, log in logs.items()}
-            listed = {p: log.listed() for p, log in logs.items()}
+                return {p: _listed_before(log, answer.count) for p, log in logs.items()}
+            listed = {p: Listed(log.start, log.end, log.leader_epoch) for p, log in logs.items()}
             if answer.kind is AnswerKind.HALF:
                 listed[partitions[-1]] = Listed(-1001, -1001)
             return listed
@@ -176,13 +175,20 @@ class MemoryKafka:
             raise ClosedError("the Kafka client is closed", hint="Make a new one")
 
 
+def _listed_before(log: PartitionLog, changes: int) -> Listed:
+    """The answer of an older leader, from so many appends ago."""
+    past = log.ends[-changes:] if changes > 0 else []
+    end = past[0] if past else log.end
+    return Listed(min(log.start, end), end, log.leader_epoch - 1)
+
+
 class MemoryProducer:
-    """One producer of an in-memory cluster; implements `kafka.Producer`."""
+    """One producer of an in-memory cluster; implements `kafka.Producer`. Made by `MemoryKafka.producer`."""
 
     def __init__(
         self,
         cluster: MemoryCluster,
-        idle: Idle,
+        idle: Callable[[float], None],
         queue_limit: int,
         delivery_timeout_s: float,
         seen: HighWater | None = None,
@@ -313,10 +319,14 @@ def _report(sending: Sending, delivery: Delivery) -> None:
 
 
 class MemoryReader:
-    """Reads one topic of an in-memory cluster; implements `kafka.Reader`."""
+    """Reads one topic of an in-memory cluster; implements `kafka.Reader`. Made by `MemoryKafka.reader`."""
 
     def __init__(
-        self, cluster: MemoryCluster, topic: str, seen: HighWater | None = None, idle: Idle = _do_not_wait
+        self,
+        cluster: MemoryCluster,
+        topic: str,
+        seen: HighWater | None = None,
+        idle: Callable[[float], None] = _do_not_wait,
     ) -> None:
         self._cluster = cluster
         self._topic = topic

@@ -1,25 +1,40 @@
 """`statelog dev start | stop | status`: one development broker per user, kept in the user's cache directory.
 
 Everything that changes something happens under a lock file, so that two starts give one broker. Prints nothing;
-`on_step` is called with the step under way. Never touches a broker that it did not start.
+`on_step` is called with the step under way. Never touches a broker that it did not start. The note
+of the one that runs is written by one rename and never trusted alone: it may outlive its process, so that readers
+compare the process's start time.
 """
 
 import errno
+import json
+import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from statelog.cli.devbroker import process, state
-from statelog.cli.devbroker.embedded import EmbeddedBroker, cache_directory, free_port, locked
-from statelog.cli.devbroker.jars import KAFKA_VERSION
-from statelog.cli.devbroker.readiness import produce_probe
-from statelog.cli.devbroker.state import RunningBroker
 from statelog.errors import ConfigError
+from statelog.testing import process
+from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, produce_probe
+from statelog.testing.node import KAFKA_VERSION
 
-__all__ = ["DEFAULT_PORT", "DevBroker", "DevSettings", "DevStatus", "start", "status", "stop"]
+__all__ = [
+    "DEFAULT_PORT",
+    "DevBroker",
+    "DevSettings",
+    "DevStatus",
+    "RunningBroker",
+    "forget",
+    "note_running",
+    "read_running",
+    "start",
+    "status",
+    "stop",
+]
 
 DEFAULT_PORT = 9092
+_NOTE = "running.json"
 
 
 def _nothing(_step: str) -> None:
@@ -70,6 +85,21 @@ class DevStatus:
     log_path: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningBroker:
+    """A broker that was started: `process_started` is its start time in this system's own unit, port its listener's."""
+
+    pid: int
+    process_started: str
+    port: int
+    kafka_version: str
+
+    @property
+    def process_id(self) -> process.ProcessId:
+        """The process, for certain."""
+        return process.ProcessId(pid=self.pid, started=self.process_started)
+
+
 def start(settings: DevSettings, *, on_step: Callable[[str], None] = _nothing) -> DevBroker:
     """Start the broker, or find it running; returns when it takes records.
 
@@ -78,7 +108,7 @@ def start(settings: DevSettings, *, on_step: Callable[[str], None] = _nothing) -
     """
     settings.directory.mkdir(parents=True, exist_ok=True)
     with locked(_lock(settings)):
-        running = state.read_running(settings.directory)
+        running = read_running(settings.directory)
         if running is None:
             return _start_new(settings, on_step)
         return _found(settings, running)
@@ -89,16 +119,16 @@ def stop(settings: DevSettings) -> bool:
     if not settings.directory.is_dir():
         return False
     with locked(_lock(settings)):
-        running = state.read_running(settings.directory)
+        running = read_running(settings.directory)
         if running is not None:
-            process.end(running.process, settings.stop_timeout_s)
-        state.forget(settings.directory)
+            process.end(running.process_id, settings.stop_timeout_s)
+        forget(settings.directory)
         return running is not None
 
 
 def status(settings: DevSettings, *, probe_timeout_s: float = 3.0) -> DevStatus:
     """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
-    running = state.read_running(settings.directory)
+    running = read_running(settings.directory)
     bootstrap = None if running is None else _bootstrap(running.port)
     reason = "not started" if bootstrap is None else produce_probe(bootstrap, probe_timeout_s)
     return DevStatus(
@@ -156,7 +186,7 @@ def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBrok
 def _note(settings: DevSettings, spawned: process.ProcessId, port: int) -> None:
     """Noted before it is ready, so that a start that is interrupted leaves a broker that stop can find."""
     running = RunningBroker(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
-    state.note_running(settings.directory, running)
+    note_running(settings.directory, running)
 
 
 def _usable_port(wanted: int | None) -> int:
@@ -188,3 +218,25 @@ def _lock(settings: DevSettings) -> Path:
 
 def _broker_directory(settings: DevSettings) -> Path:
     return settings.directory / "broker"
+
+
+def note_running(directory: Path, running: RunningBroker) -> None:
+    """Write the note."""
+    fresh = directory / f"{_NOTE}.{os.getpid()}"
+    fresh.write_text(json.dumps(asdict(running)), encoding="ascii")
+    fresh.replace(directory / _NOTE)
+
+
+def read_running(directory: Path) -> RunningBroker | None:
+    """The broker that the note names, if it lives; None if it is dead, or if there is no readable note."""
+    try:
+        noted = json.loads((directory / _NOTE).read_text(encoding="ascii"))
+        running = RunningBroker(**noted)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return running if process.is_alive(running.process_id) else None
+
+
+def forget(directory: Path) -> None:
+    """Remove the note."""
+    (directory / _NOTE).unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""What one Kafka node is made of: this machine's Java, the released jars, and the settings.
+
+Java is the one that `JAVA_HOME` names, else the one on the search path, as Kafka's and Spark's own scripts take it.
+`jars.sha256` pins each jar by its coordinates, `group:artifact:version`, and its SHA-256; the package jgo fetches them;
+which server they come from is its business and never named here. The development broker, the embedded one and a
+container of tests have the same settings, so that all three behave alike. It starts nothing but `java -version`.
+
+Invariants: what `find_java` returns is Java 17 or newer. A directory that `ensure_jars` returns holds exactly the
+pinned jars, byte for byte, and appears by one rename. A node is broker and controller, replicates nothing, and has no
+topic but those that were created.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources, util
+from pathlib import Path
+
+from statelog.errors import ConfigError, Corrupt, Unavailable
+
+__all__ = [
+    "COMMON_PROPERTIES",
+    "KAFKA_VERSION",
+    "OLDEST_JAVA",
+    "Listeners",
+    "check_jars",
+    "clean_abandoned",
+    "container_environment",
+    "ensure_jars",
+    "fetch_jar",
+    "fetch_jars",
+    "find_java",
+    "node_properties",
+    "parse_java_version",
+    "parse_pins",
+    "properties_text",
+]
+
+OLDEST_JAVA = 17
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_HINT = f"Install a Java runtime of version {OLDEST_JAVA} or newer, and put it on the path or name it in JAVA_HOME"
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Path:
+    """The `java` program to use. Raises ConfigError if there is none, or if it is too old."""
+    java = _candidate(environment)
+    version = parse_java_version(_version_text(java))
+    if version is None or version < OLDEST_JAVA:
+        raise ConfigError(
+            "this Java is too old for Kafka" if version else "this Java does not say its version",
+            hint=_HINT,
+            java=str(java),
+            version=version,
+            oldest=OLDEST_JAVA,
+        )
+    return java
+
+
+def parse_java_version(text: str) -> int | None:
+    """The major version in the output of `java -version`, or None. Java 8 and older call themselves 1.8."""
+    match = _VERSION.search(text)
+    return int(match.group(1)) if match else None
+
+
+def _candidate(environment: Mapping[str, str]) -> Path:
+    home = environment.get("JAVA_HOME", "")
+    wanted = str(Path(home, "bin", "java")) if home else "java"
+    found = shutil.which(wanted, path=environment.get("PATH"))
+    if found is None:
+        raise ConfigError("no Java was found", hint=_HINT, java_home=home or None)
+    return Path(found)
+
+
+def _version_text(java: Path) -> str:
+    try:
+        said = subprocess.run(  # noqa: S603 - the program is the Java that the user's environment names
+            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"Java does not run: {error}", hint=_HINT, java=str(java)) from error
+    return said.stderr + said.stdout
+
+
+KAFKA_VERSION = "4.3.1"
+_PINS = "jars.sha256"
+_STALL_TIMEOUT_S = 60
+_TELL_BYTES = 10_000_000
+
+Fetch = Callable[[str, Path], Path]
+"""Fetches the jar of these coordinates into a directory, and returns where it is there. Raises Unavailable."""
+
+
+def ensure_jars(directory: Path, *, on_fetched: Callable[[int], None] = lambda _: None) -> Path:
+    """The directory below `directory` that holds the jars, fetched if it is not there yet.
+
+    `on_fetched` is called with the bytes so far, every 10 MB or so. The caller holds a lock on `directory`.
+    Raises ConfigError without jgo, Unavailable if the jars cannot be had, Corrupt if they are not the pinned ones.
+    """
+    jars = directory / f"kafka-{KAFKA_VERSION}"
+    pins = parse_pins(resources.files("statelog.testing").joinpath(_PINS).read_text(encoding="ascii"))
+    if not jars.is_dir():
+        fetch_jars(jars, pins, on_fetched=on_fetched)
+    check_jars(jars, pins)
+    return jars
+
+
+def parse_pins(text: str) -> dict[str, str]:
+    """SHA-256 in hexadecimal by the jar's coordinates, from one `checksum  group:artifact:version` a line."""
+    pairs = (line.split() for line in text.splitlines() if line)
+    return {coordinates: checksum for checksum, coordinates in pairs}
+
+
+def check_jars(jars: Path, pins: Mapping[str, str]) -> None:
+    """Raise Corrupt unless `jars` holds exactly the jars of `pins`, with these checksums."""
+    pinned = {_name(coordinates): checksum for coordinates, checksum in pins.items()}
+    present = {path.name for path in jars.iterdir()}
+    missing, extra = sorted(pinned.keys() - present), sorted(present - pinned.keys())
+    changed = [name for name in sorted(pinned.keys() & present) if _sha256(jars / name) != pinned[name]]
+    if missing or extra or changed:
+        raise Corrupt(
+            "the broker's jars are not the released ones",
+            hint=f"Remove {jars} and start again; if this repeats, the mirror does not serve the released jars",
+            directory=str(jars),
+            missing=" ".join(missing),
+            extra=" ".join(extra),
+            changed=" ".join(changed),
+        )
+
+
+def _name(coordinates: str) -> str:
+    _, artifact, version = coordinates.split(":")
+    return f"{artifact}-{version}.jar"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch_jar(coordinates: str, directory: Path) -> Path:
+    """Fetch one jar, asking no cache of the user's, which may be another one's. Raises ConfigError, Unavailable."""
+    if util.find_spec("jgo") is None:
+        raise ConfigError(
+            "jgo, which fetches the broker, is not installed",
+            hint="Install the extra: pip install 'statelog[dev]'. Or use a broker of your own",
+        )
+    from jgo.config import GlobalSettings
+    from jgo.maven import MavenContext
+
+    group, artifact, version = coordinates.split(":")
+    try:
+        servers = GlobalSettings.load().repositories or None  # A mirror, if the user's own settings of jgo name one.
+        context = MavenContext(repo_cache=directory, remote_repos=servers, timeout=_STALL_TIMEOUT_S)
+        return context.project(group, artifact).at_version(version).artifact().resolve()
+    except (OSError, RuntimeError) as error:
+        raise Unavailable(
+            "the broker's jars could not be fetched",
+            hint="Check the network, and start again: nothing half-done is left behind",
+            reason=str(error),
+            jar=coordinates,
+        ) from error
+
+
+def fetch_jars(
+    jars: Path,
+    pins: Mapping[str, str],
+    *,
+    on_fetched: Callable[[int], None] = lambda _: None,
+    fetch: Fetch = fetch_jar,
+) -> None:
+    """Fetch the pinned jars into a directory of its own, check them, then rename it to `jars`.
+
+    The caller holds a lock on the directory above. Raises as `ensure_jars`.
+    """
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=jars.parent) as made:
+        staging = Path(made, "jars")
+        staging.mkdir()
+        size_bytes = told_bytes = 0
+        for coordinates in pins:
+            jar = fetch(coordinates, Path(made, "cache")).rename(staging / _name(coordinates))
+            size_bytes += jar.stat().st_size
+            if size_bytes - told_bytes >= _TELL_BYTES:
+                on_fetched(told_bytes := size_bytes)
+        check_jars(staging, pins)
+        staging.rename(jars)
+
+
+def clean_abandoned(directory: Path) -> None:
+    """Remove what killed fetches left in `directory`. The caller holds the lock, so no fetch is under way."""
+    for left in directory.glob("fetch-*/"):
+        shutil.rmtree(left)
+
+
+COMMON_PROPERTIES: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    # One node: whatever Kafka would replicate three times exists once.
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # A segment holds the largest chunk that a topic allows (16 MiB), yet is small enough for truncation to free disk.
+    "log.segment.bytes": str(32 << 20),
+    "log.index.size.max.bytes": str(256 << 10),
+    "log.segment.delete.delay.ms": "1000",
+    "log.retention.check.interval.ms": "5000",
+    # The default of 128 MiB would be a quarter of the heap, for compacted topics that hardly exist here.
+    "log.cleaner.dedupe.buffer.size": str(8 << 20),
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    # A node that was killed is admitted again only after its old session ended.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Where a node listens: `bind_host` is an address of its machine, `advertised` what clients use, host:port."""
+
+    bind_host: str
+    port: int
+    controller_port: int
+    advertised: str
+
+
+def node_properties(listeners: Listeners, data_directory: Path | None = None) -> dict[str, str]:
+    """The complete settings of a node. Without `data_directory` the node keeps the default of its image."""
+    placed = {
+        "listeners": f"PLAINTEXT://{listeners.bind_host}:{listeners.port},"
+        f"CONTROLLER://127.0.0.1:{listeners.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{listeners.advertised}",
+        "controller.quorum.voters": f"1@127.0.0.1:{listeners.controller_port}",
+    }
+    stored = {} if data_directory is None else {"log.dirs": str(data_directory)}
+    return {**COMMON_PROPERTIES, **placed, **stored}
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """The settings in the form of a Java properties file."""
+    return "".join(f"{name}={_escaped(value)}\n" for name, value in properties.items())
+
+
+def container_environment(properties: Mapping[str, str], heap_mb: int) -> dict[str, str]:
+    """The settings as the environment variables that the `apache/kafka` image reads; the heap in MiB."""
+    named = {f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in properties.items()}
+    return {**named, "KAFKA_HEAP_OPTS": f"-Xmx{heap_mb}m"}
+
+
+def _escaped(value: str) -> str:
+    """A backslash in a path would be an escape sequence to Java."""
+    return value.replace("\\", "\\\\")
