@@ -33,10 +33,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from statelog.environment import Environment
 from statelog.producer import Coordinator, TaskGrant, TaskWriter
 from statelog.recovery import recover
 from statelog.schemas import Handle, KeyType, key_group_of, share
-from statelog.seams import Seams
 from statelog.storage import Log, LogOptions, Where
 
 __all__ = ["Job", "coordinate", "count_words", "run_to_the_end"]
@@ -142,7 +142,7 @@ def coordinate(job: Job) -> None:
     lines = job.text.read_text(encoding="utf-8").splitlines()
     with (
         job.open() as log,
-        Coordinator(log, "word-count", seams=Seams(crash=job.step)) as coordinator,
+        Coordinator(log, "word-count", environment=Environment(crash=job.step)) as coordinator,
         ExitStack() as stack,
     ):
         job.step("coordinator: opened")

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from statelog.environment import Environment
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.pending import Pending
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
-    from statelog.seams import Seams
     from statelog.storage import Log, LogOptions, Where, open  # noqa: A004 - the name that users look for, as gzip.open
     from statelog.tables import Standby, Table, TableSettings, Worker, standby, table, worker
 
@@ -21,13 +21,13 @@ __all__ = [
     "AtCheckpoint",
     "AtPosition",
     "Coordinator",
+    "Environment",
     "Log",
     "LogOptions",
     "Materializer",
     "MaterializerSettings",
     "Pending",
     "RecoverySettings",
-    "Seams",
     "Standby",
     "Table",
     "TableSettings",
@@ -52,7 +52,7 @@ _HOMES = {
     "statelog.pending": ("Pending",),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
-    "statelog.seams": ("Seams",),
+    "statelog.environment": ("Environment",),
     "statelog.storage": ("Log", "LogOptions", "Where", "open"),
     "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import IncompatibleSchema, Misuse, NotFound, OffsetGone
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
-from statelog.seams import Seams
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
@@ -95,7 +95,7 @@ def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -
             place.wait()
             writer.put(b"key", b"%d" % number)
             writer.commit()
-            run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=place.now_s))
+            run_round(log, settings_for(tmp_path), environment=Environment(wall_clock=place.now_s))
         assert [row[2] for row in _rows(log)] == [b"2"]
         for bounds in ((AtTime(times[0]),), (None, AtTime(times[1])), (AtTime(times[2]),)):
             with pytest.raises(NotFound, match="does not hold time") as caught:
@@ -109,7 +109,7 @@ def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:
     for number in range(3):
         twin.now_s += 3600
         twin.write({b"key": b"%d" % number})
-        run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+        run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     log = twin.open()
     asked_s = twin.now_s - 1800
     assert [row[2] for row in _rows(log, AtTime(int(asked_s * 1000)))] == [b"2"]

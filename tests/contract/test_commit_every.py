@@ -2,8 +2,8 @@
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, Misuse, UncommittedChanges
-from statelog.recovery import Host
 from statelog.tables import TableSettings
 from tests.support.rigs.table import TableRig, content
 
@@ -13,8 +13,8 @@ TEXT = '{"type": "record", "name": "V", "fields": [{"name": "text", "type": "str
 def test_commit_every(tables: TableRig) -> None:
     """Early calls put off, one that is late or finds too many keys commits, and the end of the block does the rest."""
     now_s = [0.0]
-    host, settings = Host(clock=lambda: now_s[0]), TableSettings(uncommitted_changes_max=5)
-    with tables.open(host=host, settings=settings) as table:
+    environment, settings = Environment(clock=lambda: now_s[0]), TableSettings(uncommitted_changes_max=5)
+    with tables.open(environment=environment, settings=settings) as table:
         for i in range(25):
             table[b"k%d" % (i % 3)] = b"%d" % i
             table.commit_every(1.0, {"offset": i})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
@@ -15,7 +16,6 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.records import CommitBody
-from statelog.seams import Seams
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
@@ -90,7 +90,7 @@ class World:
             roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
             local_copies=self.directory, local_copies_bytes_max=bytes_max,
         )  # fmt: skip
-        return Writer(log, name, settings=settings, seams=Seams(clock=self.clock))
+        return Writer(log, name, settings=settings, environment=Environment(clock=self.clock))
 
     def state(self) -> dict[bytes, bytes]:
         """Recovered from local copies, or from Kafka with a warning."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     ClosedError,
     ConfigError,
@@ -18,7 +19,6 @@ from statelog.errors import (
     TooOld,
 )
 from statelog.producer.guard import Life
-from statelog.recovery import Host
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig, content
@@ -99,7 +99,7 @@ def test_its_thread(tables: TableRig) -> None:
 def test_age(twins: TableRig) -> None:
     """It counts from when the ledger's end was asked for last; a reader that wants a younger state is told."""
     now_s = [100.0]
-    with twins.open() as table, twins.standby(host=Host(clock=lambda: now_s[0])) as standby:
+    with twins.open() as table, twins.standby(environment=Environment(clock=lambda: now_s[0])) as standby:
         table[b"k"] = b"1"
         table.commit()
         assert standby.age_s == 0

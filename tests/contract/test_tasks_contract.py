@@ -10,6 +10,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     BrokerUnavailable,
     CheckpointMismatch,
@@ -29,7 +30,6 @@ from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.seams import Seams
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -157,7 +157,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, produce
     expected: dict[bytes, bytes] = {}
     with Coordinator(log, "c") as coordinator:
         for checkpoint_id in (1, 2, 3):
-            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, seams=Seams(nonce=zero))
+            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, environment=Environment(nonce=zero))
             for i in range(30):
                 key = b"%d-%d" % (checkpoint_id, i)
                 writer.put(key, b"v")

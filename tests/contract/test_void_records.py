@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
@@ -14,7 +15,6 @@ from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.schemas.ledger.place import Place
-from statelog.seams import Seams
 from statelog.storage.kafka import Delivery, OffsetRange
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
@@ -42,7 +42,9 @@ def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> N
     assert rig.state() == model
     with rig.open() as log:
         assert recover(log).to_dict() == model
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=Seams(wall_clock=time.time)), CompletedRound)
+        assert isinstance(
+            run_round(log, settings_for(tmp_path), environment=Environment(wall_clock=time.time)), CompletedRound
+        )
         assert recover(log).to_dict() == model
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import BeyondEnd, BrokerUnavailable, IdentityChanged, NotFound
 from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
-from statelog.recovery import Host, RecoverySettings, recover
-from statelog.seams import Seams
+from statelog.recovery import RecoverySettings, recover
 from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.bulk import append_all
@@ -96,7 +96,7 @@ def test_a_follower_asks_once_a_second(twin: TwinRig) -> None:
     """Who answers is no question of every poll."""
     now_s = [100.0]
     tables = TableRig(twin, None)
-    with tables.standby(writer="w", host=Host(clock=lambda: now_s[0])) as standby:
+    with tables.standby(writer="w", environment=Environment(clock=lambda: now_s[0])) as standby:
         twin.cluster.cluster_id = "another"
         now_s[0] += LOOK_AGAIN_S * 0.9
         assert standby.refresh()
@@ -109,7 +109,7 @@ def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
     """The last record of a mirror's ledger is the one that it folded last, so only the ids tell."""
     now_s = [100.0]
     with twin.open() as log:
-        writer = Writer(log, "w", seams=Seams(clock=lambda: now_s[0]))
+        writer = Writer(log, "w", environment=Environment(clock=lambda: now_s[0]))
         writer.commit()
         twin.cluster.cluster_id = "another"
         now_s[0] += LOOK_AGAIN_S

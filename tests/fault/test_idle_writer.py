@@ -30,7 +30,7 @@ def materialize_past(twin: TwinLog, log: Log, scratch: Path, epoch: int, partiti
             writer.put(key, b"%d" % i)
             writer.commit(i)
         twin.apply({key: b"%d" % i})
-        run_round(log, settings_for(scratch), seams=twin.seams)
+        run_round(log, settings_for(scratch), environment=twin.environment)
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start > epoch
     return key
 

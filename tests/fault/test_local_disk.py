@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 import rocksdict
 
+from statelog.environment import Environment
 from statelog.errors import StorageFull, StoreUnavailable
 from statelog.materializer import run_round
 from statelog.materializer.engine import delta
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round
 from statelog.recovery import recover
-from statelog.recovery.host import Host
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 MOST_STEPS = 200
@@ -71,12 +71,14 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
         if i < 2:
-            run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+            run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     before = twin.run_paths()
 
     def play(disk: Disk) -> None:
         try:
-            outcome = Round(twin.open(), settings_for(tmp_path, fanout=2), seams=twin.seams, disk=disk).run()
+            outcome = Round(
+                twin.open(), settings_for(tmp_path, fanout=2), environment=twin.environment, disk=disk
+            ).run()
         except BaseException:
             assert twin.run_paths() == before
             assert list(tmp_path.iterdir()) == []
@@ -111,7 +113,7 @@ def test_a_target_on_a_failing_disk_is_whole_or_as_it_was(
     twin.write({b"a": b"2", b"b": b"3"})
 
     def play(disk: Disk) -> None:
-        recovery = recover(twin.open(), host=Host(disk=disk))
+        recovery = recover(twin.open(), environment=Environment(disk=disk))
         try:
             recovery.to_parquet(path) if target == "parquet" else recovery.to_rocksdb(path)
         except BaseException:

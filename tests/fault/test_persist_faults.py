@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import WriterStatistics
 from statelog.producer.writer import Writer
-from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.faults import Fate, SendAttempt
@@ -55,7 +55,7 @@ class World:
 
     def writer(self, log: Log, settings: WriterSettings | None = None) -> Writer:
         """A writer whose waiting ends."""
-        return Writer(log, "w", settings=settings, seams=Seams(clock=self.clock))
+        return Writer(log, "w", settings=settings, environment=Environment(clock=self.clock))
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import NotFound
 from statelog.reading.at import AtPosition
-from statelog.recovery.host import Host
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.lease import expired
@@ -109,7 +109,9 @@ def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
             opened.append(path)
 
     twins.hooked(open_slowly)
-    recover(twins.log, settings=RecoverySettings(lease_ttl_s=60.0), host=Host(clock=lambda: twins.now_s)).to_dict()
+    recover(
+        twins.log, settings=RecoverySettings(lease_ttl_s=60.0), environment=Environment(clock=lambda: twins.now_s)
+    ).to_dict()
     assert len(opened) == 3
 
 

@@ -54,7 +54,7 @@ def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
         }
         for number in (3, 4, 5):
             twin.model = commit(log, number)
-        run_round(log, settings_for(tmp_path), seams=twin.seams)
+        run_round(log, settings_for(tmp_path), environment=twin.environment)
     for topic, ends_of in ends.items():
         for partition, end in ends_of.items():
             twin.cluster.lose_tail(topic, partition, end)
@@ -73,7 +73,7 @@ def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
     assert recover(log).to_dict() == twin.model
     twin.model = commit(log, 6)
     assert recover(log).to_dict() == twin.model
-    run_round(log, settings_for(tmp_path), seams=twin.seams)
+    run_round(log, settings_for(tmp_path), environment=twin.environment)
     assert recover(log).to_dict() == twin.model
     twin.model = commit(log, 7)
     assert recover(log).to_dict() == twin.model

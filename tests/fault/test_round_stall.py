@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import NotFound, OffsetGone
 from statelog.materializer.round import cleanup
 from statelog.materializer.round.kept_manifests import VerifiedRuns
@@ -14,7 +15,6 @@ from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
 from tests.sim.actors import Stepper
@@ -24,7 +24,9 @@ from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
     for turn in range(rounds):
         twin.write({b"other": str(turn).encode()})
-        assert isinstance(run_round(twin.open(), settings_for(scratch, fanout=2), seams=twin.seams), CompletedRound)
+        assert isinstance(
+            run_round(twin.open(), settings_for(scratch, fanout=2), environment=twin.environment), CompletedRound
+        )
 
 
 def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratch: Path) -> RoundOutcome:
@@ -32,7 +34,7 @@ def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratc
         if name == point:
             meanwhile()
 
-    return run_round(twin.open(), settings_for(scratch, fanout=2), seams=replace(twin.seams, crash=crash))
+    return run_round(twin.open(), settings_for(scratch, fanout=2), environment=replace(twin.environment, crash=crash))
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
             passed.append(name)
             stepper.pause()
 
-        outcome = run_round(twin.open(), settings_for(tmp_path), seams=replace(twin.seams, crash=crash))
+        outcome = run_round(twin.open(), settings_for(tmp_path), environment=replace(twin.environment, crash=crash))
         assert isinstance(outcome, CompletedRound)
 
     actor = stepper.actor(younger)
@@ -129,7 +131,7 @@ def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp
         position=manifest.position,
         next_offsets=manifest.next_offsets,
         ttl_s=1000.0,
-        seams=Seams(clock=twin.clock),
+        environment=Environment(clock=twin.clock),
     )
     with claim:
         _others(twin, tmp_path, 4)
@@ -146,7 +148,7 @@ def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Pat
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=60.0))
     for turn in range(4):
         twin.write({b"a": str(turn).encode()})
-        run_round(twin.open(), settings, seams=twin.seams)
+        run_round(twin.open(), settings, environment=twin.environment)
         twin.now_s += 25.0
     assert twin.open().manifests.numbers() == [2, 3, 4, 5]
 
@@ -157,7 +159,7 @@ def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLo
     ends = {p: there.end for p, there in log.data_offsets().items()}
     log.kafka.delete_records(log.data_topic, ends)
     with pytest.raises(OffsetGone):
-        run_round(log, settings_for(tmp_path), seams=twin.seams)
+        run_round(log, settings_for(tmp_path), environment=twin.environment)
     assert log.manifests.numbers() == [1]
 
 
@@ -171,7 +173,9 @@ def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -
         stepper.pause()
 
     first = stepper.actor(
-        lambda: _discard(run_round(twin.open(), settings_for(scratch), seams=replace(twin.seams, crash=pause)))
+        lambda: _discard(
+            run_round(twin.open(), settings_for(scratch), environment=replace(twin.environment, crash=pause))
+        )
     )
     while at[-1:] != ["after-win"]:
         first.step()
@@ -206,10 +210,12 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         cleanup_plan: cleanup.CleanupPlan,
         chosen: MaterializerSettings,
         verified: VerifiedRuns,
-        seams: Seams,
+        environment: Environment,
     ) -> Cleanup:
         late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified.manifests)
-        return cleanup.run_cleanup(log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, seams)
+        return cleanup.run_cleanup(
+            log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, environment
+        )
 
     monkeypatch.setattr("statelog.materializer.round.roll_up.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     ClosedError,
     ConfigError,
@@ -26,7 +27,6 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtPosition
-from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
@@ -175,7 +175,7 @@ def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
     """A stream that waits for room brings everything to a slow reader, whose state is larger than memory and disk."""
     disks, reader = Disks(room_bytes=200_000), Reader()
     settings = replace(twins.settings, waits_for_room=True, fold_bytes=1 << 20)
-    with recover(twins.log, settings=settings, host=Host(open_spill_file=disks.open)).stream() as stream:
+    with recover(twins.log, settings=settings, environment=Environment(open_spill_file=disks.open)).stream() as stream:
         assert not stream.wait_fetched(0.5)
         for portion in stream:
             reader.apply(portion)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     ConfigError,
     Damaged,
@@ -26,7 +27,6 @@ from statelog.recovery import AtPosition, recover
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.seams import Seams
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
@@ -61,7 +61,7 @@ lost = pytest.mark.parametrize("strike", LOSSES.values(), ids=LOSSES.keys())
 
 def one_round(log: Log, twin: TwinLog, scratch: Path) -> RoundOutcome:
     """A round now."""
-    return run_round(log, settings_for(scratch), seams=twin.seams)
+    return run_round(log, settings_for(scratch), environment=twin.environment)
 
 
 def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
@@ -125,7 +125,7 @@ def test_it_may_happen_again(twin: TwinLog, strike: Callable[[TwinLog], None], t
 def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
     """Writer, follower, round, reader, stored handle and resumed stream: each is told, and changes nothing."""
     log = twin.open()
-    old = Writer(log, "writer", seams=Seams(clock=twin.clock))
+    old = Writer(log, "writer", environment=Environment(clock=twin.clock))
     old.put(b"persisted", b"v")
     handle = old.persist(10).result()
     follower = recover(log).follow(poll_s=0.01)
@@ -193,7 +193,9 @@ def test_a_round_that_stalled_loses_its_slot(twin: TwinLog, tmp_path: Path) -> N
             accept(twin).close()
 
     with twin.open() as log:
-        assert isinstance(run_round(log, settings_for(tmp_path), seams=replace(twin.seams, crash=strike)), LostRound)
+        assert isinstance(
+            run_round(log, settings_for(tmp_path), environment=replace(twin.environment, crash=strike)), LostRound
+        )
         with pytest.raises(IdentityChanged):
             one_round(log, twin, tmp_path)
     go_on(twin, tmp_path)
@@ -210,7 +212,7 @@ def test_a_round_that_was_faster_is_gone_on_from(twin: TwinLog, tmp_path: Path) 
 
     def old_round() -> None:
         with twin.open() as log, contextlib.suppress(NotFound):  # For want of a topic, once its manifest stands.
-            run_round(log, settings_for(tmp_path), seams=replace(twin.seams, crash=stall))
+            run_round(log, settings_for(tmp_path), environment=replace(twin.environment, crash=stall))
 
     stalled = threading.Thread(target=old_round)
     stalled.start()
@@ -311,7 +313,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
 def test_a_writer_that_the_snapshot_knows_as_living_is_over(twin: TwinLog, tmp_path: Path) -> None:
     """Its commit lands in the new ledger, continues its checkpoint, and is void all the same."""
     with twin.open() as log:
-        zombie = Writer(log, "zombie", seams=Seams(clock=twin.clock))
+        zombie = Writer(log, "zombie", environment=Environment(clock=twin.clock))
         zombie.put(b"z", b"1")
         zombie.commit(1)
         twin.apply({b"z": b"1", **{b"lost%d" % i: b"v" for i in range(4)}})
@@ -332,7 +334,7 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
     with accept(twin) as log, Writer(log, "writer") as writer:
         writer.put(b"new", b"v")
         writer.commit(KEPT + 1)
-        outcome = run_round(log, settings_for(tmp_path, keep=3), seams=twin.seams)
+        outcome = run_round(log, settings_for(tmp_path, keep=3), environment=twin.environment)
         assert isinstance(outcome, CompletedRound)
         assert outcome.cleanup.held_back == ""
         assert len(log.manifests.numbers()) == 3

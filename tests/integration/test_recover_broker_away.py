@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from statelog.environment import Environment, start_thread
 from statelog.producer.writer import Writer
-from statelog.recovery.host import Host, start_thread
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
@@ -51,8 +51,8 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Histo
 
 
 @contextmanager
-def _pausing(broker: OwnBroker) -> Generator[Host]:
-    """A host whose broker is paused when the first thread begins: the plan is claimed, and nothing of it was read."""
+def _pausing(broker: OwnBroker) -> Generator[Environment]:
+    """One whose broker is paused when the first thread begins: the plan is claimed, and nothing of it was read."""
     is_paused = False
 
     def start(work: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ def _pausing(broker: OwnBroker) -> Generator[Host]:
         start_thread(work)
 
     try:
-        yield Host(start=start)
+        yield Environment(start=start)
     finally:
         if is_paused:
             broker.resume()
@@ -86,8 +86,8 @@ def patient(rig: HistoryRig, own_broker: OwnBroker, tmp_path: Path) -> Generator
 
 def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
     """What waits for the broker ends by itself, later, and removes the lease then."""
-    with _pausing(own_broker) as host:
-        recovery = recover(patient, host=host)
+    with _pausing(own_broker) as environment:
+        recovery = recover(patient, environment=environment)
         stream = recovery.stream()
         assert not stream.wait_fetched(1.0)
         started_s = time.monotonic()
@@ -99,8 +99,8 @@ def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: O
 
 def test_ctrl_c_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
     """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
-    with _pausing(own_broker) as host:
-        recovery = recover(patient, host=host)
+    with _pausing(own_broker) as environment:
+        recovery = recover(patient, environment=environment)
         ctrl_c = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         started_s = time.monotonic()
         ctrl_c.start()

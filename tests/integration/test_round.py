@@ -8,11 +8,11 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from statelog.environment import Environment
 from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.seams import Seams
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from statelog.storage.log.options import LogOptions
@@ -117,7 +117,7 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
                     barrier.wait(60)
 
             def race(mine: Log) -> None:
-                outcomes.append(run_round(mine, settings, seams=Seams(crash=wait_at_the_put)))
+                outcomes.append(run_round(mine, settings, environment=Environment(crash=wait_at_the_put)))
 
             threads = [threading.Thread(target=race, args=(mine,)) for mine in logs]
             for thread in threads:

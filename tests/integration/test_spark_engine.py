@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statelog.spark
+from statelog.environment import REAL, no_faults
 from statelog.errors import DataLoss, RoundGivenUp, Unavailable
 from statelog.materializer.engine.engine import RoundWork
 from statelog.materializer.round.outcome import CompletedRound
@@ -18,11 +19,9 @@ from statelog.materializer.round.round import Round, run_round
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.keys.shares import share
-from statelog.seams import REAL
 from statelog.spark.engine.spark_engine import SparkEngine, SparkEngineMaker
 from statelog.spark.engine.task_work import TaskDone, TaskWork
 from statelog.spark.options.address import log_address
-from statelog.storage.local.disk import no_faults
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
 from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 def _work(rig: SparkLog, scratch: Path, go_on: Callable[[], None] = lambda: None) -> RoundWork:
-    return RoundWork(log=rig.log, scratch=scratch / "round", go_on=go_on, seams=REAL, disk=no_faults)
+    return RoundWork(log=rig.log, scratch=scratch / "round", go_on=go_on, environment=REAL, disk=no_faults)
 
 
 def test_rows_equal_those_of_the_local_engine(

@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import statelog
+from statelog.environment import Environment
 from statelog.errors import ConfigError, IdentityChanged, NotFound, OffsetGone
-from statelog.recovery import Host
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.tables import Table, Worker
@@ -69,7 +69,7 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
             end()
         log_end = kafka.offsets(group.topic, [0])[0].end
         assert log_end == 12
-        with group.worker("", Host()) as worker:
+        with group.worker("", Environment()) as worker:
             for number, (message, table) in enumerate(worker, 1):
                 table[b"%d" % number] = message.value() or b""
                 if number == 5:
@@ -77,7 +77,7 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
                     worker.commit_every(0.1)
             assert worker.commit() == {0: log_end}
         kafka.delete_records(group.topic, {0: log_end})
-        with group.worker("", Host()) as worker:
+        with group.worker("", Environment()) as worker:
             threading.Timer(2.0, worker.stop).start()
             assert list(worker) == []
 
@@ -104,7 +104,7 @@ def test_a_stopped_process_that_has_the_directory(
         _await_commits(group, partitions=1)
         stopped.signal(signal.SIGSTOP)
         try:
-            with told("opens beside it"), group.worker("", Host(), on_open=_check_given) as worker:
+            with told("opens beside it"), group.worker("", Environment(), on_open=_check_given) as worker:
                 group.feed(producer, range(100, 200))
                 for message, table in worker:
                     WORK.step(table, int(message.value() or b""))
@@ -131,12 +131,12 @@ def test_lag_and_an_input_that_grows(broker: Broker, log_name: str, tmp_path: Pa
     admin = AdminClient(client)
     with closing(confluent_kafka.Consumer({**client, "group.id": log_name})) as tool, group.input() as producer:
         group.feed(producer, range(100))
-        with group.worker("", Host()) as worker:
+        with group.worker("", Environment()) as worker:
             assert _take(worker, 200) == {0: 100, 1: 100}
         parts = [confluent_kafka.TopicPartition(group.topic, one) for one in range(2)]
         assert [part.offset for part in tool.committed(parts, 30)] == [100, 100]
         group.feed(producer, range(100, 110))
-        with pytest.raises(ConfigError, match="it has grown"), group.worker("", Host()) as worker:
+        with pytest.raises(ConfigError, match="it has grown"), group.worker("", Environment()) as worker:
             assert _take(worker, 20) == {0: 110, 1: 110}
             admin.create_partitions([NewPartitions(group.topic, 4)])[group.topic].result()
             group.feed(producer, range(110, 150))
@@ -149,7 +149,7 @@ def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_pat
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
     with group.input() as producer:
         group.feed(producer, range(10))
-        with group.worker("", Host()) as worker:
+        with group.worker("", Environment()) as worker:
             next(worker)
             counts = {len(worker.tables): _threads()}
             for _ in worker:
@@ -174,7 +174,7 @@ def test_tables_open_at_once(broker: Broker, log_name: str, tmp_path: Path, is_k
     with group.input() as producer:
         for life in (0, 1):
             group.feed(producer, range(life * 50, life * 50 + 50))
-            with group.worker("", Host(crash=wait), **options) as worker:
+            with group.worker("", Environment(crash=wait), **options) as worker:
                 assert _take(worker, 400) == dict.fromkeys(range(8), life * 50 + 50)
     assert group.check() == dict.fromkeys(range(8), 100)
 
@@ -207,7 +207,7 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
     """
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=2, consumer=QUICK)
     with pytest.raises(NotFound, match="no topic"):
-        group.worker("", Host())
+        group.worker("", Environment())
     with group.input() as producer:
         group.feed(producer, range(100))
     other = replace(group, root=tmp_path / "other", name=f"{log_name}-other")
@@ -219,20 +219,20 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
         if point == "revoked":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), group.worker("", Host(crash=interrupt)) as worker:
+    with pytest.raises(KeyboardInterrupt), group.worker("", Environment(crash=interrupt)) as worker:
         assert _take(worker, 200) == {0: 100, 1: 100}
     with closing(ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))) as kafka:
         group.feed(confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap}), range(100, 110))
         kafka.delete_records(group.topic, {0: 105})
-        with group.worker("", Host()) as worker, pytest.raises(OffsetGone) as gone:
+        with group.worker("", Environment()) as worker, pytest.raises(OffsetGone) as gone:
             _take(worker, 20)
         assert gone.value.facts["next_offset"] == 100
-        with told("is accepted"), group.worker("", Host(), accept_input_loss=True) as worker:
+        with told("is accepted"), group.worker("", Environment(), accept_input_loss=True) as worker:
             assert _take(worker, 15) == {0: 110, 1: 110}
         kafka.delete_topic(group.topic)
         with group.input() as producer:
             group.feed(producer, range(10))
-        with group.worker("", Host()) as worker, pytest.raises(IdentityChanged):
+        with group.worker("", Environment()) as worker, pytest.raises(IdentityChanged):
             next(worker)
 
 

@@ -22,10 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from statelog.environment import Environment
 from statelog.errors import ClosedError
 from statelog.materializer import run_round
 from statelog.pending import Pending
-from statelog.recovery import Host, RecoverySettings
+from statelog.recovery import RecoverySettings
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.held_lease import list_leases
@@ -84,10 +85,10 @@ class TableMachine(RuleBasedStateMachine):
         """The next life, which finds a committed state."""
         self.faults.is_slow = False
         self.cluster.release()
-        host = Host(
+        environment = Environment(
             clock=lambda: self.now_s, start=lambda work: work(), crash=stalling(lambda _: None, self.key_groups_loaded)
         )
-        table = tables.open(settings=replace(self.settings, loading=self.loading), host=host)
+        table = tables.open(settings=replace(self.settings, loading=self.loading), environment=environment)
         self.number = int(table.progress.get("number", 0))
         assert self.acknowledged <= self.number
         assert self.number in self.states

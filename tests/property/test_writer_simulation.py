@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     CheckpointMismatch,
     ClosedError,
@@ -24,9 +25,7 @@ from statelog.pending import Pending
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.recovery.host import Host
 from statelog.schemas.ledger.handle import Handle
-from statelog.seams import Seams
 from statelog.testing.faults import Fate, SendAttempt
 from tests.support.rigs.log import LogRig, twin_rig
 
@@ -100,7 +99,9 @@ class Life:
         self.under_way: list[tuple[Pending[Handle], int]] = []
         self.now_s = 0.0
         log = rig.open()
-        self.writer = Writer(log, source.name, settings=SMALL, seams=Seams(clock=self.clock, crash=crasher(rng)))
+        self.writer = Writer(
+            log, source.name, settings=SMALL, environment=Environment(clock=self.clock, crash=crasher(rng))
+        )
         last = self.writer.last_commit
         self.next_id = last.checkpoint.id + 1 if last else 1
         self.position = int(last.metadata["position"]) if last else 0
@@ -177,7 +178,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
 def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> None:
     """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
     with rig.open() as log:
-        recovery = recover(log, host=Host(start=lambda work: work()))
+        recovery = recover(log, environment=Environment(start=lambda work: work()))
         state = recovery.to_dict()
     ends = {source.name: 0 for source in sources}
     ends |= {name: int(last.metadata["position"]) for name, last in recovery.commits.items()}

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from statelog.environment import CrashPoint, Environment, NewNonce
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.materializer.round.kept_manifests import VerifiedRuns
 from statelog.materializer.round.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round.round import Round
 from statelog.producer import Coordinator, Writer
-from statelog.recovery import Host
 from statelog.recovery.streaming.cursor import Cursor
-from statelog.seams import CrashPoint, NewNonce, Seams
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
@@ -112,24 +111,24 @@ class Process:
         """The log, as this process sees it with a new client."""
         return Log.open(self.world.name, Where(self.view(), self.store, allow_unsafe=UNSAFE))
 
-    def seams(self, nonce: NewNonce | None = None) -> Seams:
+    def environment(self, nonce: NewNonce | None = None) -> Environment:
         """Its clock, and ids that never come twice."""
-        return Seams(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce)
+        return Environment(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce)
 
     def table_options(self, directory: Path | None, crash: CrashPoint, settings: TableSettings) -> dict[str, Any]:
         """Where a table or standby of this process lives; `directory`: in RocksDB, else in a dict."""
         disk = self.world.nemesis.disk_hook
-        host = Host(
+        environment = Environment(
             clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=_at_once, disk=disk
         )
         where = Where(self.view(), self.store, allow_unsafe=UNSAFE, replication_factor=1)
-        options = {"where": where, "host": host, "settings": settings}
+        options = {"where": where, "environment": environment, "settings": settings}
         return options if directory is None else options | {"backend": "rocksdb", "directory": directory}
 
     def roll_up(self) -> CompletedRound | SkippedRound:
         """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""
         settings, disk = settings_for(self.world.scratch), self.world.nemesis.disk_hook
-        outcome = Round(self.log, settings, seams=self.seams(), verified=self.verified, disk=disk).run()
+        outcome = Round(self.log, settings, environment=self.environment(), verified=self.verified, disk=disk).run()
         assert isinstance(outcome, CompletedRound | SkippedRound), outcome
         return outcome
 

@@ -2,7 +2,8 @@
 
 The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
 that a document names and those in the public signatures of exported names, of this room or another. Errors and
-warnings have `statelog.errors`, the seams `statelog.seams`, and `statelog` has again what a first program needs.
+warnings have `statelog.errors`, the environment `statelog.environment`, and `statelog` has again what a first program
+needs.
 """
 
 import re
@@ -16,7 +17,7 @@ from tests.support.rooms import ROOMS, SOURCE
 
 ROOT = Path(__file__).parents[2]
 FACES = tuple(f"statelog.{room}" for room in ROOMS)
-HOMES = ("statelog", "statelog.errors", "statelog.seams", *FACES)
+HOMES = ("statelog", "statelog.errors", "statelog.environment", *FACES)
 _FACELESS = "statelog.reading."
 """A room for the others: what a program meets of it stands on the face of recovery."""
 DOCUMENTS = ("*.md", "docs/**/*.md", "src/**/*.md", "examples/**/*.py", "demo/**/*.py")

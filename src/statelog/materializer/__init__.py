@@ -1,6 +1,6 @@
 """The materializer: rolls the committed tail into snapshots and truncates the log below them. Serves no state."""
 
-from statelog.materializer.daemon.control import Control, ThreadStarter, install_signal_handlers
+from statelog.materializer.daemon.control import Control, install_signal_handlers
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates, RestoreEstimate, RestoreWork, Speed
@@ -49,7 +49,6 @@ __all__ = [
     "Speed",
     "Tail",
     "Task",
-    "ThreadStarter",
     "Written",
     "claim_root",
     "install_signal_handlers",

@@ -14,6 +14,7 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import replace
 
+from statelog.environment import REAL, Environment
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant, TaskGrant, check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.commits.opening import open_epoch, resume_grant
@@ -22,7 +23,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
@@ -42,7 +42,7 @@ class Coordinator(Guarded):
         1
 
     `partitions` and `expect` are those of `Writer`. With the `grant` of a coordinator of the same name whose process
-    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over. `seams` are for tests.
+    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Coordinator(Guarded):
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         grant: Grant | None = None,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         if grant is None:
-            opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
+            opened = open_epoch(log, name, partitions=partitions, expect=expect, environment=environment)
         else:
             opened = resume_grant(log, grant)
         self._log = log
         try:
-            self._committer = Committer(log, opened, seams=seams)
+            self._committer = Committer(log, opened, environment=environment)
             self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
         except BaseException:
             opened.close()

@@ -10,6 +10,7 @@ Invariants:
 - The producer is the caller's, and is not closed here.
 """
 
+from statelog.environment import REAL, Environment
 from statelog.errors import ConfigError
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.grant import TaskGrant
@@ -20,7 +21,6 @@ from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.schemas.names import data_topic
-from statelog.seams import REAL, Seams
 from statelog.storage.kafka import Producer
 
 __all__ = ["TaskWriter"]
@@ -51,15 +51,17 @@ class TaskWriter(ChangeWriter):
         *,
         slot: int,
         settings: WriterSettings | None = None,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant = task.grant
         settings = settings or WriterSettings()
         self._task = task
-        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=seams.clock)
-        self._change_set = ChangeSet(slot << 8 * _SALT_BYTES | int.from_bytes(seams.nonce()[-_SALT_BYTES:], "big"))
+        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=environment.clock)
+        self._change_set = ChangeSet(
+            slot << 8 * _SALT_BYTES | int.from_bytes(environment.nonce()[-_SALT_BYTES:], "big")
+        )
         super().__init__(
             Guard("task writer", grant.writer, again=_AGAIN, apart=_APART),
             ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings),

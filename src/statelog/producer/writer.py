@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
+from statelog.environment import REAL, Environment
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.change_writer import ChangeWriter
@@ -38,7 +39,6 @@ from statelog.schemas.ledger.metadata import Metadata, check_metadata
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
@@ -59,7 +59,7 @@ class Writer(ChangeWriter):
 
     `partitions` limits it to some partitions, so that several writers can share a log. `expect` is the checkpoint id
     to resume from (0: none yet); opening refuses if the log is at another. Opening fences every earlier writer of this
-    name or on these partitions. `seams` are for tests.
+    name or on these partitions. `environment` are for tests.
 
     Raises CheckpointMismatch, Fenced, Damaged, Unavailable.
     """
@@ -74,19 +74,19 @@ class Writer(ChangeWriter):
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         settings: WriterSettings | None = None,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._settings = settings or WriterSettings()
-        self._seams = seams
+        self._environment = environment
         self._meter = Meter()
         self._meta = MetaBuffer()
         self._committing: Pending[LastCommit] | None = None
-        opened = open_epoch(log, name, partitions=partitions, expect=expect, seams=seams)
+        opened = open_epoch(log, name, partitions=partitions, expect=expect, environment=environment)
         try:
-            self._committer = Committer(log, opened, seams=seams)
+            self._committer = Committer(log, opened, environment=environment)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
-            self._seams.crash("opened")
+            self._environment.crash("opened")
             grant = opened.grant
             super().__init__(
                 Guard("writer", name, again="Open it again", apart=_APART),
@@ -284,10 +284,10 @@ class Writer(ChangeWriter):
         self._check_start(from_sqn)
         self._guard.check_life()
         checkpoint_id = self._next_id(checkpoint_id)
-        started_s = self._seams.clock()
+        started_s = self._environment.clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
-            self._seams.crash("sent")
+            self._environment.crash("sent")
         return self._promise(step, started_s, wait)
 
     def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> Pending[LastCommit]:
@@ -307,7 +307,7 @@ class Writer(ChangeWriter):
             self._log.data_topic,
             committer.grant,
             self._settings,
-            clock=self._seams.clock,
+            clock=self._environment.clock,
             meter=self._meter,
             witness=lambda: committer.place,
         )
@@ -335,8 +335,8 @@ class Writer(ChangeWriter):
         def take() -> Handle:
             wait(step.end_sqn, None)
             handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
-            self._meter.persisted(self._seams.clock() - started_s, handle)
-            self._seams.crash("persisted")
+            self._meter.persisted(self._environment.clock() - started_s, handle)
+            self._environment.crash("persisted")
             return handle
 
         return Pending(f"checkpoint {step.checkpoint_id}", step.checkpoint_id, is_settled, take)
@@ -363,7 +363,7 @@ class Writer(ChangeWriter):
             raise Misuse(
                 "a commit is under way", writer=self.name, hint="Ask for its result before the next one is confirmed"
             )
-        started_s = self._seams.clock()
+        started_s = self._environment.clock()
         with self._meter_failures():
             self._committer.begin(handles, checkpoint.id, metadata, final=final)
         what = f"the commit of checkpoint {checkpoint.id}"
@@ -390,7 +390,7 @@ class Writer(ChangeWriter):
             if self.grant.epoch != epoch:
                 self._pipeline.reconnect(self._new_outbox())
                 self._meter.settled_commits += 1
-        self._meter.confirm_s.add(self._seams.clock() - started_s)
+        self._meter.confirm_s.add(self._environment.clock() - started_s)
         self._meter.commit_attempts.add(self._committer.attempts)
         if final:
             self._end(is_loss=self._has_uncommitted())

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self, TypeVar
 
 from statelog.closing import Closing
+from statelog.environment import REAL, Environment
 from statelog.errors import NotFound, OffsetGone, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.preflight import check_held
-from statelog.seams import REAL, Seams
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
@@ -59,15 +59,15 @@ class Hold(Closing):
         needs: Needs,
         look: Callable[[], object] = lambda: None,
         *,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         """`look` says whether it is all there; what it raises is raised. Raises StoreUnavailable."""
         self._store = store
         self._terms = terms
         self._needs = needs
-        self._seams = seams
+        self._environment = environment
         self._lease = self._claim()
-        self._claimed_s = seams.clock()
+        self._claimed_s = environment.clock()
         try:
             look()
         except BaseException:
@@ -83,13 +83,13 @@ class Hold(Closing):
         *,
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> Self:
         """Hold what a plan reads, and `check` then whether it is there. Raises OffsetGone if it is not: plan again.
 
         `partitions` are those that are held, None for those of the plan.
         """
-        return cls(log.store, terms, needed(plan, partitions), lambda: check(log, plan), seams=seams)
+        return cls(log.store, terms, needed(plan, partitions), lambda: check(log, plan), environment=environment)
 
     @property
     def is_held(self) -> bool:
@@ -107,7 +107,7 @@ class Hold(Closing):
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
         """As `needs`. A reader that moves on is not stuck, and may have a new lease."""
         self.needs(position, next_offsets)
-        now_s = self._seams.clock()
+        now_s = self._environment.clock()
         if now_s - self._claimed_s < _AGE_S:
             return
         older = self._lease
@@ -132,7 +132,7 @@ class Hold(Closing):
             position=self._needs.position,
             next_offsets=self._needs.next_offsets,
             ttl_s=self._terms.ttl_s,
-            seams=self._seams,
+            environment=self._environment,
             wanted=self._terms.wanted,
         ).__enter__()
 

@@ -9,13 +9,11 @@ from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
 from statelog.recovery.history.newest_changes import newest_changes
 from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.host import Host, Start
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.snapshot import recover_snapshot
-from statelog.recovery.spill.file import OpenSpillFile, SpillFile
 from statelog.recovery.spill.frame import Applied
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor
@@ -40,10 +38,8 @@ __all__ = [
     "CommitSpan",
     "Cursor",
     "DirectOpener",
-    "Host",
     "NoCache",
     "OnProgress",
-    "OpenSpillFile",
     "OpenerSettings",
     "Phase",
     "Plan",
@@ -56,9 +52,7 @@ __all__ = [
     "RocksdbState",
     "RunOpener",
     "RunPart",
-    "SpillFile",
     "SpillStatistics",
-    "Start",
     "Stream",
     "newest_changes",
     "plan_changes",

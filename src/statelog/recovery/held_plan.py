@@ -16,12 +16,12 @@ Invariants:
 
 from collections.abc import Callable
 
+from statelog.environment import Environment
 from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.planner import Planner
 from statelog.reading.preflight import SnapshotFailed, check_held, check_plan, check_records
-from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
@@ -41,15 +41,15 @@ class HeldPlan:
         log: Log,
         planner: Planner,
         settings: RecoverySettings,
-        host: Host,
+        environment: Environment,
         key_groups: frozenset[int] | None = None,
     ) -> None:
         """`key_groups` are those whose partitions are held, None for all: what is resumed wants more than it reads."""
         self.log = log
         self._planner = planner
         self.settings = settings
-        self.host = host
-        self._clock = host.clock
+        self.environment = environment
+        self._clock = environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._plan: Plan | None = None
         self._lease: Hold | None = None
@@ -180,7 +180,9 @@ class HeldPlan:
             plan = self._plan or self._make()
             if self._lease is None:
                 check, terms = check_held if self._is_checked else check_plan, terms_of(self.settings)
-                self._lease = Hold.on(self.log, plan, terms, check=check, partitions=self._partitions, seams=self.host)
+                self._lease = Hold.on(
+                    self.log, plan, terms, check=check, partitions=self._partitions, environment=self.environment
+                )
                 self._is_checked = True
                 self.had_lease = self._lease.is_held
                 self._say_without()

@@ -12,11 +12,11 @@ Invariant: the newest state that is planned is never older than what this proces
 
 from collections.abc import Iterable
 
+from statelog.environment import Environment
 from statelog.errors import Misuse, NotFound
 from statelog.reading.at import At, AtPosition
 from statelog.reading.planner import Planner
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.cursor import Cursor
@@ -39,7 +39,7 @@ def recover(
     resume: Cursor | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
-    host: Host | None = None,
+    environment: Environment | None = None,
 ) -> Recovery:
     """Plan a recovery; what it needs is held, and read, when a target is asked for.
 
@@ -48,7 +48,7 @@ def recover(
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
     reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called
-    in this thread; `host` is for simulations. A lease lies on the store while a target is filled, and at no other time.
+    in this thread. A lease lies on the store while a target is filled, and at no other time.
 
     The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
     than `at_least`: the `place` of a writer in another process, say, whose record has to be there, too; or a position
@@ -68,7 +68,7 @@ def recover(
     named = Place.named(log.barrier() if barrier else at_least)
     planner = Planner(log, at, wanted, seen=[named, *([resume.place] if resume else [])])
     lease_groups = planner.key_groups if resume is None else resume.key_groups
-    held = HeldPlan(log, planner, settings or RecoverySettings(), host or Host(), lease_groups)
+    held = HeldPlan(log, planner, settings or RecoverySettings(), environment or Environment(), lease_groups)
     try:
         held.prepare()
     except NotFound as error:

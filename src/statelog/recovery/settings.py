@@ -6,10 +6,10 @@ from os import PathLike
 from pathlib import Path
 from tempfile import gettempdir
 
+from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
 from statelog.reading.hold import ATTEMPTS, Terms
 from statelog.recovery.cache.opener import NoCache, OpenerSettings
-from statelog.recovery.spill.file import OpenSpillFile, open_spill_file
 from statelog.recovery.spill.queue import SpillQueue
 from statelog.storage.local.copy import check_directory
 
@@ -89,7 +89,7 @@ def terms_of(settings: RecoverySettings) -> Terms:
     return Terms(settings.holder, settings.lease_ttl_s, settings.lease)
 
 
-def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile = open_spill_file) -> SpillQueue:
+def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile | None = None) -> SpillQueue:
     """A queue that spills what its memory does not hold. Raises ConfigError for directories that cannot be used."""
     return SpillQueue(
         memory_bytes=settings.memory_bytes,
@@ -99,9 +99,7 @@ def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile = open_spi
     )
 
 
-def disk_queue(
-    settings: RecoverySettings, open_file: OpenSpillFile = open_spill_file, *, number: int = 0
-) -> SpillQueue:
+def disk_queue(settings: RecoverySettings, open_file: OpenSpillFile | None = None, *, number: int = 0) -> SpillQueue:
     """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `memory_queue`.
 
     There may be many, so each has few files.

@@ -12,12 +12,12 @@ Invariants:
 from collections.abc import Iterable
 from dataclasses import replace
 
+from statelog.environment import Environment
 from statelog.errors import NotFound
 from statelog.reading.at import AtPosition
 from statelog.reading.plan import Plan, make_plan
 from statelog.reading.planner import Planner
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.host import Host
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets.monitor import OnProgress
@@ -38,7 +38,7 @@ def recover_snapshot(
     key_groups: Iterable[int] | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
-    host: Host | None = None,
+    environment: Environment | None = None,
 ) -> Recovery:
     """Plan to read the newest sound snapshot, or the one at this ledger position, without Kafka: `where` may be
     `Where(None, root)`.
@@ -55,7 +55,7 @@ def recover_snapshot(
     log = Log(made.at(newest.manifest.identity) if newest else made, NoKafka(), store)
     at = None if position is None else AtPosition(position)
     planner = _SnapshotPlanner(log, at, None if key_groups is None else frozenset(key_groups))
-    held = HeldPlan(log, planner, settings or RecoverySettings(), host or Host(), planner.key_groups)
+    held = HeldPlan(log, planner, settings or RecoverySettings(), environment or Environment(), planner.key_groups)
     held.prepare()
     return Recovery(held, progress)
 

@@ -12,7 +12,6 @@ from statelog.storage.kafka import (
     TopicSpec,
 )
 from statelog.storage.ledger_client import LedgerBase, LedgerClient, ValidCommit
-from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log, LogDescription
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
@@ -25,7 +24,6 @@ from statelog.storage.store import FileInfo, Store
 __all__ = [
     "Delivery",
     "DeliveryStatus",
-    "DiskHook",
     "FileInfo",
     "Kafka",
     "KafkaSource",

@@ -17,10 +17,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from statelog.environment import REAL, Clock, Environment
 from statelog.errors import Corrupt, NotFound, StorageFull, StoreRefused, Unavailable, UnknownFormat
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import Lease
-from statelog.seams import REAL, Clock, Seams
 from statelog.storage.store import Store
 
 __all__ = ["HeldLease", "LeaseHolder", "list_leases"]
@@ -64,14 +64,14 @@ class LeaseHolder:
         next_offsets: Mapping[int, int],
         ttl_s: float,
         wanted: bool = True,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> "LeaseHolder":
         """A holder of a new lease, which nothing was asked for or written yet.
 
         `manifest_number` 0 pins no manifest. Raises ConfigError.
         """
         lease = Lease(
-            id=seams.new_id(),
+            id=environment.new_id(),
             holder=holder,
             manifest_number=manifest_number,
             next_offsets=dict(next_offsets),
@@ -79,7 +79,7 @@ class LeaseHolder:
             ttl_s=ttl_s,
             created_s=0.0,
         )
-        return cls(store, lease, clock=seams.clock, wanted=wanted)
+        return cls(store, lease, clock=environment.clock, wanted=wanted)
 
     @property
     def lease(self) -> Lease:

@@ -13,6 +13,7 @@ Invariants:
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from statelog.environment import REAL, Environment
 from statelog.errors import (
     AlreadyExists,
     Corrupt,
@@ -32,7 +33,6 @@ from statelog.schemas.snapshot.subscription import (
     following,
     newest_files,
 )
-from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo, Store
 
@@ -112,12 +112,12 @@ class HeldSubscription:
     `holder_id` is in the reading's own checkpoint, `holder` says for people who reads.
     """
 
-    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str, seams: Seams = REAL) -> None:
+    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str, environment: Environment = REAL) -> None:
         self._log = log
         self._reader = reader
         self._holder_id = holder_id
         self._holder = holder
-        self._seams = seams
+        self._environment = environment
         self._is_checked = False
         self.is_sure = False
         """Whether no truncation that was decided before the first file stood can pass it (see `hold`)."""
@@ -167,7 +167,7 @@ class HeldSubscription:
         return Subscription(
             reader=self._reader,
             number=1,
-            nonce=self._seams.nonce(),
+            nonce=self._environment.nonce(),
             identity=self._log.descriptor.identity,
             holder_id=self._holder_id,
             holder=self._holder,
@@ -207,15 +207,15 @@ class HeldSubscription:
 # ---- for who truncates, and for people
 
 
-def end_subscription(store: Store, newest: Subscription, reason: str, *, seams: Seams = REAL) -> bool:
+def end_subscription(store: Store, newest: Subscription, reason: str, *, environment: Environment = REAL) -> bool:
     """End a subscription that stands at `newest`. False if its reader, or somebody else, has written it meanwhile.
 
     Raises StoreRefused, Unavailable.
     """
-    return _put(store, replace(newest, number=newest.number + 1, nonce=seams.nonce(), ended=reason))
+    return _put(store, replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason))
 
 
-def remove_subscription(log: Log, reader: str, reason: str, *, seams: Seams = REAL) -> Subscription:
+def remove_subscription(log: Log, reader: str, reason: str, *, environment: Environment = REAL) -> Subscription:
     """End the subscription of `reader`, whatever stands there, also one that cannot be read. Returns what it was.
 
     One that ended before stays as it is. Raises NotFound, InvalidName, StoreRefused, Unavailable.
@@ -229,7 +229,7 @@ def remove_subscription(log: Log, reader: str, reason: str, *, seams: Seams = RE
             now = _blank(reader, broken, log.descriptor.identity, log.store.now_s())
         if now is None:
             raise NotFound(f"there is no subscription of reader {reader}", log=log.name, reader=reader)
-        if now.ended or end_subscription(log.store, now, reason, seams=seams):
+        if now.ended or end_subscription(log.store, now, reason, environment=environment):
             return now
     raise StoreUnavailable("a subscription is written again and again while it is to be removed", reader=reader)
 

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from statelog.environment import Environment
 from statelog.producer import Writer
 from statelog.producer.sending.change_maker import ChangeMaker
-from statelog.seams import Seams
 from statelog.storage import Log
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
@@ -35,7 +35,7 @@ class Opened:
     home: Home | None
     opening: Opening
     settings: TableSettings
-    seams: Seams
+    environment: Environment
 
     def check_size(self, key: Any, value: Any) -> int:
         """About how large a change is. Raises ValueTooLarge if no chunk could hold it; a value of None deletes."""

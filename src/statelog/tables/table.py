@@ -66,7 +66,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self._refresh()
         self._count = self._bytes = self._applies = 0
         self._is_lent = False
-        self._clock = opened.seams.clock
+        self._clock = opened.environment.clock
         self._pace = Pace(opened, self._layers, self._applied, self._advance)
 
     # ---- what it is

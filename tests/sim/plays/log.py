@@ -8,13 +8,13 @@ a time, so the same faults make the same story.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from statelog.environment import Environment
 from statelog.errors import AlreadyExists, Fenced, StatelogError
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.guard import Life
 from statelog.reading.at import At
 from statelog.recovery import AtCheckpoint, Portion, recover
-from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.stream import Stream
 from statelog.schemas.changes.changes import DELETE
@@ -172,7 +172,7 @@ def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
         process.writer.close()
         process.writer = None
     if process.writer is None:
-        process.writer = Writer(process.log, "w", partitions=[0], seams=process.seams())
+        process.writer = Writer(process.log, "w", partitions=[0], environment=process.environment())
         if restore:
             _read(process, at_least=0)
     writer = process.writer
@@ -212,7 +212,7 @@ def _commit_tasks(process: Process) -> None:
     world = process.world
     if process.coordinator is not None:
         process.coordinator.close()
-    coordinator = Coordinator(process.log, "job", partitions=[1], seams=process.seams())
+    coordinator = Coordinator(process.log, "job", partitions=[1], environment=process.environment())
     process.coordinator = coordinator
     if coordinator.last_commit is not None:
         return
@@ -232,8 +232,8 @@ def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> H
         producer = process.kafka.producer()
         try:
             slot = int.from_bytes(world.nonce())
-            seams = process.seams(nonce=lambda: slot.to_bytes(16, "big"))
-            task = TaskWriter(producer, grant, slot=slot, seams=seams)
+            environment = process.environment(nonce=lambda: slot.to_bytes(16, "big"))
+            task = TaskWriter(producer, grant, slot=slot, environment=environment)
             for key in KEYS[group]:
                 value = attempt.changes[key]
                 assert value is not None
@@ -255,8 +255,8 @@ def _round(process: Process) -> None:
 _SETTINGS = RecoverySettings(threads=1, stall_timeout_s=5.0)
 
 
-def _host(process: Process, start: Callable[[Callable[[], None]], None]) -> Host:
-    return Host(clock=process.tick, start=start, nonce=process.world.nonce)
+def _environment(process: Process, start: Callable[[Callable[[], None]], None]) -> Environment:
+    return Environment(clock=process.tick, start=start, nonce=process.world.nonce)
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -269,7 +269,12 @@ def _read(process: Process, at: At | None = None, *, at_least: int | None = None
     floor = world.acknowledged()
     known = 0 if barrier else floor if at_least is None else at_least
     recovery = recover(
-        process.log, at=at, at_least=known, barrier=barrier, settings=_SETTINGS, host=_host(process, _at_once)
+        process.log,
+        at=at,
+        at_least=known,
+        barrier=barrier,
+        settings=_SETTINGS,
+        environment=_environment(process, _at_once),
     )
     state = recovery.to_dict()
     world.reads.append(Read(process.name, recovery.position, 0 if at else floor, state))
@@ -309,7 +314,7 @@ def _follow_one(process: Process) -> None:
     hand = _Hand(world.stepper)
     known = 0 if process.cursor else world.acknowledged()
     recovery = recover(
-        process.log, resume=process.cursor, at_least=known, settings=_SETTINGS, host=_host(process, hand)
+        process.log, resume=process.cursor, at_least=known, settings=_SETTINGS, environment=_environment(process, hand)
     )
     stream = recovery.follow(poll_s=0.0)
     try:

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 
+from statelog.environment import Environment
 from statelog.errors import Fenced
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
@@ -23,7 +24,6 @@ from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.keys.shares import share
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import Seams
 from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for
 
@@ -96,7 +96,11 @@ class Worker:
         self._world = world
         self._log = world.twin.open()
         self.writer = Writer(
-            self._log, f"job-{number}", partitions=self.partitions, settings=SMALL, seams=Seams(crash=self._crash)
+            self._log,
+            f"job-{number}",
+            partitions=self.partitions,
+            settings=SMALL,
+            environment=Environment(crash=self._crash),
         )
         recovery = recover(self._log, key_groups=self._log.descriptor.key_groups_in(self.partitions))
         self.state: Counts = recovery.to_dict()
@@ -198,7 +202,7 @@ class RescaleWorld:
         """One round of the materializer, with truncation."""
         self.twin.now_s += 1.0
         with self.twin.open() as log:
-            run_round(log, self._settings, seams=self.twin.seams)
+            run_round(log, self._settings, environment=self.twin.environment)
 
     def read(self, readers: int) -> None:
         """So many readers restore a share of the key groups each, of one state; together they hold the model."""

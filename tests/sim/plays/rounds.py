@@ -10,16 +10,15 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable, SubscriptionEnded
 from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
-from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.snapshot.subscription import Subscription, SubscriptionCap, newest_files
-from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription, list_subscriptions
 from statelog.storage.log.log import Log
@@ -85,7 +84,7 @@ class RoundWorld:
         settings = settings_for(self.world.scratch, subscriptions=_CAP)
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
-            outcome = run_round(self.twin.open(), settings, seams=self.twin.seams)
+            outcome = run_round(self.twin.open(), settings, environment=self.twin.environment)
             assert isinstance(outcome, CompletedRound), outcome
             assert not outcome.cleanup.held_back, outcome
 
@@ -107,8 +106,8 @@ class RoundWorld:
         make_engine = split_engine(self.rng.choice((1, 3)))
         while True:
             try:
-                seams = replace(self.twin.seams, crash=self.stepper.pause)
-                outcome = run_round(self._log(), settings, make_engine=make_engine, seams=seams)
+                environment = replace(self.twin.environment, crash=self.stepper.pause)
+                outcome = run_round(self._log(), settings, make_engine=make_engine, environment=environment)
             except StoreUnavailable:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1
@@ -131,8 +130,8 @@ class RoundWorld:
     def _recover(self, log: Log) -> None:
         """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
         floor = max(self.history)
-        host = Host(clock=self.twin.clock, start=lambda work: work(), nonce=self.world.nonce)
-        recovery = recover(log, settings=_SETTINGS, host=host)
+        environment = Environment(clock=self.twin.clock, start=lambda work: work(), nonce=self.world.nonce)
+        recovery = recover(log, settings=_SETTINGS, environment=environment)
         state = recovery.to_dict()
         self.recoveries += 1
         if recovery.position < floor:
@@ -148,7 +147,9 @@ class RoundWorld:
     def _follow(self) -> None:
         """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
         reader, log = f"reader{self.world.new_id()}", self._log()
-        held = HeldSubscription(log, reader, holder_id=reader, holder=reader, seams=Seams(nonce=self.world.nonce))
+        held = HeldSubscription(
+            log, reader, holder_id=reader, holder=reader, environment=Environment(nonce=self.world.nonce)
+        )
         stored = log.manifests.newest()
         if stored is None:
             return
@@ -179,7 +180,7 @@ class RoundWorld:
             position=manifest.position,
             next_offsets=manifest.next_offsets,
             ttl_s=80.0,
-            seams=Seams(clock=self.twin.clock),
+            environment=Environment(clock=self.twin.clock),
         )
         self.reads += 1
         with claim:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from statelog.environment import Environment
 from statelog.errors import Fenced
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtPosition
@@ -15,7 +16,6 @@ from statelog.recovery.recover import recover
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
@@ -76,7 +76,7 @@ class Takeover:
 
     def _old(self) -> None:
         log = self.world.process("old").open()
-        writer = Writer(log, "old", partitions=self.old_partitions, seams=Seams(clock=self.world.clock))
+        writer = Writer(log, "old", partitions=self.old_partitions, environment=Environment(clock=self.world.clock))
         mine = log.descriptor.key_groups_in(self.old_partitions)
         keys = [key for key in _KEYS if key_group_of(key, log.descriptor.key_type, log.descriptor.key_groups) in mine]
         self.old_epoch = writer.grant.epoch
@@ -97,7 +97,9 @@ class Takeover:
 
     def _new(self) -> None:
         log = self.world.process("new").open()
-        writer = Writer(log, self.new_name, partitions=self.new_partitions, seams=Seams(clock=self.world.clock))
+        writer = Writer(
+            log, self.new_name, partitions=self.new_partitions, environment=Environment(clock=self.world.clock)
+        )
         self.seen = log.commits()
         groups = log.descriptor.key_groups_in(self.new_partitions)
         self.state = recover(self.open(), key_groups=groups, at=AtPosition(writer.grant.epoch + 1)).to_dict()

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import statelog
-from statelog.recovery import Host
-from statelog.recovery.host import Start
-from statelog.seams import CrashPoint
+from statelog.environment import CrashPoint, Environment, Start
 from statelog.storage.kafka import TopicSpec
 from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
 from statelog.tables.working.reserves import Reserves
@@ -85,7 +83,7 @@ class WorkersWorld:
                 open_table=self.open_for, start_opening=self.start_opening,
                 reserves=reserves or Reserves((), _no_standby, self.clock),
                 join=join, start=start, accepts_input_loss=False, unsent_max=self.unsent_max,
-                seams=Host(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
+                environment=Environment(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
             )
         )  # fmt: skip
         self.workers[worker] = made[0]
@@ -104,7 +102,7 @@ class WorkersWorld:
             own_key_group=partition,
             writer=f"log-{partition}",
             settings=TableSettings(commits_under_way_max=2),
-            host=Host(clock=self.clock),
+            environment=Environment(clock=self.clock),
         )
         end = int(table.progress["offset"]) if table.progress else 0
         assert end >= self.heard[partition], f"{partition} went back from {self.heard[partition]} to {end}"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from statelog.environment import SpillFile
 from statelog.errors import StorageFull
-from statelog.recovery.spill.file import SpillFile, open_spill_file
+from statelog.recovery.spill.file import open_spill_file
 
 __all__ = ["Disks"]
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import statelog
+from statelog.environment import Environment
 from statelog.errors import CheckpointMismatch
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.recovery import Host
 from statelog.schemas.ledger.handle import Handle
-from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
@@ -49,7 +48,7 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
 def round(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:  # noqa: A001 - the name of a part
     """One round, which may be the process' last."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
-        run_round(opened, settings_for(Path(scratch)), seams=Seams(crash=_killer(point)))
+        run_round(opened, settings_for(Path(scratch)), environment=Environment(crash=_killer(point)))
 
 
 def table(
@@ -59,7 +58,9 @@ def table(
     where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(commits_under_way_max=3, loading=loading)
-    with statelog.table(log, where, host=Host(crash=_killer(point, int(times))), settings=settings, **kept) as opened:
+    with statelog.table(
+        log, where, environment=Environment(crash=_killer(point, int(times))), settings=settings, **kept
+    ) as opened:
         try:
             position = InputJudge(COPIED.fold, "position").check(opened)
         except AssertionError as error:
@@ -76,7 +77,7 @@ def table(
 def writer(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
     """One life of a writer."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
-        made = Writer(opened, "doomed", seams=Seams(crash=_killer(point, int(times))))
+        made = Writer(opened, "doomed", environment=Environment(crash=_killer(point, int(times))))
         _adopt(made, Path(kept))
         _copy(made, Path(kept), int(end))
         made.close()

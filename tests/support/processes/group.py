@@ -20,8 +20,8 @@ from typing import Any
 import confluent_kafka
 
 import statelog
+from statelog.environment import Environment
 from statelog.errors import Unavailable
-from statelog.recovery import Host
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -92,7 +92,7 @@ class Group:
         """One more process; a name makes it a static member, which keeps its partitions over a restart."""
         return Member(self, instance)
 
-    def worker(self, instance: str, host: Host, **options: Any) -> "statelog.Worker[bytes, bytes]":
+    def worker(self, instance: str, environment: Environment, **options: Any) -> "statelog.Worker[bytes, bytes]":
         """As a process of the group makes it."""
         consumer = {**self.consumer, **({"group.instance.id": instance} if instance else {})}
         kept: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Group:
             topic=self.topic,
             create=True,
             consumer=consumer,
-            host=host,
+            environment=environment,
             standbys="all" if self.has_standbys else (),
             **kept,
             **options,
@@ -186,7 +186,7 @@ def _work(group: Group, instance: str) -> None:
         level=os.environ.get("STATELOG_TEST_LOG", "ERROR"), format="%(process)d %(asctime)s %(message)s"
     )
     seen: set[int] = set()
-    with group.worker(instance, Host()) as worker:
+    with group.worker(instance, Environment()) as worker:
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             worker.stop()

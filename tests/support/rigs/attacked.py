@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from statelog.environment import Environment
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
-from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.stream_reader import Reader
@@ -31,7 +31,9 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
 
 def roll_up(log: Log, scratch: Path) -> None:
     """A round."""
-    assert isinstance(run_round(log, settings_for(scratch), seams=Seams(wall_clock=time.time)), CompletedRound)
+    assert isinstance(
+        run_round(log, settings_for(scratch), environment=Environment(wall_clock=time.time)), CompletedRound
+    )
 
 
 def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:

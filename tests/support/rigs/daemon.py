@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from statelog.materializer.daemon.control import Control, ThreadStarter
+from statelog.environment import Environment, Start
+from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import Rates
-from statelog.seams import Seams
 from statelog.testing.store import Fault
 from tests.support.rigs.log import TwinLog, settings_for
 
@@ -32,7 +32,7 @@ class DaemonBench:
         self.broken = False
         self.broken_method = ""
         self.is_holding = False
-        self.start: ThreadStarter = self._start
+        self.start: Start = self._start
         self.control = Control()
         self.log = self.twin.open(faults=self._fault)
         self._script: list[tuple[float, Callable[[], object]]] = []
@@ -42,7 +42,7 @@ class DaemonBench:
             self.log,
             settings_for(tmp_path, **defaults | settings),
             control=self.control,
-            seams=Seams(clock=lambda: self.now_s, wall_clock=self.twin.clock),
+            environment=Environment(clock=lambda: self.now_s, wall_clock=self.twin.clock),
             on_event=self.events.append,
             wait=self._wait,
             start=self._begin,

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import admin
 
+from statelog.environment import Environment
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
@@ -26,7 +27,6 @@ from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topics.policy import parse_waivers
-from statelog.seams import Seams
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
@@ -191,9 +191,9 @@ class TwinLog:
         return self.now_s
 
     @property
-    def seams(self) -> Seams:
+    def environment(self) -> Environment:
         """Those of a round that tells this clock's time."""
-        return Seams(wall_clock=self.clock)
+        return Environment(wall_clock=self.clock)
 
     def open(self, faults: FaultHook | None = None) -> Log:
         """The log as another process sees it."""
@@ -238,7 +238,7 @@ def rolled_up(scratch: Path) -> TwinLog:
     """A log on twins with one snapshot and a tail that changes and deletes some of it."""
     made = TwinLog()
     made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(scratch), seams=made.seams)
+    run_round(made.open(), settings_for(scratch), environment=made.environment)
     made.write({b"k0": None, b"k1": b"2"})
     return made
 

@@ -34,7 +34,7 @@ def made(tmp_path: Path) -> TwinLog:
     for i in range(KEPT):
         twin.write({b"k%d" % i: b"v"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), seams=twin.seams)
+        run_round(log, settings_for(tmp_path), environment=twin.environment)
     kept = dict(twin.model)
     for i in range(4):
         twin.write({b"lost%d" % i: b"v"})

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import statelog
+from statelog.environment import CrashPoint
 from statelog.errors import ClosedError, NotFound
 from statelog.materializer import run_round
-from statelog.seams import CrashPoint
 from statelog.storage.log.options import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for

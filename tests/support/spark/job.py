@@ -23,7 +23,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_statelog import DefaultSource
-from statelog.seams import Seams
+from statelog.environment import Environment
 from statelog.spark.sink.sink import StreamWriter
 from statelog.spark.sink.task import TaskResult
 from tests.support.spark.rig import read_stream, run_stream, scattered
@@ -86,7 +86,7 @@ class StrikingWriter(StreamWriter):
     """The streaming writer, with a strike at a named point. Its settings come through the environment of the job."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite=overwrite, seams=Seams(crash=_at_commit))
+        super().__init__(options, schema, overwrite=overwrite, environment=Environment(crash=_at_commit))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """As the real one; the first partition's first attempt may be struck."""

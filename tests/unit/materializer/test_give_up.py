@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import CorruptManifest, RoundGivenUp
 from statelog.materializer import CRASH_POINTS, run_round
 from statelog.materializer.daemon.events import EventKind
@@ -15,7 +16,6 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound, Skipp
 from statelog.materializer.round.round import Round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import Rights
-from statelog.seams import Seams
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
@@ -28,7 +28,7 @@ def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
     outcome = Round(
         twin.open(),
         settings_for(tmp_path, fanout=2),
-        seams=replace(twin.seams, crash=passed.append),
+        environment=replace(twin.environment, crash=passed.append),
         is_given_up=lambda: point in passed,
     ).run()
     assert isinstance(outcome, CompletedRound)
@@ -48,7 +48,7 @@ def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: Twi
         given_up_at(point, twin, tmp_path)
     assert twin.open().manifests.numbers() == [1]
     assert list(tmp_path.iterdir()) == []
-    outcome = run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    outcome = run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     assert isinstance(outcome, CompletedRound)
     assert outcome.number == 2
     assert state_of(twin.open()) == twin.model
@@ -71,7 +71,9 @@ def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: 
         return passed[-1:] == ["after-fold"] and asked.count(len(passed)) > 1
 
     with pytest.raises(RoundGivenUp):
-        Round(twin.open(), settings_for(tmp_path), seams=Seams(crash=passed.append), is_given_up=is_given_up).run()
+        Round(
+            twin.open(), settings_for(tmp_path), environment=Environment(crash=passed.append), is_given_up=is_given_up
+        ).run()
     assert passed == ["after-newest", "after-fold"]
 
 

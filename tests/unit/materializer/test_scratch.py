@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError
 from statelog.materializer.engine.work import scratch_directory
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
-from statelog.seams import Seams
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.told import lines
 
@@ -88,7 +88,9 @@ def test_a_round_counts_whatever_becomes_of_its_directory(
             real(next(tmp_path.iterdir()))
 
     with lines() as texts:
-        assert isinstance(run_round(twin.open(), settings_for(tmp_path), seams=Seams(crash=crash)), CompletedRound)
+        assert isinstance(
+            run_round(twin.open(), settings_for(tmp_path), environment=Environment(crash=crash)), CompletedRound
+        )
     assert ["stays until it is swept" in text for text in texts] == ([True] if is_stuck else [])
 
 

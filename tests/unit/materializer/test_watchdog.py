@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import OffsetGone
 from statelog.materializer.daemon.control import Control
 from statelog.materializer.daemon.daemon import Materializer
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.tail import TailGauge, Watchdog
 from statelog.materializer.round.round import run_round
-from statelog.seams import Seams
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
@@ -22,7 +22,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
-    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     empty = gauge.look()
@@ -42,7 +42,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     assert found.snapshot_bytes == sum(run.size_bytes for run in newest.manifest.runs)
     gauge.close()
 
-    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     after = TailGauge(log, clock=twin.clock).look()
     assert (after.number, after.commits, after.age_s) == (2, 0, 0.0)
 
@@ -162,7 +162,7 @@ def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> 
         bench.log,
         settings_for(tmp_path, interval_s=1000.0, jitter=1.0),
         control=control,
-        seams=Seams(clock=lambda: 0.0, wall_clock=bench.twin.clock),
+        environment=Environment(clock=lambda: 0.0, wall_clock=bench.twin.clock),
         wait=end,
         start=lambda work: work(),
     )
@@ -272,7 +272,7 @@ def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> 
     def others() -> None:
         for i in range(3):
             bench.twin.write({b"a": str(i).encode()})
-            run_round(bench.twin.open(), settings_for(tmp_path), seams=bench.twin.seams)
+            run_round(bench.twin.open(), settings_for(tmp_path), environment=bench.twin.environment)
 
     bench.at(100, others)
     bench.run(until_s=200)
@@ -285,7 +285,7 @@ def test_a_gauge_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
     """It raises, rather than tell of a tail without them."""
     twin = TwinLog()
     twin.write({b"a": b"0"})
-    run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     gauge.look()

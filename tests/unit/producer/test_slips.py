@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.coordinator import Coordinator
@@ -16,7 +17,6 @@ from statelog.producer.guard import Life
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.seams import Seams
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinRig, twin_rig
 
@@ -167,7 +167,7 @@ def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:
 
     def killed(log: Log) -> None:
         with pytest.raises(RuntimeError):
-            Writer(log, "w", seams=Seams(crash=dies))
+            Writer(log, "w", environment=Environment(crash=dies))
 
     assert forget(log, refused) == []
     assert forget(log, killed) == []

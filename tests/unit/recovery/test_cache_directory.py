@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
-from statelog.recovery.host import Host
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import CacheRig
 
@@ -102,7 +102,7 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
 
 
 def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path) -> None:
-    """A torn download is never seen, a full disk is told, and all names are those of the host."""
+    """A torn download is never seen, a full disk is told, and all names are those of the environment."""
     rig, numbers, steps = CacheRig(tmp_path / "rig"), count(), list[str]()
     run = rig.put("a", b"data" * 100)
 
@@ -113,8 +113,8 @@ def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path)
         if steps.count("rename") == 1 and step == "rename":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    host = Host(nonce=lambda: next(numbers).to_bytes(16, "big"), disk=disk)
-    directory = CacheDirectory.create(tmp_path, host)
+    environment = Environment(nonce=lambda: next(numbers).to_bytes(16, "big"), disk=disk)
+    directory = CacheDirectory.create(tmp_path, environment)
     file = directory.new_file()
     assert (directory.path.name, file.name) == (f"attempt-{0:032x}", f"{1:032x}.run")
     for kind in (CorruptRun, StorageFull):

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
-from statelog.recovery.host import Host
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
@@ -345,7 +345,7 @@ def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
 
     world.reads.before_download = slowly
     world.rig.log.store.put = counted_put  # type: ignore[method-assign]  # counts what the twin is asked
-    recovery = recover(world.rig.log, settings=world.settings, host=Host(clock=lambda: now_s[0]))
+    recovery = recover(world.rig.log, settings=world.settings, environment=Environment(clock=lambda: now_s[0]))
     assert recovery.to_dict() == world.expected
     assert 1 < wrote["leases"] <= 1 + len(world.once)  # Downloads at the same time share a renewal.
 

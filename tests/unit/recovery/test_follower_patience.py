@@ -6,9 +6,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
-from statelog.recovery.host import Host
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -36,7 +36,7 @@ def _live(rig: HistoryRig, now: list[float]) -> Generator[CommitFeed]:
     settings = RecoverySettings(stall_timeout_s=30.0)
     with (
         recover(rig.log) as recovery,
-        closing(CommitFeed(rig.log, recovery.plan, None, settings, Host(clock=lambda: now[0]))) as live,
+        closing(CommitFeed(rig.log, recovery.plan, None, settings, Environment(clock=lambda: now[0]))) as live,
     ):
         recovery.close()
         yield live

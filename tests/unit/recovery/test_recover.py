@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtCheckpoint, AtPosition
-from statelog.recovery.host import Host
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover
@@ -238,20 +238,22 @@ def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
-    """Sorted targets spill a tail that is larger than `fold_bytes` through the files that the host opens."""
+    """Sorted targets spill a tail that is larger than `fold_bytes` through the files that the environment opens."""
     rig, disks = history_rig(), Disks()
     settings = RecoverySettings(fold_bytes=20_000, spill_directories=(tmp_path,))
     with Writer(rig.log, "w") as writer:
         for number in range(1, 5):
             rig.commit(writer, number, [(b"key-%d" % i, b"%d" % number * 300) for i in range(number, 100)])
     expected = rig.state_at(rig.end())
-    table = recover(rig.log, settings=settings, host=Host(open_spill_file=disks.open)).to_arrow(ordered=True)
+    table = recover(rig.log, settings=settings, environment=Environment(open_spill_file=disks.open)).to_arrow(
+        ordered=True
+    )
     assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
     assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
     disks.room_bytes = 30_000
     target = tmp_path / "state.parquet"
     with pytest.raises(StorageFull):
-        recover(rig.log, settings=settings, host=Host(open_spill_file=disks.open)).to_parquet(target)
+        recover(rig.log, settings=settings, environment=Environment(open_spill_file=disks.open)).to_parquet(target)
     assert (disks.open_files, list(tmp_path.iterdir())) == (0, [])
 
 

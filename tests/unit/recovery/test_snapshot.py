@@ -32,7 +32,7 @@ def twin(tmp_path: Path) -> TwinLog:
     for name in (b"a", b"b"):
         twin.write({name: b"1", b"both": name})
         with twin.open() as log:
-            run_round(log, settings_for(tmp_path), seams=twin.seams)
+            run_round(log, settings_for(tmp_path), environment=twin.environment)
     kept = dict(twin.model)
     twin.write({b"behind": b"v"})
     twin.model = kept

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.reading.planner import Planner
 from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.host import Host
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming import read_ahead
@@ -100,7 +100,9 @@ def test_a_follower_that_is_not_stuck_gets_a_new_lease_before_the_cap() -> None:
     rig, now = history_rig(), [0.0]
     with (
         recover(rig.log) as recovery,
-        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(
+            CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Environment(clock=lambda: now[0]))
+        ) as live,
     ):
         recovery.close()
         (first,) = list_leases(rig.log.store)
@@ -127,7 +129,9 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
     rig = history_rig(store=store)
     with (
         recover(rig.log) as recovery,
-        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(
+            CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Environment(clock=lambda: now[0]))
+        ) as live,
     ):
         recovery.close()
         for now[0] in [1000.0 + 100.0 * i for i in range(1, 36)]:
@@ -173,7 +177,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
     disk = MemoryDisk(lambda: 1000.0)
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
     log = history_rig(store=store).log
-    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Host())
+    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Environment())
     held.claim()
     is_away[0] = True
     with pytest.raises(StoreUnavailable):
@@ -196,7 +200,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
     settings = RecoverySettings(memory_bytes=64 * 1024, lease_ttl_s=60.0)
     with (
         Writer(rig.log, "w") as writer,
-        recover(rig.log, settings=settings, host=Host(clock=lambda: now[0])).follow(poll_s=0) as stream,
+        recover(rig.log, settings=settings, environment=Environment(clock=lambda: now[0])).follow(poll_s=0) as stream,
     ):
         assert stream.wait_fetched(_PATIENCE_S)
         for number in range(1, 5):
@@ -216,7 +220,9 @@ def test_the_lease_of_a_follower_moves_on_with_it() -> None:
     with (
         Writer(rig.log, "w") as writer,
         recover(rig.log) as recovery,
-        closing(CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Host(clock=lambda: now[0]))) as live,
+        closing(
+            CommitFeed(rig.log, recovery.plan, None, RecoverySettings(), Environment(clock=lambda: now[0]))
+        ) as live,
     ):
         recovery.close()
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(50)])

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.producer.commits.opening import open_epoch
-from statelog.seams import Seams
 from statelog.spark.options.write import write_options
 from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
 from statelog.spark.sink.query_run import run_tag, sibling_nonce
@@ -29,7 +29,7 @@ def opened_by_one(*, stamped: bool) -> Generator[Log]:
     with rig.create() as log:
         if not stamped:
             rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
-        open_epoch(log, "one", seams=Seams(nonce=lambda: sibling_nonce(run_tag(ONE)))).close()
+        open_epoch(log, "one", environment=Environment(nonce=lambda: sibling_nonce(run_tag(ONE)))).close()
         yield log
 
 

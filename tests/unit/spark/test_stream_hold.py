@@ -1,7 +1,7 @@
 """What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
 
+from statelog.environment import Environment
 from statelog.reading.commits import Commits, Folded
-from statelog.seams import Seams
 from statelog.spark.options.stream import stream_options
 from statelog.spark.stream.hold import StreamHold
 from statelog.storage.held_lease import list_leases
@@ -22,7 +22,11 @@ def _scene(**options: str) -> tuple[TwinLog, Log, StreamHold]:
     for number in range(3):
         twin.write({b"k": str(number).encode()})
     log = twin.open()
-    return twin, log, StreamHold(log, stream_options({**_OPTIONS, **options}), "one", seams=Seams(clock=twin.clock))
+    return (
+        twin,
+        log,
+        StreamHold(log, stream_options({**_OPTIONS, **options}), "one", environment=Environment(clock=twin.clock)),
+    )
 
 
 def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:

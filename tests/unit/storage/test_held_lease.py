@@ -2,10 +2,10 @@
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.lease import expired
-from statelog.seams import Seams
 from statelog.storage.held_lease import LeaseHolder, list_leases
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.told import told
@@ -27,7 +27,7 @@ class _Scene:
             position=7,
             next_offsets={0: 5},
             ttl_s=30.0,
-            seams=Seams(clock=lambda: self.now_s),
+            environment=Environment(clock=lambda: self.now_s),
         )
 
     def _ask(self, method: str, _path: str) -> Fault | None:
@@ -130,7 +130,7 @@ def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Except
     holder = LeaseHolder.claim(
         MemoryStore(scene.disk, "log", faults=refuse),
         holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0,
-        seams=Seams(clock=lambda: scene.now_s),
+        environment=Environment(clock=lambda: scene.now_s),
     )  # fmt: skip
     with told("does not wait"), holder:
         assert not holder.is_held

@@ -142,14 +142,14 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
     old, nothing = _state(log), LedgerState()
     for number in range(3):
         twin.write({b"k": str(number).encode()})
-        run_round(twin.open(), settings_for(tmp_path), seams=twin.seams)
+        run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
     with pytest.raises(OffsetGone, match="begin anew from a snapshot"):
         _held(log).hold(old, None)
     held = _held(log, "two")
     held.hold(_state(log), None)
     assert held.is_sure
     young = _written(1)
-    run_round(young.open(), settings_for(tmp_path), seams=young.seams)
+    run_round(young.open(), settings_for(tmp_path), environment=young.environment)
     unsure = _held(young.open())
     unsure.hold(nothing, None)
     assert not unsure.is_sure, "its snapshot says nothing about what lies below it"
@@ -179,7 +179,7 @@ def _rounds(twin: TwinLog, scratch: Path, count: int, **changed: Any) -> list[Co
     outcomes = list[CompletedRound]()
     for number in range(count):
         twin.write({b"k": f"{number} {twin.now_s}".encode()})
-        outcome = run_round(twin.open(), settings_for(scratch, **changed), seams=twin.seams)
+        outcome = run_round(twin.open(), settings_for(scratch, **changed), environment=twin.environment)
         assert isinstance(outcome, CompletedRound)
         outcomes.append(outcome)
     return outcomes
@@ -240,9 +240,11 @@ def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path) -> None:
         if name == "after-check":
             held.hold(_state(log), None)
 
-    seams = replace(twin.seams, crash=move)
+    environment = replace(twin.environment, crash=move)
     twin.write({b"k": b"3"})
-    outcome = run_round(twin.open(), settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=10.0)), seams=seams)
+    outcome = run_round(
+        twin.open(), settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=10.0)), environment=environment
+    )
     assert isinstance(outcome, CompletedRound)
     assert outcome.cleanup.capped == ()
     assert held.hold(_state(log), None).ended == ""

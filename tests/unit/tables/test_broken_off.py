@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from statelog.recovery import Host, RecoverySettings
+from statelog.environment import Environment
+from statelog.recovery import RecoverySettings
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call
@@ -130,12 +131,12 @@ class _World:
         return TableRig(self.rig, directory, self.loading)
 
     @property
-    def host(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """A machine on which every moment may be the one: its clock goes on as it is read, and renews leases often."""
         breaker = self.breaker
         recovery = RecoverySettings(holder="broken", threads=1, lease_ttl_s=0.01)
         return {
-            "host": Host(
+            "environment": Environment(
                 clock=partial(next, count(step=0.001)), crash=breaker.moment, start=breaker.start, disk=breaker.disk
             ),
             "settings": TableSettings(recovery=recovery, loading=self.loading),
@@ -186,7 +187,7 @@ def _sweep(world: _World, act: Act) -> None:
             store = MemoryStore(world.rig.disk, "log", faults=breaker.file)
             breaker.at, breaker.moments = at, 0
             try:
-                act(tables, {"kafka": kafka, "root": store, **world.host})
+                act(tables, {"kafka": kafka, "root": store, **world.environment})
             except breaker.what as error:
                 raised.append(error)
             breaker.at = None

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import rocksdict
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
-from statelog.recovery import Host
-from statelog.seams import Seams
 from statelog.tables import TableSettings
 from statelog.tables.state.home import Home
 from statelog.tables.state.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
@@ -70,9 +69,9 @@ class Machine:
     boots = 0
 
     @property
-    def host(self) -> Host:
+    def environment(self) -> Environment:
         """It, now."""
-        return Host(boot_id=lambda: f"boot {self.boots}")
+        return Environment(boot_id=lambda: f"boot {self.boots}")
 
 
 def write_elsewhere(rig: TwinRig, changes: dict[bytes, bytes | None]) -> None:
@@ -211,7 +210,7 @@ def test_few_are_kept(tmp_path: Path) -> None:
         place.database.mkdir()
         (place.database / "file").write_bytes(b"x")
         with told("set aside"):
-            asides.append(place.set_aside("why not", Seams(wall_clock=lambda: next(clock))))
+            asides.append(place.set_aside("why not", Environment(wall_clock=lambda: next(clock))))
         assert asides[-1].is_dir()
     assert {path.name for path in place.path.glob("aside-*")} == {asides[1].name, asides[3].name}
     place.close()
@@ -313,7 +312,7 @@ def test_a_full_disk(rig: TwinRig, tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageFull):
-        tables.open(host=Host(disk=full))
+        tables.open(environment=Environment(disk=full))
     with tables.open() as table:
         assert content(table) == STATE
 
@@ -338,7 +337,9 @@ def _with_two_logs(tables: TableRig, machine: Machine, scratch: Path) -> tuple[d
     Returns the state, and those logs, the older first.
     """
     chance = random.Random(5)
-    with tables.open(settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), host=machine.host) as table:
+    with tables.open(
+        settings=TableSettings(write_buffer_bytes=64 << 10, recent_bytes=0), environment=machine.environment
+    ) as table:
         model = content(table)
         for number in range(50_000):  # How long there are two at a time is the machine's and the disk's.
             for _ in range(8):
@@ -379,7 +380,7 @@ def test_a_power_loss_that_takes_the_older_log(kept: TableRig, tmp_path: Path, i
     copy.rename(home(kept))
     machine.boots += 1
     (home(kept) / "db" / logs[0].name).unlink()
-    with kept.open(host=machine.host if is_known else Host(boot_id=lambda: "")) as table:
+    with kept.open(environment=machine.environment if is_known else Environment(boot_id=lambda: "")) as table:
         assert content(table) == model
         assert table.opening.set_aside is None
         assert table.opening.rows_read > 0
@@ -390,7 +391,7 @@ def test_a_kill_takes_nothing(kept: TableRig, tmp_path: Path) -> None:
     machine, copy = Machine(), tmp_path / "copy"
     model, _ = _with_two_logs(kept, machine, copy)
     _put_back(copy / "db", home(kept) / "db")
-    with kept.open(host=machine.host) as table:
+    with kept.open(environment=machine.environment) as table:
         assert content(table) == model
         assert table.opening.rows_read == 0
 
@@ -412,7 +413,7 @@ def test_a_log_that_is_gone(kept: TableRig, tmp_path: Path) -> None:
         model, logs = _with_two_logs(kept, machine, copy)
         logs[0].unlink()
         _put_back(copy / "db", home(kept) / "db")
-        with lines() as texts, kept.open(host=machine.host) as table:
+        with lines() as texts, kept.open(environment=machine.environment) as table:
             assert content(table) == model
         if any("a part of its write-ahead logs is gone" in text for text in texts):
             return
@@ -425,7 +426,7 @@ def test_a_copy(kept: TableRig, tmp_path: Path) -> None:
     model, _ = _with_two_logs(kept, machine, copy)
     shutil.rmtree(home(kept))
     copy.rename(home(kept))
-    with kept.open(host=machine.host) as table:
+    with kept.open(environment=machine.environment) as table:
         assert content(table) == model
         assert table.opening.rows_read > 0
         assert table.opening.set_aside is None
@@ -453,7 +454,7 @@ def test_a_directory_of_before(kept: TableRig) -> None:
 
 def test_another_boot_behind_a_close(kept: TableRig) -> None:
     """What was closed is in files: nothing is read, and nothing is set aside."""
-    with kept.open(host=Host(boot_id=lambda: "another")) as table:
+    with kept.open(environment=Environment(boot_id=lambda: "another")) as table:
         assert content(table) == STATE
         assert (table.opening.rows_read, table.opening.set_aside) == (0, None)
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
-from statelog.recovery import Host
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
@@ -66,8 +66,8 @@ def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
     """It ends the table with the next commit, which is history by then: that is no refusal to go on behind."""
     gate, refusing = Gate(), _Refusing()
     store = MemoryStore(rolled.rig.disk, "log", faults=refusing)
-    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
-    with rolled.open(Loading.BEHIND, directory, host=host, root=store) as table:
+    environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, environment=environment, root=store) as table:
         refusing.error = StoreRefused("403")
         _forget_what_was_read(table)
         gate.open()
@@ -121,8 +121,8 @@ class _LastLook(set[int]):
 def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | None) -> None:
     """The snapshot was let go after the key group was found missing: the key is here by then."""
     gate = Gate()
-    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
-    with rolled.open(Loading.BEHIND, directory, host=host) as table:
+    environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, environment=environment) as table:
         inside = _inside(table)
 
         def come() -> None:

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import CorruptRun, Fenced
-from statelog.recovery import Host, RecoverySettings
+from statelog.recovery import RecoverySettings
 from statelog.schemas.keys.key_groups import key_group_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.runs.write import RunWriter
@@ -67,8 +68,8 @@ class Rolled:
         settings = TableSettings(
             loading=loading, recovery=RecoverySettings(holder="table", lease_ttl_s=TTL_S), remote_cache_bytes=1 << 14
         )
-        host = options.pop("host", None) or Host(clock=lambda: self.now_s)
-        return TableRig(self.rig, directory).open(settings=settings, host=host, **options)
+        environment = options.pop("environment", None) or Environment(clock=lambda: self.now_s)
+        return TableRig(self.rig, directory).open(settings=settings, environment=environment, **options)
 
     def check(self, table: Table[Any, Any]) -> None:
         """It shows the model, however it is asked."""
@@ -109,7 +110,7 @@ class Gate:
         self.is_open = False
 
     def crash(self, point: str) -> None:
-        """The crash point of a host."""
+        """The crash point of a environment."""
         if point == "group-loaded" and not self.is_open:
             assert self._steps.acquire(timeout=30)
 
@@ -162,8 +163,8 @@ def test_behind_loads_all_and_overwrites_nothing(rolled: Rolled, directory: Path
     """Between any two key groups the table shows its own changes and deletes; in the end all is local, and no lease is
     left, whether the loop goes on or idles.
     """
-    host = Host(clock=lambda: rolled.now_s, crash=gate.crash)
-    with rolled.open(Loading.BEHIND, directory, host=host) as table:
+    environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, directory, environment=environment) as table:
         for turn in range(8):
             rolled.put(table, {key: None if i % 2 else b"%d" % turn for i, key in enumerate(KEYS[turn::8])})
             table.commit({"turn": turn})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import (
     BrokerUnavailable,
     ClosedError,
@@ -20,7 +21,7 @@ from statelog.errors import (
 )
 from statelog.materializer import run_round
 from statelog.producer.guard import Life
-from statelog.recovery import Host, RecoverySettings
+from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka import OffsetRange, TopicDescription
 from statelog.storage.log.loss import accept_data_loss
@@ -187,7 +188,7 @@ def test_a_broker_that_is_away(tables: TableRig) -> None:
     """For a while its state ages, and is served; after the stall time every read says so, and so does a promotion."""
     kafka, now_s = _away(tables), [0.0]
     with _filled(tables) as table:
-        standby = tables.standby(kafka=kafka, host=Host(clock=lambda: now_s[0]))
+        standby = tables.standby(kafka=kafka, environment=Environment(clock=lambda: now_s[0]))
         table[b"k0"] = b"new"
         table.commit({"n": 2})
         kafka.is_away = True
@@ -226,7 +227,10 @@ def test_its_thread_fails(tables: TableRig) -> None:
                 over.set()
                 raise IncompleteChangeSet("a chunk is missing", partition=3)
 
-        with told("has failed"), tables.standby(kafka=kafka, poll_s=0.001, host=Host(crash=crash)) as standby:
+        with (
+            told("has failed"),
+            tables.standby(kafka=kafka, poll_s=0.001, environment=Environment(crash=crash)) as standby,
+        ):
             table[b"k0"] = b"x"
             table.commit(table.progress)
             assert over.wait(60)
@@ -244,7 +248,7 @@ def test_a_part_of_a_commit_is_never_served(tables: TableRig) -> None:
             if step == "loaded":
                 raise Unavailable("the disk is gone")
 
-        standby = tables.standby(host=Host(crash=crash))
+        standby = tables.standby(environment=Environment(crash=crash))
         table.update({b"k0": b"x", b"k1": b"y"})
         table.commit({"n": 2})
         with told("has failed"), pytest.raises(Unavailable):
@@ -289,7 +293,7 @@ def test_behind_the_open(tables: TableRig, step: str) -> None:
             raise Unavailable("the network is gone")
 
     with _filled(tables) as table:
-        standby = tables.standby(host=Host(crash=crash))
+        standby = tables.standby(environment=Environment(crash=crash))
         table[b"k0"] = b"x"
         table.commit({"n": 2})
         failing.append(step)
@@ -314,7 +318,7 @@ def test_a_scan_does_not_hold_a_promotion_up(tables: TableRig) -> None:
             with pytest.raises(ClosedError, match="promoted"):
                 next(scans[-1])
 
-    with _filled(tables) as table, tables.standby(host=Host(crash=crash)) as standby:
+    with _filled(tables) as table, tables.standby(environment=Environment(crash=crash)) as standby:
         scans.append(iter(standby.items()))
         next(scans[-1])
         table[b"k0"] = b"x"
@@ -390,7 +394,9 @@ def test_a_producer_that_went_bad(tables: TableRig) -> None:
         with standby.promote() as promoted:
             _check_all(promoted, table)
             assert (len(kafka.made), kafka.open_ones()) == (2, 1)
-        failing = tables.standby("another", kafka=(kafka := _Counted(tables)), host=Host(crash=_fail_promoted))
+        failing = tables.standby(
+            "another", kafka=(kafka := _Counted(tables)), environment=Environment(crash=_fail_promoted)
+        )
         with pytest.raises(Unavailable):
             failing.promote()
         assert (len(kafka.made), kafka.open_ones()) == (1, 0)
@@ -450,7 +456,7 @@ def test_errors_that_are_not_ours(tables: TableRig) -> None:
         if step == "asked":
             raise MemoryError
 
-    with tables.open(), tables.standby(host=Host(crash=crash)) as standby:
+    with tables.open(), tables.standby(environment=Environment(crash=crash)) as standby:
         with told("has failed"), pytest.raises(MemoryError):
             standby.refresh()
         with pytest.raises(StatelogError, match="MemoryError") as raised:

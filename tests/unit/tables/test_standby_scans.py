@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, Misuse
 from statelog.materializer import run_round
-from statelog.recovery import Host
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
@@ -90,7 +90,7 @@ def test_values_of_the_owner_that_is_opened(tables: TableRig, tmp_path: Path) ->
     with tables.open(value_schema=SCHEMA % "") as table:
         table[b"k"] = {"a": 1}
         table.commit()
-        standby = tables.standby(settings=UNHELD, host=Host(crash=evolve))
+        standby = tables.standby(settings=UNHELD, environment=Environment(crash=evolve))
         for number in range(4):
             table[b"k0"] = {"a": number}
             table.commit(table.progress)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import start_thread
 from statelog.errors import Damaged
 from statelog.producer.guard import Life
-from statelog.recovery.host import start_thread
 from statelog.tables import Table
 from statelog.tables.working import openings
 from statelog.tables.working.workplace import Hooks
@@ -45,12 +45,14 @@ class _Doors:
         return self.tables[partition]
 
 
-def _start(world: WorkersWorld, gates: dict[int, Callable[[], None]], **seams: Any) -> tuple[SteppedWorker, _Doors]:
+def _start(
+    world: WorkersWorld, gates: dict[int, Callable[[], None]], **environment: Any
+) -> tuple[SteppedWorker, _Doors]:
     """A worker that has all partitions, and opens them in threads."""
     doors = _Doors(world, gates)
     world.open_for, world.start_opening = doors.open, start_thread  # type: ignore[method-assign]  # held up
     world.feed(2)
-    worker = world.start(**seams)
+    worker = world.start(**environment)
     for partition in range(PARTITIONS):
         world.group.give(partition, world.workers[worker], waits=True)
     return worker, doors

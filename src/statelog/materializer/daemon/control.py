@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Generic, TypeVar
 
-__all__ = ["BackgroundTask", "Control", "ThreadStarter", "install_signal_handlers", "start_thread"]
+__all__ = ["BackgroundTask", "Control", "Start", "install_signal_handlers", "start_thread"]
 
 
 class Control:
@@ -112,7 +112,7 @@ def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], N
 
 
 T = TypeVar("T")
-ThreadStarter = Callable[[Callable[[], None]], None]
+Start = Callable[[Callable[[], None]], None]
 """Begins some work and returns; the work may be over by then, or be done by another thread."""
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
+from statelog.environment import REAL, Environment, Start, start_thread
 from statelog.errors import (
     Damaged,
     IdentityChanged,
@@ -31,7 +32,7 @@ from statelog.errors import (
     StoreRefused,
     Unavailable,
 )
-from statelog.materializer.daemon.control import BackgroundTask, Control, ThreadStarter, start_thread
+from statelog.materializer.daemon.control import BackgroundTask, Control
 from statelog.materializer.daemon.events import Event, EventKind, log_event
 from statelog.materializer.daemon.restore_time import Rates
 from statelog.materializer.daemon.schedule import RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
@@ -49,7 +50,6 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound, Round
 from statelog.materializer.round.round import Round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.seams import REAL, Seams
 from statelog.storage.log.log import Log
 
 __all__ = ["Materializer", "ask_first_delay_s"]
@@ -69,7 +69,7 @@ class Materializer:
     `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
     `statelog.materializer`. `wait` waits that many seconds, or until the control wakes it. `start` runs a round or a
     look, on another thread unless a test replaces it. `rates` are used until better ones have been measured.
-    `make_engine` makes who writes the runs of a round. The `clock` of `seams` paces the daemon.
+    `make_engine` makes who writes the runs of a round. The `clock` of `environment` paces the daemon.
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
@@ -84,26 +84,26 @@ class Materializer:
         control: Control | None = None,
         on_event: Callable[[Event], None] = log_event,
         wait: Callable[[float], object] | None = None,
-        start: ThreadStarter = start_thread,
+        start: Start = start_thread,
         rates: Rates | None = None,
         make_engine: EngineMaker = LocalEngine,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._make_engine = make_engine
         self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
-        self._seams = seams
-        self._clock = seams.clock
+        self._environment = environment
+        self._clock = environment.clock
         self._on_event = on_event
         self._wait = wait or self._control.wait
         self._start = start
         self._verified = VerifiedRuns()
-        self._statistics = MaterializerStatistics(since_s=seams.clock(), rates=rates or Rates())
+        self._statistics = MaterializerStatistics(since_s=environment.clock(), rates=rates or Rates())
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
-        self._tail_watch = TailWatch(log, settings, start=start, ring=self._control.ring, seams=seams)
-        self._due_s = seams.clock()
+        self._tail_watch = TailWatch(log, settings, start=start, ring=self._control.ring, environment=environment)
+        self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._stopped_s: float | None = None
         self._told_s: float | None = None
@@ -152,7 +152,7 @@ class Materializer:
             verified=self._verified,
             make_engine=self._make_engine,
             is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
-            seams=self._seams,
+            environment=self._environment,
         ).run()
 
     def _is_grace_over(self) -> bool:

@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from statelog.environment import REAL, Clock, Environment, Start
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
-from statelog.materializer.daemon.control import BackgroundTask, ThreadStarter
+from statelog.materializer.daemon.control import BackgroundTask
 from statelog.materializer.daemon.events import Event, EventKind
 from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOutlook, RestoreWork, outlook
 from statelog.materializer.daemon.schedule import look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.commits import Commits
 from statelog.schemas.topics.rights import READING
-from statelog.seams import REAL, Clock, Seams
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
@@ -181,21 +181,21 @@ class TailWatch:
         log: Log,
         settings: MaterializerSettings,
         *,
-        start: ThreadStarter,
+        start: Start,
         ring: Callable[[], None],
-        seams: Seams,
+        environment: Environment,
     ) -> None:
         self._log = log
         self._settings = settings
-        self._clock = seams.clock
-        self._wall_clock = seams.wall_clock
+        self._clock = environment.clock
+        self._wall_clock = environment.wall_clock
         self._start = start
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
         self._under_way: BackgroundTask[Tail] | None = None
         self._out = 0
         self._gauge: TailGauge | None = None
-        self._due_s = seams.clock()
+        self._due_s = environment.clock()
         self._outlook = RestoreOutlook.IN_TIME
 
     @property

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from statelog.environment import DiskHook, no_faults
 from statelog.materializer.engine.segments import Segments
 from statelog.reading.converter import Converter
 from statelog.schemas.changes.changes import live, newest_sorted
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.storage.kafka import Reader
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
-from statelog.storage.local.disk import DiskHook, no_faults
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk, replay
 

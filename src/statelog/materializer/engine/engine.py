@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from statelog.environment import DiskHook, Environment
 from statelog.materializer.engine.tasks import Task
 from statelog.materializer.engine.work import Workplace, run_id, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.seams import Seams
-from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.log import Log
 from statelog.storage.runs.read import LocalRun, RunReader, read_back
 from statelog.storage.runs.write import WrittenRun, upload_run
@@ -41,7 +40,7 @@ class RoundWork:
     log: Log
     scratch: Path
     go_on: Callable[[], None]
-    seams: Seams
+    environment: Environment
     disk: DiskHook
 
 
@@ -79,13 +78,13 @@ class LocalEngine:
     def __init__(self, work: RoundWork) -> None:
         self._log = work.log
         self._go_on = work.go_on
-        self._clock = work.seams.wall_clock
+        self._clock = work.environment.wall_clock
         self._local: dict[str, WrittenRun] = {}
         self._place = Workplace(
             log=work.log,
             scratch=work.scratch,
             open_run=self._open,
-            new_id=work.seams.new_id,
+            new_id=work.environment.new_id,
             go_on=work.go_on,
             disk=work.disk,
         )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from statelog.environment import REAL, DiskHook, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.engine.delta import delta_tables
 from statelog.materializer.engine.tasks import FoldTask, MergeTask, Output, Task
@@ -29,8 +30,7 @@ from statelog.reading.converter import Converter
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
-from statelog.seams import REAL
-from statelog.storage.local.disk import DiskHook, local_disk, no_faults
+from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.log.log import Log
 from statelog.storage.runs.merge import merge_streams

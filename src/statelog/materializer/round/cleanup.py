@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
 from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifests, VerifiedRuns
 from statelog.materializer.round.outcome import CappedSubscription, Cleanup
@@ -42,7 +43,6 @@ from statelog.schemas.snapshot.retention import (
     truncation_floor,
 )
 from statelog.schemas.snapshot.subscription import holding, newest_files, over_cap, superseded_paths
-from statelog.seams import CrashPoint, Seams
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
 from statelog.storage.log.log import Log
@@ -109,21 +109,21 @@ def run_cleanup(
     cleanup_plan: CleanupPlan,
     settings: MaterializerSettings,
     verified: VerifiedRuns,
-    seams: Seams,
+    environment: Environment,
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
     links = verified.manifests.read(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     kept = [link.manifest for link in links]
     subscriptions = list_subscriptions(log.store)
     held_back = _check_oldest(log, own, kept, verified) or _check_links(links) or _check_readable(subscriptions)
-    seams.crash("after-check")
+    environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
-    capped = _end_over_cap(log, own, subscriptions, settings, seams)
-    seams.crash("after-cap")
+    capped = _end_over_cap(log, own, subscriptions, settings, environment)
+    environment.crash("after-cap")
     for number in cleanup_plan.dropped:
         log.store.delete(manifest_path(number))
-    seams.crash("after-drop")
+    environment.crash("after-drop")
     truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
     now_s = log.store.now_s()
     if len(kept) >= settings.retention.keep:
@@ -132,11 +132,11 @@ def run_cleanup(
             return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
         floor = truncation_floor(kept, _holds(log, subscriptions, now_s, settings.lease_cap_s))
         log.manifests.check_place()
-        truncated = _truncate(log, floor, seams.crash)
+        truncated = _truncate(log, floor, environment.crash)
     for path in cleanup_plan.condemned:
         log.store.delete(path)
     log.store.sweep(now_s)
-    seams.crash("after-delete")
+    environment.crash("after-delete")
     verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
     verified.manifests.forget_all_but(cleanup_plan.kept)
     there = log.data_offsets()
@@ -162,7 +162,11 @@ def _check_readable(subscriptions: StoredSubscriptions) -> str:
 
 
 def _end_over_cap(
-    log: Log, own: Manifest, subscriptions: StoredSubscriptions, settings: MaterializerSettings, seams: Seams
+    log: Log,
+    own: Manifest,
+    subscriptions: StoredSubscriptions,
+    settings: MaterializerSettings,
+    environment: Environment,
 ) -> tuple[CappedSubscription, ...]:
     """End the subscriptions that are over the cap. One that its reader moves just now goes on."""
     capped: list[CappedSubscription] = []
@@ -171,7 +175,7 @@ def _end_over_cap(
         reason = over_cap(
             newest, settings.subscriptions, position=own.position, next_offsets=own.next_offsets, now_s=now_s
         )
-        if reason and end_subscription(log.store, newest.subscription, reason, seams=seams):
+        if reason and end_subscription(log.store, newest.subscription, reason, environment=environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from statelog.environment import CrashPoint, DiskHook, Environment
 from statelog.errors import CorruptRun, NotFound, RoundGivenUp
 from statelog.materializer.engine.engine import Engine, EngineMaker, RoundWork, Written
 from statelog.materializer.engine.tasks import MergeTask, Output, fold_tasks, merge_tasks
@@ -28,8 +29,6 @@ from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.merges import Cuts, Merge, choose_merges
 from statelog.schemas.snapshot.run_ref import RunRef, in_order
-from statelog.seams import CrashPoint, Seams
-from statelog.storage.local.disk import DiskHook
 from statelog.storage.log.anchors import take_anchors
 from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
@@ -53,7 +52,7 @@ CRASH_POINTS = (
     "after-delete",  # files that no manifest names are gone
     "after-publish",  # the group offset is published, unless it cannot be
 )
-"""The names that `Seams.crash` is called with, in order: one between every two steps."""
+"""The names that `Environment.crash` is called with, in order: one between every two steps."""
 
 _BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
 
@@ -100,7 +99,7 @@ class RollUp:
         verified: VerifiedRuns,
         make_engine: EngineMaker,
         disk: DiskHook,
-        seams: Seams,
+        environment: Environment,
     ) -> None:
         self._log = log
         self._settings = settings
@@ -109,8 +108,8 @@ class RollUp:
         self._target = target
         self._steps = steps
         self._verified = verified
-        self._seams = seams
-        work = RoundWork(log=log, scratch=scratch, go_on=steps.go_on, seams=seams, disk=disk)
+        self._environment = environment
+        work = RoundWork(log=log, scratch=scratch, go_on=steps.go_on, environment=environment, disk=disk)
         self._engine: Engine = make_engine(work)
         self._runs: tuple[RunRef, ...] = self._base.runs if self._base else ()
         """The runs that the next manifest will name."""
@@ -136,11 +135,13 @@ class RollUp:
         won = self._put()
         if isinstance(won, LostRound):
             return won
-        seams = replace(self._seams, crash=self._steps.passed)
+        environment = replace(self._environment, crash=self._steps.passed)
         other = other_root(self._log, won.manifest, self._verified.manifests)
         removed = Cleanup(held_back=other)
         if not other:
-            removed = run_cleanup(self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, seams)
+            removed = run_cleanup(
+                self._log, won.manifest, won.cleanup_plan, self._settings, self._verified, environment
+            )
         unpublished = "" if other else publish(self._log, won.manifest)
         self._steps.passed("after-publish")
         return CompletedRound(
@@ -155,7 +156,7 @@ class RollUp:
             replay_s=delta.seconds,
             snapshot_bytes=sum(run.size_bytes for run in won.manifest.runs),
             runs_merged=merged,
-            duration_s=self._seams.wall_clock() - started_s,
+            duration_s=self._environment.wall_clock() - started_s,
             behind=self._target.behind,
             cleanup=removed,
             unpublished=unpublished,
@@ -226,12 +227,12 @@ class RollUp:
         own = next_manifest(
             self._base,
             self._newest.data if self._newest else b"",
-            nonce=self._seams.nonce(),
+            nonce=self._environment.nonce(),
             identity=self._log.descriptor.identity,
             state=self._target.state,
             anchors=anchors,
             runs=self._runs,
-            created_s=self._seams.wall_clock(),
+            created_s=self._environment.wall_clock(),
         )
         cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified.manifests)
         self._steps.passed("after-list")

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from statelog.environment import REAL, DiskHook, Environment, no_faults
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
 from statelog.materializer.engine.engine import EngineMaker, LocalEngine
 from statelog.materializer.engine.work import scratch_directory
@@ -26,8 +27,6 @@ from statelog.materializer.round.roll_up import RollUp, Steps
 from statelog.materializer.round.target import Target, choose_target
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.topics.rights import ROLLING_UP
-from statelog.seams import REAL, Seams
-from statelog.storage.local.disk import DiskHook, no_faults
 from statelog.storage.log.log import Log
 from statelog.storage.manifest_chain import StoredManifest
 
@@ -44,13 +43,13 @@ def run_round(
     settings: MaterializerSettings | None = None,
     *,
     make_engine: EngineMaker = LocalEngine,
-    seams: Seams = REAL,
+    environment: Environment = REAL,
 ) -> RoundOutcome:
     """Run one round to its end, under any scheduler of your own.
 
     What the round could not do beside its snapshot is in the outcome, and a log line of `statelog.materializer`.
-    `make_engine` makes who writes the runs: this process, unless another engine is given. `seams.crash` is called at
-    each of CRASH_POINTS; `seams.wall_clock` gives the manifest's time and the durations.
+    `make_engine` makes who writes the runs: this process, unless another engine is given. `environment.crash` is
+    called at each of CRASH_POINTS; `environment.wall_clock` gives the manifest's time and the durations.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable.
@@ -61,7 +60,7 @@ def run_round(
         >>> run_round(log).rows
         1
     """
-    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine, seams=seams).run()
+    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine, environment=environment).run()
     if isinstance(outcome, CompletedRound):
         _log_shortfalls(log, outcome)
     return outcome
@@ -84,16 +83,16 @@ class Round:
         make_engine: EngineMaker = LocalEngine,
         is_given_up: Callable[[], bool] = lambda: False,
         disk: DiskHook = no_faults,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._settings = settings
         self._verified = verified or VerifiedRuns()
         self._make_engine = make_engine
-        self._steps = Steps(seams.crash, is_given_up)
+        self._steps = Steps(environment.crash, is_given_up)
         self._disk = disk
-        self._seams = seams
-        self._started_s = seams.wall_clock()
+        self._environment = environment
+        self._started_s = environment.wall_clock()
 
     def run(self) -> RoundOutcome:
         """Run it to its end, once. Raises as `run_round` does, and RoundGivenUp."""
@@ -135,7 +134,7 @@ class Round:
         return self._roll_up_to(farther, newest)
 
     def _roll_up_to(self, target: Target, newest: StoredManifest | None) -> RoundOutcome:
-        with scratch_directory(self._settings.scratch, new_id=self._seams.new_id, disk=self._disk) as scratch:
+        with scratch_directory(self._settings.scratch, new_id=self._environment.new_id, disk=self._disk) as scratch:
             return RollUp(
                 self._log,
                 self._settings,
@@ -146,7 +145,7 @@ class Round:
                 verified=self._verified,
                 make_engine=self._make_engine,
                 disk=self._disk,
-                seams=self._seams,
+                environment=self._environment,
             ).run(self._started_s)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from statelog.environment import REAL, Environment
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
 from statelog.pending import Pending
 from statelog.producer.commits.grant import Grant, make_commit, refused
@@ -23,7 +24,6 @@ from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import REAL, Seams
 from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
 
@@ -59,7 +59,7 @@ class Committer:
         log: Log,
         opened: OpenedEpoch,
         *,
-        seams: Seams = REAL,
+        environment: Environment = REAL,
     ) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
@@ -68,7 +68,7 @@ class Committer:
         self._end: _End | None = None
         self._under_way: _UnderWay | None = None
         self._log = log
-        self._seams = seams
+        self._environment = environment
 
     @property
     def grant(self) -> Grant:
@@ -130,7 +130,7 @@ class Committer:
             )
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
         self.attempts = 0
-        self._seams.crash("commit-made")
+        self._environment.crash("commit-made")
         self._end = _End.IN_DOUBT
         self._under_way = _UnderWay(commit=commit, handles=handles, metadata=metadata, appended=self._send(commit))
 
@@ -150,7 +150,7 @@ class Committer:
                 raise
             offset, is_overtaken = self._settle(sent.commit, sent.handles, sent.metadata, error)
         self._log.saw(self.place)
-        self._seams.crash("committed")
+        self._environment.crash("committed")
         self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
         self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
         return self.last
@@ -173,7 +173,7 @@ class Committer:
 
     def _send(self, commit: Commit) -> Pending[int]:
         self.attempts += 1
-        return send_record(self.opened.producer, self._log.ledger_topic, commit, self._seams.clock)
+        return send_record(self.opened.producer, self._log.ledger_topic, commit, self._environment.clock)
 
     def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""
@@ -233,7 +233,7 @@ class Committer:
                 old.grant.writer,
                 partitions=old.grant.partitions,
                 ours=[old.grant.nonce],
-                seams=self._seams,
+                environment=self._environment,
             )
         except Fenced as fenced:
             position = fenced.facts.get("position")

@@ -16,6 +16,7 @@ Invariants:
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from statelog.environment import REAL, Clock, Environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.producer.commits.grant import Grant
 from statelog.schemas.ledger.fold import LedgerFold
@@ -24,7 +25,6 @@ from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_giv
 from statelog.schemas.names import check_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topics.rights import WRITING
-from statelog.seams import REAL, Clock, Seams
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log.anchors import check_data_anchors
@@ -63,7 +63,7 @@ def open_epoch(
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
     judged: int | None = None,
-    seams: Seams = REAL,
+    environment: Environment = REAL,
 ) -> OpenedEpoch:
     """Open `writer` on `partitions` (None: all).
 
@@ -82,12 +82,12 @@ def open_epoch(
     log.verify(WRITING)
     stored = log.manifests.newest()
     newest = stored.manifest if stored else None
-    ledger = log.ledger.client(newest, rebase=log.ledger.newest_state, clock=seams.clock)
+    ledger = log.ledger.client(newest, rebase=log.ledger.newest_state, clock=environment.clock)
 
     def next_nonce() -> bytes:
         _check_expected(ledger.fold, writer, expect)
         _check_still_ours(ledger.fold, writer, taken, issued, judged)
-        nonce = seams.nonce()
+        nonce = environment.nonce()
         if issued is not None:
             issued.add(nonce)
         return nonce
@@ -98,7 +98,7 @@ def open_epoch(
         for _ in range(_ATTEMPTS):
             try:
                 with log.asking_who_answers():
-                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce, seams.clock)
+                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce, environment.clock)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue

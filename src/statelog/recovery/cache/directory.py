@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
+from statelog.environment import Environment
 from statelog.errors import CorruptRun
-from statelog.recovery.host import Host
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.local.own_process import OwnProcess
@@ -33,22 +33,22 @@ _LOG = logging.getLogger("statelog.recovery")
 class CacheDirectory:
     """The directory of this attempt. Made by `create`; belongs to the process that made it."""
 
-    def __init__(self, own: OwnDirectory, host: Host | None = None) -> None:
+    def __init__(self, own: OwnDirectory, environment: Environment | None = None) -> None:
         self._own = own
-        self._host = host or Host()
+        self._environment = environment or Environment()
         self._owner = OwnProcess("the cache")
 
     @classmethod
-    def create(cls, base: Path, host: Host | None = None) -> "CacheDirectory":
+    def create(cls, base: Path, environment: Environment | None = None) -> "CacheDirectory":
         """Sweep what dead attempts left in `base`, and make a new directory there.
 
         Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
         """
         with _local("make a cache in", base):
-            host = host or Host()
-            host.disk("make", base)
+            environment = environment or Environment()
+            environment.disk("make", base)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return cls(make_own(base, "attempt-", new_id=host.new_id), host)
+            return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
 
     @property
     def path(self) -> Path:
@@ -66,7 +66,7 @@ class CacheDirectory:
 
     def new_file(self) -> Path:
         """A name that no file has or had."""
-        return self.path / f"{self._host.new_id()}.run"
+        return self.path / f"{self._environment.new_id()}.run"
 
     def fetch(self, store: Store, run: RunFile, file: Path) -> None:
         """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
@@ -76,11 +76,11 @@ class CacheDirectory:
         partial = file.with_suffix(".partial")
         try:
             with _local("download a run to", partial):
-                self._host.disk("download", partial)
+                self._environment.disk("download", partial)
                 store.download(run.path, partial)
-                self._host.disk("verify", partial)
+                self._environment.disk("verify", partial)
                 _verify(partial, run)
-                self._host.disk("rename", partial)
+                self._environment.disk("rename", partial)
                 partial.rename(file)
         finally:
             partial.unlink(missing_ok=True)
@@ -88,13 +88,13 @@ class CacheDirectory:
     def open(self, file: Path) -> BinaryIO:
         """A reader of a file that was fetched. Raises StoreUnavailable."""
         with _local("open", file):
-            self._host.disk("open", file)
+            self._environment.disk("open", file)
             return file.open("rb")
 
     def delete(self, file: Path) -> None:
         """Delete a file that was fetched; open readers keep on reading. A log line if it stays."""
         try:
-            self._host.disk("delete", file)
+            self._environment.disk("delete", file)
             file.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("a cached run stays until the cache is closed: %s", error)

@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from statelog.closing import Closing
+from statelog.environment import Start, begin
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.recovery.cache.directory import CacheDirectory
-from statelog.recovery.host import Start, begin
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.store import Store
 

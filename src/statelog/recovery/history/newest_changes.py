@@ -10,11 +10,11 @@ from itertools import count
 
 import pyarrow as pa
 
+from statelog.environment import Environment
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
 from statelog.reading.plan import Plan
 from statelog.recovery.history.read_changes import check_identity, planned_chunks
-from statelog.recovery.host import Host
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
 from statelog.storage.log.log import Log
@@ -26,7 +26,7 @@ _FRAME_BYTES = 256 * 1024
 
 
 def newest_changes(
-    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, host: Host | None = None
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
 ) -> Generator[pa.Table]:
     """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
 
@@ -38,7 +38,7 @@ def newest_changes(
     Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
     truncated past the plan, StorageFull, and as `read_changes`.
     """
-    chosen, machine = settings or RecoverySettings(), host or Host()
+    chosen, machine = settings or RecoverySettings(), environment or Environment()
     check_identity(log, plan)
     numbers = count()
     tail = SpilledTail(
@@ -51,12 +51,12 @@ def newest_changes(
         yield from merge_streams(tail.streams(), drop_deletes=False)
 
 
-def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, host: Host) -> None:
+def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> None:
     converter = Converter(log, plan.value_schema_id)
     terms = Terms(settings.holder, settings.lease_ttl_s)
     with (
-        Hold.on(log, plan, terms, seams=host) as hold,
-        closing(planned_chunks(log, plan, converter, settings, host)) as chunks,
+        Hold.on(log, plan, terms, environment=environment) as hold,
+        closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
     ):
         for chunk in chunks:
             tail.add(chunk.partition, chunk.changes)

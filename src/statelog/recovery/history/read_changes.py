@@ -10,11 +10,11 @@ from contextlib import closing
 
 import pyarrow as pa
 
+from statelog.environment import Environment
 from statelog.errors import IdentityChanged
 from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan
 from statelog.recovery.history.change_batches import ChangeBatches
-from statelog.recovery.host import Host
 from statelog.recovery.reading.sources import ReadCount, committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.log.log import Log
@@ -24,7 +24,7 @@ __all__ = ["check_identity", "planned_chunks", "read_changes"]
 
 
 def read_changes(
-    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, host: Host | None = None
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
 ) -> Generator[pa.RecordBatch]:
     """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
     timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
@@ -42,7 +42,7 @@ def read_changes(
         return
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
-    with closing(planned_chunks(log, plan, converter, chosen, host or Host())) as chunks:
+    with closing(planned_chunks(log, plan, converter, chosen, environment or Environment())) as chunks:
         for chunk in chunks:
             yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
     yield from batches.finish()
@@ -61,11 +61,11 @@ def check_identity(log: Log, plan: Plan) -> None:
 
 
 def planned_chunks(
-    log: Log, plan: Plan, converter: Converter, settings: RecoverySettings, host: Host
+    log: Log, plan: Plan, converter: Converter, settings: RecoverySettings, environment: Environment
 ) -> Generator[CommittedChunk]:
     """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
     return committed_chunks(
-        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=host.clock
+        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=environment.clock
     )
 
 

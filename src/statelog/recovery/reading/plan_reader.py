@@ -21,11 +21,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from statelog.environment import GRACE_S, Environment
 from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
-from statelog.recovery.host import GRACE_S, Host, begin
 from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch
 from statelog.recovery.reading.progress import Phase
@@ -69,12 +69,12 @@ class PlanReader:
         *,
         converter: Converter | None = None,
         opener: RunOpener | None = None,
-        host: Host | None = None,
+        environment: Environment | None = None,
     ) -> None:
         """`converter` None means that of the settings, `opener` None the one on the log's store."""
         self.log = log
         self.plan = plan
-        self.host = host or Host()
+        self.environment = environment or Environment()
         self.runs_read = ReadCount()
         self.tail_read = ReadCount()
         self.loaded = 0.0
@@ -113,7 +113,7 @@ class PlanReader:
             for partition in partitions
         ]
         allowance = Allowance(self._settings.threads - 1, 0)
-        folded = Prefetch(pieces, self.host.start, allowance, lambda result: self._await(result, Phase.LOAD))
+        folded = Prefetch(pieces, self.environment.start, allowance, lambda result: self._await(result, Phase.LOAD))
         del pieces, tail  # Each slice is released once it is folded.
         for number, kept in enumerate(folded, 1):
             yield pa.concat_tables(kept) if kept else self.schema.empty_table()
@@ -143,7 +143,7 @@ class PlanReader:
         return SpilledTail(
             fold_bytes=self._settings.fold_bytes,
             frame_bytes=_SORTED_FRAME_BYTES,
-            open_queue=lambda: disk_queue(self._settings, self.host.open_spill_file, number=next(numbers)),
+            open_queue=lambda: disk_queue(self._settings, self.environment.open_spill_file, number=next(numbers)),
         )
 
     def fill(self, tail: SpilledTail) -> None:
@@ -200,7 +200,9 @@ class PlanReader:
         handles = RunHandles(part.run.file, self._opener.open)
         closing.callback(handles.close)
         pieces = run_pieces(self.plan, part, handles)
-        ahead = Prefetch(pieces, self.host.start, self._allowance, lambda result: self._await(result, Phase.READ))
+        ahead = Prefetch(
+            pieces, self.environment.start, self._allowance, lambda result: self._await(result, Phase.READ)
+        )
         closing.callback(lambda: self._wait_shortly(ahead.close()))
         return self._tables_of(part, handles, ahead)
 
@@ -214,7 +216,7 @@ class PlanReader:
             handles.close()
 
     def _begin_tail(self, fold: Fold) -> "Future[None]":
-        return begin(self.host.start, lambda: self._read_tail(fold))
+        return self.environment.begin(lambda: self._read_tail(fold))
 
     def _read_tail(self, fold: MemoryTail | SpilledTail) -> None:
         changes = tail_changes(
@@ -224,7 +226,7 @@ class PlanReader:
             self.tail_read,
             self._settings,
             pause=self._stop.wait,
-            clock=self.host.clock,
+            clock=self.environment.clock,
         )
         for partition, batch in changes:
             if self._stop.is_set():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Generic, NamedTuple, TypeVar
 
-from statelog.recovery.host import Start, begin
+from statelog.environment import Start, begin
 
 __all__ = ["Allowance", "Piece", "Prefetch"]
 

@@ -9,45 +9,17 @@ Reads and writes say where, so two threads may share a file. Failures of the dis
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
+from statelog.environment import SpillFile
 from statelog.errors import ConfigError
 from statelog.storage.local.disk import FULL, local_disk_error
 
-__all__ = ["OpenSpillFile", "SpillFile", "check_directories", "open_spill_file"]
+__all__ = ["check_directories", "open_spill_file"]
 
 _FULL_HINT = "Free space, name more spill_directories, or raise memory_bytes; then run again"
-
-
-class SpillFile(Protocol):
-    """What a segment needs of a file. Every method raises StorageFull, StoreUnavailable."""
-
-    def write_at(self, data: memoryview, offset: int) -> int:
-        """Write some of `data`; returns how many bytes."""
-        ...
-
-    def read_at(self, size_bytes: int, offset: int) -> bytes:
-        """At most so many bytes; none at the end of the file."""
-        ...
-
-    def cut(self, size_bytes: int) -> None:
-        """Drop what lies behind."""
-        ...
-
-    def size_bytes(self) -> int:
-        """The file's length."""
-        ...
-
-    def close(self) -> None:
-        """Close it, which frees its space. Idempotent."""
-        ...
-
-
-OpenSpillFile = Callable[[Path], SpillFile]
-"""Opens a new spill file in a directory."""
 
 
 def open_spill_file(directory: Path) -> SpillFile:

@@ -21,8 +21,9 @@ from pathlib import Path
 from threading import Condition
 
 from statelog.closing import Closing
+from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError, StorageFull, StoreUnavailable
-from statelog.recovery.spill.file import OpenSpillFile, check_directories, open_spill_file
+from statelog.recovery.spill.file import check_directories, open_spill_file
 from statelog.recovery.spill.segment import SpillSegment
 from statelog.storage.local.disk import NO_MORE_FILES
 
@@ -51,14 +52,14 @@ class SpillQueue:
         memory_bytes: int,
         segment_bytes: int,
         directories: tuple[Path, ...],
-        open_file: OpenSpillFile = open_spill_file,
+        open_file: OpenSpillFile | None = None,
     ) -> None:
         check_directories(directories)
         self._memory_bytes = memory_bytes
         self._segment_bytes = segment_bytes
         self._directories = directories
         self._next_directory = cycle(directories)
-        self._open_file = open_file
+        self._open_file = open_file or open_spill_file
         # One lock, held during I/O as well: a frame is small, and no file can be closed while it is written.
         self._changed = Condition()
         self._memory: deque[memoryview] = deque()

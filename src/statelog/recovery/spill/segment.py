@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import xxhash
 
+from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError, Corrupt
-from statelog.recovery.spill.file import OpenSpillFile
 
 __all__ = ["Frame", "SpillSegment"]
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
 from statelog.reading.commits import Commits
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
-from statelog.recovery.host import Host
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.retry import RetryWindow
 from statelog.recovery.reading.spilled_tail import SpilledTail
@@ -47,13 +47,13 @@ class CommitFeed:
         plan: Plan,
         key_groups: frozenset[int] | None,
         settings: RecoverySettings,
-        host: Host | None = None,
+        environment: Environment | None = None,
     ) -> None:
         self._log = log
         # Local copies serve a restart: they have no say over commits that were not there when it began.
         self._settings = replace(settings, local_copies=None)
-        self._host = host or Host()
-        self._clock = self._host.clock
+        self._environment = environment or Environment()
+        self._clock = self._environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self._position = plan.position
@@ -65,7 +65,7 @@ class CommitFeed:
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
             needs = Needs(self._position, self._next_offsets)
-            self._hold = Hold(log.store, terms_of(settings), needs, seams=self._host)
+            self._hold = Hold(log.store, terms_of(settings), needs, environment=self._environment)
         except BaseException:
             self._ledger.close()
             raise
@@ -141,7 +141,9 @@ class CommitFeed:
         plan = replace(self._base, replay=replay)
         while True:
             converter = self._converter
-            reader = PlanReader(self._log, plan, self._settings, beat, converter=converter, host=self._host)
+            reader = PlanReader(
+                self._log, plan, self._settings, beat, converter=converter, environment=self._environment
+            )
             tail = reader.open_tail()
             try:
                 reader.fill(tail)

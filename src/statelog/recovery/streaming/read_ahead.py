@@ -19,11 +19,11 @@ from threading import Event
 
 import pyarrow as pa
 
+from statelog.environment import GRACE_S
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.preflight import SnapshotFailed
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.host import GRACE_S, begin
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.reading.retry import RetryWindow
@@ -59,14 +59,14 @@ class ReadAhead:
         self.origin = resume or Cursor(
             identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
         )
-        self.queue = memory_queue(held.settings, held.host.open_spill_file)
+        self.queue = memory_queue(held.settings, held.environment.open_spill_file)
         self.reader: PlanReader | None = None
 
     # ---- for the consumer's thread
 
     def start(self) -> None:
         """Start the thread."""
-        self._running = begin(self._held.host.start, self._run)
+        self._running = self._held.environment.begin(self._run)
 
     def check_owner(self) -> None:
         """Raise ClosedError in a fork of the process that made this."""
@@ -143,7 +143,9 @@ class ReadAhead:
         if self._applied is None or self._applied.place.position != plan.position:
             self._applied = Applied(plan.place)
         held = self._held
-        self.reader = PlanReader(held.log, plan, held.settings, self._beat, opener=held.opener, host=held.host)
+        self.reader = PlanReader(
+            held.log, plan, held.settings, self._beat, opener=held.opener, environment=held.environment
+        )
         with closing(self.reader.open_tail()) as tail:
             rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
             for batch in cut_to_frames(rows, self._frame_bytes):
@@ -181,7 +183,7 @@ class ReadAhead:
             self._held.renew()
             return self._stop.wait(timeout_s)
 
-        retries = RetryWindow(self._settings.lease_ttl_s, self._held.host.clock)
+        retries = RetryWindow(self._settings.lease_ttl_s, self._held.environment.clock)
         try:
             feed = retries.call(self._open_feed, pause)
         except Unavailable:
@@ -194,7 +196,7 @@ class ReadAhead:
 
     def _open_feed(self) -> CommitFeed:
         held = self._held
-        return CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.host)
+        return CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.environment)
 
     def _read_feed(self, feed: CommitFeed, poll_s: float) -> None:
         applied = Applied.complete(self._held.plan.place)

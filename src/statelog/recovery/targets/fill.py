@@ -57,5 +57,5 @@ def _begin(plan: Plan, held: HeldPlan, monitor: Monitor) -> PlanReader:
         monitor.report(reader, phase, reader.loaded)
 
     monitor.follow(plan)
-    reader = PlanReader(held.log, plan, held.settings, beat, opener=held.opener, host=held.host)
+    reader = PlanReader(held.log, plan, held.settings, beat, opener=held.opener, environment=held.environment)
     return reader

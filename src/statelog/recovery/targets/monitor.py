@@ -21,7 +21,7 @@ class Monitor:
     def __init__(self, held: HeldPlan, on_progress: OnProgress | None) -> None:
         self._held = held
         self._on_progress = on_progress
-        self._clock = held.host.clock
+        self._clock = held.environment.clock
         self._started_s = 0.0
         self._tracker: ProgressTracker | None = None
         self._statistics: RecoveryStatistics | None = None

@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from statelog.environment import DiskHook, Environment
 from statelog.errors import AlreadyExists
-from statelog.recovery.host import Host
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.arrow import STATE_COLUMNS
 from statelog.recovery.targets.durable import make_parents, sync
 from statelog.recovery.targets.target import Filled
-from statelog.storage.local.disk import DiskHook, local_disk
+from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own
 
 __all__ = ["ParquetTarget", "fill_parquet"]
@@ -35,7 +35,7 @@ class ParquetTarget:
 
     def fill(self, reader: PlanReader) -> Filled[int]:
         """Write the file; its rows."""
-        rows = fill_parquet(reader.sorted_tables(), reader.schema, self.path, reader.host)
+        rows = fill_parquet(reader.sorted_tables(), reader.schema, self.path, reader.environment)
         return Filled(rows, rows)
 
 
@@ -45,7 +45,9 @@ def _require_file(path: Path) -> None:
         raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
 
 
-def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path, host: Host | None = None) -> int:
+def fill_parquet(
+    tables: Iterable[pa.Table], schema: pa.Schema, path: Path, environment: Environment | None = None
+) -> int:
     """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
 
     Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
@@ -53,18 +55,18 @@ def fill_parquet(tables: Iterable[pa.Table], schema: pa.Schema, path: Path, host
     """
     wanted = pa.schema([schema.field(name) for name in STATE_COLUMNS])
     _require_file(path)
-    host = host or Host()
-    with local_disk(path, "make", host.disk):
+    environment = environment or Environment()
+    with local_disk(path, "make", environment.disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
     with partial:
         made = partial.path / "state.parquet"
-        with local_disk(path, "open", host.disk):
+        with local_disk(path, "open", environment.disk):
             writer = pq.ParquetWriter(str(made), wanted, compression="lz4", write_page_checksum=True)
-        rows = _write(writer, tables, path, host.disk)
-        with local_disk(path, "sync", host.disk):
+        rows = _write(writer, tables, path, environment.disk)
+        with local_disk(path, "sync", environment.disk):
             sync(made)
-        with local_disk(path, "rename", host.disk):
+        with local_disk(path, "rename", environment.disk):
             made.replace(path)
             sync(path.parent)
     return rows

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import rocksdict
 
+from statelog.environment import DiskHook
 from statelog.errors import AlreadyExists, ConfigError
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.targets.durable import make_parents, sync
@@ -28,7 +29,6 @@ from statelog.recovery.targets.rocksdb_state import STATE_FAMILY, STATE_KEY, Res
 from statelog.recovery.targets.target import Filled
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import DiskHook
 from statelog.storage.local.own_directory import make_own
 
 __all__ = ["RocksdbTarget", "rocksdb_options"]
@@ -74,22 +74,22 @@ def _fill_rocksdb(reader: PlanReader, path: Path, sst_bytes: int) -> int:
     Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
     """
     _require_absent(path)
-    host = reader.host
-    with rocksdb_disk(path, "make", host.disk):
+    environment = reader.environment
+    with rocksdb_disk(path, "make", environment.disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=host.new_id)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
     with partial:
         sst, made = partial.path / "sst", partial.path / "db"
-        with rocksdb_disk(path, "open", host.disk):
+        with rocksdb_disk(path, "open", environment.disk):
             sst.mkdir()
-        files = _SstFiles(sst, path, reader.value_schema, sst_bytes, host.disk)
+        files = _SstFiles(sst, path, reader.value_schema, sst_bytes, environment.disk)
         for table in in_raw_order(reader.sorted_tables()):
             files.add(table)
-        with rocksdb_disk(path, "sync", host.disk):
+        with rocksdb_disk(path, "sync", environment.disk):
             files.finish()
             _make_database(made, files.paths, _state_of(reader, files.rows))
             _make_durable(made)
-        with rocksdb_disk(path, "rename", host.disk):
+        with rocksdb_disk(path, "rename", environment.disk):
             _publish(made, path)
     return files.rows
 

@@ -6,8 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from statelog.environment import DiskHook, no_faults
 from statelog.errors import StatelogError
-from statelog.storage.local.disk import DiskHook, local_disk_error, no_faults
+from statelog.storage.local.disk import local_disk_error
 
 __all__ = ["rocksdb_disk", "rocksdb_error"]
 

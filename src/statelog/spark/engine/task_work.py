@@ -17,11 +17,11 @@ from typing import cast
 
 import pyarrow as pa
 
+from statelog.environment import REAL
 from statelog.errors import CorruptRun, NotFound
 from statelog.materializer.engine.tasks import Task
 from statelog.materializer.engine.work import Workplace, not_whole, run_id, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.seams import REAL
 from statelog.spark.clients import cached_log
 from statelog.spark.options.address import LogAddress
 from statelog.spark.reported import reported

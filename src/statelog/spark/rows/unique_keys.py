@@ -22,7 +22,7 @@ from statelog.errors import InvalidChange
 from statelog.schemas.keys.fingerprints import Fingerprints, fingerprints
 
 if TYPE_CHECKING:
-    from statelog.recovery.spill.file import SpillFile
+    from statelog.environment import SpillFile
 
 __all__ = ["UniqueKeys"]
 

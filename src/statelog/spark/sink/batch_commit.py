@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from statelog.environment import REAL, Environment
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.coordinator import Coordinator
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import REAL, Seams
 from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.write import WriteOptions
@@ -41,7 +41,7 @@ def commit_batch(
     messages: Sequence[WriterCommitMessage | None],
     batch_id: int,
     *,
-    seams: Seams = REAL,
+    environment: Environment = REAL,
 ) -> bool:
     """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
     Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
@@ -59,10 +59,12 @@ def commit_batch(
             run_id=options.run_id,
         )
 
-    return _commit(options, results, decide, seams)
+    return _commit(options, results, decide, environment)
 
 
-def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, seams: Seams = REAL) -> bool:
+def commit_write(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, environment: Environment = REAL
+) -> bool:
     """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
 
     def decide(last: LastCommit | None) -> BatchDecision:
@@ -73,15 +75,15 @@ def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage |
             take_over_from=options.take_over_from,
         )
 
-    return _commit(options, _results(messages), decide, seams)
+    return _commit(options, _results(messages), decide, environment)
 
 
-def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchRule, seams: Seams) -> bool:
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchRule, environment: Environment) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
     try:
-        coordinator = _coordinator(options.where, results[0], seams)
+        coordinator = _coordinator(options.where, results[0], environment)
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
             _LOG.info(
@@ -98,7 +100,7 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchR
     return True
 
 
-def _coordinator(where: LogAddress, result: TaskResult, seams: Seams) -> Coordinator:
+def _coordinator(where: LogAddress, result: TaskResult, environment: Environment) -> Coordinator:
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)
@@ -112,7 +114,7 @@ def _coordinator(where: LogAddress, result: TaskResult, seams: Seams) -> Coordin
         log,
         result.grant.writer,
         grant=result.grant,
-        seams=replace(seams, nonce=sibling_nonces(result.grant.nonce)),
+        environment=replace(environment, nonce=sibling_nonces(result.grant.nonce)),
     )
     return _coordinators.put(key, made)
 

@@ -14,10 +14,10 @@ from threading import Event, Thread
 
 from pyspark.sql import DataFrame, SparkSession
 
+from statelog.environment import Environment
 from statelog.errors import Misuse, StatelogError
 from statelog.reading.planner import Planner
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.host import Host
 from statelog.recovery.settings import RecoverySettings
 from statelog.spark.clients import open_log
 from statelog.spark.options.address import address_options
@@ -57,7 +57,7 @@ def state(
     settings = RecoverySettings(holder="spark-state", lease_ttl_s=lease_s)
     with closing(open_log(read.where)) as opened:
         planner = Planner(opened, read.at, None if read.key_groups is None else frozenset(read.key_groups))
-        held = HeldPlan(opened, planner, settings, Host(), planner.key_groups)
+        held = HeldPlan(opened, planner, settings, Environment(), planner.key_groups)
         position = held.claim().position
         with _renewing(held, lease_s):
             fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}

@@ -8,9 +8,9 @@ Invariant: only places that Spark has committed are held, so a query that is sta
 
 from collections.abc import Callable
 
+from statelog.environment import REAL, Environment
 from statelog.reading.hold import Hold, Needs
 from statelog.schemas.snapshot.subscription import check_holder
-from statelog.seams import REAL, Seams
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
 from statelog.storage.held_subscription import HeldSubscription
@@ -26,10 +26,10 @@ _ANEW_S = 3600.0
 class StreamHold:
     """Holds one reading's place. Belongs to one thread."""
 
-    def __init__(self, log: Log, options: StreamOptions, reading: str, *, seams: Seams = REAL) -> None:
+    def __init__(self, log: Log, options: StreamOptions, reading: str, *, environment: Environment = REAL) -> None:
         self._log = log
         self._options = options
-        self._seams = seams
+        self._environment = environment
         self._lease: Hold | None = None
         self._lease_s = 0.0
         self._held_s: float | None = None
@@ -39,7 +39,7 @@ class StreamHold:
         self._subscription = None
         if options.reader is not None:
             self._subscription = HeldSubscription(
-                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}", seams=seams
+                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}", environment=environment
             )
 
     def kept_base(self) -> LedgerBase | None:
@@ -55,7 +55,7 @@ class StreamHold:
 
         Raises SubscriptionEnded, ReaderInUse, OffsetGone, StoreRefused, Unavailable.
         """
-        now_s = self._seams.clock()
+        now_s = self._environment.clock()
         if self._lease is not None:
             self._lease.renew()
         is_new = position != self._position
@@ -81,11 +81,11 @@ class StreamHold:
             self._subscription.hold(base.state, base.place.last, take_up=take_up)
         else:
             self._hold_lease(base)
-        self._position, self._held_s = base.state.position, self._seams.clock()
+        self._position, self._held_s = base.state.position, self._environment.clock()
 
     def _hold_lease(self, base: LedgerBase) -> None:
         committed, terms = base.state.committed_positions, lease_terms(self._options.lease_s, "spark-stream")
         next_offsets = {p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)}
-        lease = Hold(self._log.store, terms, Needs(base.state.position, next_offsets), seams=self._seams)
+        lease = Hold(self._log.store, terms, Needs(base.state.position, next_offsets), environment=self._environment)
         self.release()
         self._lease = lease

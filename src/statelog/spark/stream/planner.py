@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.closing import Closing
+from statelog.environment import REAL, Environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.at import AtPosition, AtTime
 from statelog.reading.converter import newer_values
@@ -23,7 +24,6 @@ from statelog.reading.reach import Reach
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.seams import REAL, Seams
 from statelog.spark.options.stream import Beginning, OnTruncation, StreamOptions
 from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
 from statelog.spark.stream.hold import StreamHold
@@ -40,10 +40,10 @@ _CLOCKS_APART_S = 60
 class StreamPlanner(Closing):
     """Plans for one query. Belongs to one thread."""
 
-    def __init__(self, log: Log, options: StreamOptions, *, seams: Seams = REAL) -> None:
+    def __init__(self, log: Log, options: StreamOptions, *, environment: Environment = REAL) -> None:
         self._log = log
         self._options = options
-        self._seams = seams
+        self._environment = environment
         self._groups = None if options.key_groups is None else frozenset(options.key_groups)
         self._hold: StreamHold | None = None
         self._window: CommitWindow | None = None
@@ -55,7 +55,7 @@ class StreamPlanner(Closing):
     def begin(self) -> StreamOffset:
         """Where a new reading begins. Raises NotFound if the log does not hold the place, ConfigError for a time
         that is still to come, Damaged, Unavailable."""
-        reading, identity = self._seams.new_id(), self._log.descriptor.identity
+        reading, identity = self._environment.new_id(), self._log.descriptor.identity
         match self._options.start:
             case Beginning.SNAPSHOT:
                 newest = self._log.manifests.newest()
@@ -65,7 +65,7 @@ class StreamPlanner(Closing):
                 position = self._log.ledger.end(at_least=self._log.position)
             case Beginning.EARLIEST:
                 position = Reach(self._log, self._groups).oldest_position
-            case AtTime() as time if time.timestamp_ms / 1000 > self._seams.wall_clock() + _CLOCKS_APART_S:
+            case AtTime() as time if time.timestamp_ms / 1000 > self._environment.wall_clock() + _CLOCKS_APART_S:
                 raise ConfigError(
                     f"the option startingTime lies in the future: {time}",
                     hint="A stream cannot leave out what is committed until then: filter its column timestamp;"
@@ -150,7 +150,7 @@ class StreamPlanner(Closing):
         if self._hold is None or self._hold.reading != offset.reading:
             if self._hold is not None:
                 self._hold.release()
-            self._hold = StreamHold(self._log, self._options, offset.reading, seams=self._seams)
+            self._hold = StreamHold(self._log, self._options, offset.reading, environment=self._environment)
         return self._hold
 
     def _follow(self, offset: StreamOffset) -> CommitWindow:
@@ -173,7 +173,7 @@ class StreamPlanner(Closing):
             raise _gone(f"position {start.position}, where the query goes on", error) from error
         place = newest.manifest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
-        anew = StreamOffset.initial(start.identity, self._seams.new_id(), place, awaits_state=False)
+        anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
         self._held(anew).move(anew.position, lambda: newest.manifest)
         return replace(anew, is_reset=True)
 

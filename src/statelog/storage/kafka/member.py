@@ -30,8 +30,8 @@ from typing import Never
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
+from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
-from statelog.seams import Clock
 from statelog.storage.kafka.errors import ENDING, client_error
 from statelog.storage.kafka.group import GroupListener, Taken
 from statelog.storage.kafka.group_settings import GroupSettings

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import confluent_kafka
 
+from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, ValueTooLarge
-from statelog.seams import Clock
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES, ClientConfig, producer_properties
 from statelog.storage.kafka.errors import classify_delivery, client_error

@@ -1,4 +1,4 @@
-"""Failures of the local disk as typed errors with hints, and a hook that injects them.
+"""Failures of the local disk as typed errors with hints.
 
 Never touches a file.
 
@@ -6,17 +6,14 @@ The store has its own translation (`store_errors`): what helps there, such as cr
 """
 
 import errno
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from statelog.environment import DiskHook, no_faults
 from statelog.errors import StorageFull, StoreUnavailable
 
-__all__ = ["FULL", "NO_MORE_FILES", "DiskHook", "local_disk", "local_disk_error", "no_faults"]
-
-DiskHook = Callable[[str, Path], None]
-"""Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
-the file."""
+__all__ = ["FULL", "NO_MORE_FILES", "local_disk", "local_disk_error"]
 
 FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -28,10 +25,6 @@ _HINTS = {
     **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
 }
 _OTHERWISE = "Check this machine's disk and its mounts, then run again"
-
-
-def no_faults(_step: str, _path: Path) -> None:
-    """A disk that does what it is told."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from statelog.seams import REAL
+from statelog.environment import REAL
 from statelog.storage.local.own_process import OwnProcess
 
 __all__ = ["OwnDirectory", "make_own", "sweep"]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from statelog.closing import Closing
+from statelog.environment import DiskHook, no_faults
 from statelog.errors import CorruptRun, Fact
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.runs import (
@@ -31,7 +32,7 @@ from statelog.schemas.snapshot.runs import (
     first_unsorted,
     key_groups_of,
 )
-from statelog.storage.local.disk import DiskHook, local_disk, no_faults
+from statelog.storage.local.disk import local_disk
 from statelog.storage.store import Store
 
 __all__ = ["RunWriter", "WrittenRun", "upload_run"]

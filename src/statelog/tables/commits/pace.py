@@ -48,7 +48,7 @@ class Pace:
         self._layers = layers
         self._changes_max = opened.settings.uncommitted_changes_max
         self._applied = applied
-        self._clock = opened.seams.clock
+        self._clock = opened.environment.clock
         self._queue = CommitQueue(opened.writer, self._clock, self._take, advance)
         self._committed_s = self._clock()
         last = opened.writer.last_commit
@@ -143,7 +143,7 @@ class Pace:
                 if is_refusal(refusal):
                     self._layers.unseal()
                 raise
-        self._opened.seams.crash("sealed")
+        self._opened.environment.crash("sealed")
         commit = self._queue.add(progress)
         self.progress = dict(progress)
         self.named, self.named_count = self.progress, count
@@ -208,9 +208,9 @@ class Pace:
             changes = {**changes, **layer.changes} if changes else layer.changes
         last = writer.place.last
         place = Place(offset + 1, last if last and last.offset == offset else None)
-        self._opened.seams.crash("history")
+        self._opened.environment.crash("history")
         self._opened.state.apply(changes, StatePlace(place, len(writer.accepted_losses)))
-        self._opened.seams.crash("applied")
+        self._opened.environment.crash("applied")
         self._layers.committed(checkpoints)
         self._applied()
 

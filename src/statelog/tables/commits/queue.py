@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statelog.environment import Clock
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.metadata import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.seams import Clock
 
 __all__ = ["CommitQueue"]
 

@@ -15,8 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from statelog.environment import Environment
 from statelog.producer import Writer
-from statelog.recovery import Host
 from statelog.schemas.choices import one_of
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
@@ -44,7 +44,7 @@ def table(
     own_partitions: Sequence[int] | None = None,
     own_key_group: int | None = None,
     settings: TableSettings | None = None,
-    host: Host | None = None,
+    environment: Environment | None = None,
 ) -> Table[Any, Any]:
     """Open keyed state that survives: a mapping that is back after a kill, exactly, and its last commit's progress.
 
@@ -58,14 +58,13 @@ def table(
 
     `own_partitions` limits the table to a share of the log's partitions, `own_key_group` to one key group, in a log
     whose callers name them (`hash_rule="caller"`) and whose partitions hold one each: an input's partition, say.
-    `writer` names the owner; by default "table", and for a single partition with its number behind. `host` is for
-    simulations.
+    `writer` names the owner; by default "table", and for a single partition with its number behind.
 
     Raises NotFound without `create`, ConfigError, LogInUse if another table has the directory open, Fenced, Damaged,
     Unavailable, StorageFull.
     """
     check_directory(one_of(BackendKind, "backend", backend), directory)
-    chosen, machine = settings or TableSettings(), host or Host()
+    chosen, machine = settings or TableSettings(), environment or Environment()
     with ExitStack() as opened:
         log = open_log(name, where, create=create)
         opened.callback(log.close)
@@ -83,21 +82,21 @@ def _open(
     writer_name: str | None,
     share: Share,
     settings: TableSettings,
-    host: Host,
+    environment: Environment,
 ) -> Opened:
     owner = share.owner(writer_name)
     home = None if directory is None else Home(Path(directory), log.name, owner)
     if home is not None:
         stack.callback(home.close)
     keys = KeyRule(log.descriptor, share.key_groups, share.one)
-    opening = StateOpening(log, home, keys, settings, host, may_lack=True)
+    opening = StateOpening(log, home, keys, settings, environment, may_lack=True)
     opening.look(ValueRule(log.value_schemas.newest()))
-    writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, seams=host)
+    writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, environment=environment)
     stack.push(writer)
     wanted = Wanted.by(writer)
     state, report = opening.open(wanted)
     stack.callback(state.close)
-    host.crash("table-open")
+    environment.crash("table-open")
     return Opened(
         log=log,
         writer=writer,
@@ -107,5 +106,5 @@ def _open(
         home=home,
         opening=report,
         settings=settings,
-        seams=host,
+        environment=environment,
     )

@@ -36,7 +36,6 @@ import pyarrow as pa
 from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, OffsetGone, StatelogError
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.preflight import SnapshotFailed, check_manifest
-from statelog.recovery.host import begin
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.remote.row_group import RowGroup
@@ -99,7 +98,7 @@ class Base:
         self.replacements = 0
         """How often it had to be replaced: what was counted before counts no more."""
         self._looking: Future[_Held | None] | None = None
-        self._looked_s = reading.host.clock()
+        self._looked_s = reading.environment.clock()
 
     @property
     def snapshot(self) -> RemoteSnapshot:
@@ -138,15 +137,15 @@ class Base:
     def renew(self) -> None:
         """Renew the lease and look for a newer snapshot, if it is time to; take one that was found. Never waits."""
         if self._looking is None:
-            now_s = self._reading.host.clock()
+            now_s = self._reading.environment.clock()
             if now_s - self._looked_s < self._reading.settings.lease_ttl_s / _LOOKS_PER_TTL:
                 return
         with self._lock:
             if self._held is None:
                 return
             if self._looking is None:
-                self._looked_s = self._reading.host.clock()
-                self._looking = begin(self._reading.host.start, partial(self._look, self._held))
+                self._looked_s = self._reading.environment.clock()
+                self._looking = self._reading.environment.begin(partial(self._look, self._held))
             if self._looking.done():
                 found, self._looking = self._looking.result(), None
                 if found is not None:
@@ -166,7 +165,7 @@ class Base:
             if not self.claim():
                 raise failed.error
             self.replacements += 1
-            self._reading.host.crash("base-moved")
+            self._reading.environment.crash("base-moved")
 
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
         """What `read` gives of a snapshot, by (key group, key), whatever snapshots it takes. Raises as `replace`."""
@@ -205,7 +204,7 @@ class Base:
         with self._lock:
             older, self._held = self._held, newer
         if older is not None:
-            begin(self._reading.host.start, lambda: _release(older))
+            self._reading.environment.begin(lambda: _release(older))
 
     def _look(self, held: _Held) -> _Held | None:
         """A newer snapshot, held; None if there is none, or the store does not say."""
@@ -263,7 +262,7 @@ class Base:
             check_manifest(self._log, manifest)
 
         try:
-            lease = Hold(self._log.store, terms_of(reading.settings), needs, look, seams=reading.host)
+            lease = Hold(self._log.store, terms_of(reading.settings), needs, look, environment=reading.environment)
         except OffsetGone:
             return None
         snapshot = RemoteSnapshot(manifest, reading)

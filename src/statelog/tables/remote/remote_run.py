@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from statelog.environment import Environment, begin
 from statelog.errors import CorruptRun, NotFound
 from statelog.reading.converter import Converter
 from statelog.reading.preflight import SnapshotFailed
-from statelog.recovery import Host, RunOpener
-from statelog.recovery.host import begin
+from statelog.recovery import RunOpener
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.runs.read import KeyBounds
@@ -46,11 +46,11 @@ def may_reach(bounds: KeyBounds | None, start: SortableKey | None, end: Sortable
 class RemoteRun:
     """One run. Its row groups are read from any thread; all else belongs to the table's. Close it to close files."""
 
-    def __init__(self, ref: RunRef, opener: RunOpener, converter: Converter, host: Host) -> None:
+    def __init__(self, ref: RunRef, opener: RunOpener, converter: Converter, environment: Environment) -> None:
         self.ref = ref
         self._opener = opener
         self._converter = converter
-        self._start = host.start
+        self._start = environment.start
         self._handles = RunHandles(ref.file, opener.open)
         self._of_group: dict[int, tuple[int, ...]] = {}
         self._bounds: Future[list[KeyBounds | None]] | None = None

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from statelog.environment import Environment
 from statelog.reading.converter import Converter
 from statelog.reading.plan import make_plan
-from statelog.recovery import Host, RecoverySettings, RunOpener
-from statelog.recovery.host import begin
+from statelog.recovery import RecoverySettings, RunOpener
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log
@@ -43,7 +43,7 @@ class Reading:
     cache: RowGroupCache
     cache_bytes: int
     settings: RecoverySettings
-    host: Host
+    environment: Environment
 
 
 class RemoteSnapshot:
@@ -52,7 +52,7 @@ class RemoteSnapshot:
     def __init__(self, manifest: Manifest, reading: Reading) -> None:
         self.manifest = manifest
         self._reading = reading
-        self._runs = [RemoteRun(ref, reading.opener, reading.converter, reading.host) for ref in manifest.runs]
+        self._runs = [RemoteRun(ref, reading.opener, reading.converter, reading.environment) for ref in manifest.runs]
         self._of_group: dict[int, list[RemoteRun]] = {}
 
     def warm(self) -> None:
@@ -108,7 +108,7 @@ class RemoteSnapshot:
             lambda _: beat(),
             converter=reading.converter,
             opener=reading.opener,
-            host=reading.host,
+            environment=reading.environment,
         )
         with closing(reader.open_tail()) as nothing:
             yield from reader.merge(nothing, drop_deletes=True)
@@ -131,7 +131,7 @@ class RemoteSnapshot:
         """The row groups in these places, those that are not held fetched at the same time."""
         missing = [place for place, row_group in zip(places, held, strict=True) if row_group is None]
         first, others = missing[0], missing[1:]
-        ahead = {place: begin(self._reading.host.start, _read(*place)) for place in others}
+        ahead = {place: self._reading.environment.begin(_read(*place)) for place in others}
         fetched = {first: _read(*first)()}  # This thread waits anyway.
         fetched |= {place: result.result() for place, result in ahead.items()}
         for (run, number), row_group in fetched.items():

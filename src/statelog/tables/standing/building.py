@@ -9,8 +9,9 @@ Invariant: what the feed gives next is what the state lacks: the log is held fro
 
 from dataclasses import dataclass, replace
 
+from statelog.environment import Environment
 from statelog.reading.hold import planned_anew
-from statelog.recovery import Host, recover
+from statelog.recovery import recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
@@ -31,23 +32,23 @@ class Built:
     """A state, opened or made beside the one in use, and the feed of what is committed behind it."""
 
     def __init__(self, builder: "Builder", at_least: int, schema: ValueSchema) -> None:
-        self._level_s = builder.host.clock()
+        self._level_s = builder.environment.clock()
         self._recovery = recover(
             builder.log,
             key_groups=builder.keys.owned,
             at_least=at_least,
             progress=self._beat,
             settings=replace(builder.settings.recovery, value_schema_id=schema.id),
-            host=builder.host,
+            environment=builder.environment,
         )
         plan = self._recovery.plan
         self._last_commit: LastCommit | None = plan.state.last_commit(builder.owner)
         place = StatePlace(plan.place, len(plan.state.accepted))
         self._wanted = Wanted(place=place, values=ValueRule(schema), recovery=self._recovery)
         self._found: tuple[State, Opening] | None = None
-        self.feed = CommitFeed(builder.log, plan, builder.keys.owned, builder.settings.recovery, builder.host)
+        self.feed = CommitFeed(builder.log, plan, builder.keys.owned, builder.settings.recovery, builder.environment)
         self._opening = StateOpening(
-            builder.log, builder.home, builder.keys, builder.settings, builder.host, beat=self.feed.renew
+            builder.log, builder.home, builder.keys, builder.settings, builder.environment, beat=self.feed.renew
         )
 
     def _beat(self, _: object) -> None:
@@ -99,7 +100,7 @@ class Builder:
     keys: KeyRule
     home: Home | None
     settings: TableSettings
-    host: Host
+    environment: Environment
 
     def release(self) -> None:
         """Close what is left when the follower has ended."""

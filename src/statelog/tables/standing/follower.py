@@ -24,10 +24,9 @@ from threading import Event, Lock
 
 import pyarrow as pa
 
+from statelog.environment import GRACE_S, Environment
 from statelog.errors import BrokerUnavailable, ClosedError, IncompatibleSchema, OffsetGone
 from statelog.producer.guard import Life
-from statelog.recovery import Host
-from statelog.recovery.host import GRACE_S
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.standing.building import Builder, Built
@@ -49,14 +48,14 @@ class _CannotFollow(Exception):
 class Follower:
     """Follows from a built state on. `poll_s` None: no thread, the steps are the caller's."""
 
-    def __init__(self, builder: Builder, built: Built, poll_s: float | None, host: Host) -> None:
-        self.state = FollowedState(built.version(), host.clock)
+    def __init__(self, builder: Builder, built: Built, poll_s: float | None, environment: Environment) -> None:
+        self.state = FollowedState(built.version(), environment.clock)
         self.lock = Lock()
         """Held by whoever makes a step."""
         self.builder = builder
         self._feed = built.feed
         self._poll_s = poll_s
-        self._host = host
+        self._environment = environment
         self._stop = Event()
 
     @property
@@ -71,7 +70,7 @@ class Follower:
         self._keep_spare()
         if self._poll_s is not None:
             pace_s = self._poll_s
-            self._host.start(lambda: self._run(pace_s))
+            self._environment.start(lambda: self._run(pace_s))
 
     def _run(self, pace_s: float) -> None:
         """Raises nothing: the state says what went wrong."""
@@ -80,7 +79,7 @@ class Follower:
             with self.lock:
                 if self._stop.is_set() or self.state.life is not Life.OPEN:
                     break
-                began_s = self._host.clock()
+                began_s = self._environment.clock()
                 try:
                     self.step()
                     self._keep_spare()
@@ -88,12 +87,12 @@ class Follower:
                     self._fail(error)
                     break
             # A step that took long made the next one long. Who waits for the lock gets it in between.
-            wait_s = max(pace_s - (self._host.clock() - began_s), pace_s * _LEAST_PAUSE)
+            wait_s = max(pace_s - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
 
     def _keep_spare(self) -> None:
         """Have a producer ready for a promotion, as long as Kafka answers."""
         if self._feed.is_answered:
-            self.builder.log.spare.keep(self._host.clock())
+            self.builder.log.spare.keep(self._environment.clock())
 
     def stop(self) -> None:
         """Make no more steps. The one that is under way ends by itself."""
@@ -133,11 +132,11 @@ class Follower:
             self.rebuild(error.message, end_position or 0)
 
     def _step(self, end_position: int | None) -> None:
-        feed, asked_s = self._feed, self._host.clock()
+        feed, asked_s = self._feed, self._environment.clock()
         commits = feed.commits(end_position)
         if not feed.is_answered:
             return
-        self._host.crash("asked")
+        self._environment.crash("asked")
         if feed.losses != self.state.version.place.losses:
             raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
         with closing(feed.changes(commits, self._check_wanted)) as tables:
@@ -145,10 +144,10 @@ class Follower:
             if feed.value_schema.id != self.state.version.values.schema.id:
                 raise _CannotFollow("there are values of a newer schema")
             if commits:
-                self._host.crash("read")
+                self._environment.crash("read")
             self._move(tables if first is None else chain([first], tables), asked_s)
         feed.passed(commits)
-        self._host.crash("followed")
+        self._environment.crash("followed")
 
     def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
         """Give the state what was read, and the place that it leads to."""
@@ -165,7 +164,7 @@ class Follower:
         with self.state.moving():
             for table in rows:
                 old.state.load(table)
-            self._host.crash("loaded")
+            self._environment.crash("loaded")
             old.state.move(moved.place)
             self.state.version = moved
 
@@ -183,7 +182,7 @@ class Follower:
         with self.state.moving():
             old.state.close()
             self.state.version = built.replace(reason)
-        self._host.crash("rebuilt")
+        self._environment.crash("rebuilt")
 
     def _fail(self, error: BaseException) -> None:
         if self.state.life is not Life.CLOSED:
@@ -209,4 +208,4 @@ class Follower:
         if self.lock.acquire(timeout=GRACE_S):
             close()
         else:
-            self._host.start(lambda: close() if self.lock.acquire() else None)
+            self._environment.start(lambda: close() if self.lock.acquire() else None)

@@ -16,8 +16,9 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, NotFound
-from statelog.recovery import Host, RecoverySettings
+from statelog.recovery import RecoverySettings
 from statelog.schemas.choices import one_of
 from statelog.storage import Log, Where
 from statelog.storage import open as open_log
@@ -44,7 +45,7 @@ def standby(
     own_key_group: int | None = None,
     poll_s: float | None = 0.1,
     settings: TableSettings | None = None,
-    host: Host | None = None,
+    environment: Environment | None = None,
 ) -> Standby[Any, Any]:
     """Open a standby of a table: a read-only mapping that follows it, and may become it.
 
@@ -71,7 +72,9 @@ def standby(
             raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
-        follower = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, host or Host())
+        follower = _open(
+            opened, log, directory, share, share.owner(writer), poll_s, settings, environment or Environment()
+        )
         made: Standby[Any, Any] = Standby(follower, share)
         opened.pop_all()
         return made
@@ -85,7 +88,7 @@ def _open(
     owner: str,
     poll_s: float | None,
     settings: TableSettings | None,
-    host: Host,
+    environment: Environment,
 ) -> Follower:
     chosen = settings or TableSettings(recovery=RecoverySettings(holder="standby"))
     # Local copies are those of changes that this process has written: of the owner's there are none.
@@ -94,7 +97,7 @@ def _open(
     home = None if directory is None else Home(Path(directory), log.name, owner)
     if home is not None:
         stack.callback(home.close)
-    builder = Builder(log=log, owner=owner, keys=keys, home=home, settings=chosen, host=host)
+    builder = Builder(log=log, owner=owner, keys=keys, home=home, settings=chosen, environment=environment)
     built = builder.build()
     stack.callback(built.close)
-    return Follower(builder, built, poll_s, host)
+    return Follower(builder, built, poll_s, environment)

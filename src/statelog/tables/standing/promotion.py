@@ -30,18 +30,20 @@ def promote(follower: Follower, share: Share) -> Opened:
     """The parts of the table. Raises what opening a writer raises, and then the standby goes on; and what reading the
     rest raises, and then it has failed.
     """
-    of, host = follower.builder, follower.builder.host
+    of, environment = follower.builder, follower.builder.environment
     with follower.state.without_scans(), _turn(follower, of.settings.recovery.stall_timeout_s):
         follower.state.check()
-        writer = Writer(of.log, of.owner, partitions=share.partitions, settings=of.settings.writer, seams=host)
+        writer = Writer(
+            of.log, of.owner, partitions=share.partitions, settings=of.settings.writer, environment=environment
+        )
         try:
-            host.crash("promoting")
+            environment.crash("promoting")
             opening = _catch_up(follower, writer)
             version = follower.state.version
-            host.crash("promoted")
+            environment.crash("promoted")
             follower.stop()
             follower.state.let_go("promoted")
-            host.start(follower.feed.close)
+            environment.start(follower.feed.close)
         except BaseException as error:
             follower.state.fail(error)
             with suppress(Exception):
@@ -56,7 +58,7 @@ def promote(follower: Follower, share: Share) -> Opened:
             home=of.home,
             opening=opening,
             settings=of.settings,
-            seams=host,
+            environment=environment,
         )
 
 

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.recovery.targets.durable import make_parents, sync
-from statelog.seams import Seams
 from statelog.storage.local.disk import local_disk
 
 __all__ = ["Home"]
@@ -122,10 +122,10 @@ class Home:
             sync(self._boot)
             sync(self.path)
 
-    def set_aside(self, reason: str, seams: Seams, *, is_last_copy: bool = False) -> Path:
+    def set_aside(self, reason: str, environment: Environment, *, is_last_copy: bool = False) -> Path:
         """Rename the database, loudly, so that another can be made in its place; returns where it is now."""
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seams.wall_clock()))
-        aside = self.path / f"{'lost' if is_last_copy else 'aside'}-{stamp}-{seams.new_id()[:8]}"
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(environment.wall_clock()))
+        aside = self.path / f"{'lost' if is_last_copy else 'aside'}-{stamp}-{environment.new_id()[:8]}"
         with local_disk(self.path):
             self.database.rename(aside)
             self._damaged.unlink(missing_ok=True)

@@ -15,9 +15,8 @@ from threading import Event
 
 import pyarrow as pa
 
+from statelog.environment import GRACE_S, Environment
 from statelog.errors import ClosedError, StorageFull, Unavailable
-from statelog.recovery import Host
-from statelog.recovery.host import GRACE_S, begin
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.remote.base import Base
 from statelog.tables.state.state import State
@@ -32,17 +31,17 @@ _PAUSE_S = 1.0
 class Loader:
     """Loads what a state lacks. `start` begins; `run` does it in the caller's thread."""
 
-    def __init__(self, state: State, base: Base, host: Host) -> None:
+    def __init__(self, state: State, base: Base, environment: Environment) -> None:
         self._state = state
         self._base = base
-        self._host = host
+        self._environment = environment
         self._stop = Event()
         self._done: Future[None] | None = None
 
     def start(self) -> None:
         """Begin, on a thread of its own, which ends with the state."""
         self._state.on_close(self.stop)
-        self._done = begin(self._host.start, self._guarded)
+        self._done = self._environment.begin(self._guarded)
         if self._done.done():
             self._done.result()  # Where a simulation had it done at once, it may have died of it.
 
@@ -59,9 +58,9 @@ class Loader:
                 self._state.take(rows, complete)
                 self._beat()
                 if complete:
-                    self._host.crash("group-loaded")
+                    self._environment.crash("group-loaded")
         self._state.finish()
-        self._host.crash("all-loaded")
+        self._environment.crash("all-loaded")
 
     def _read(self, missing: frozenset[int]) -> Iterator[pa.Table]:
         return self._base.tables(lambda snapshot: snapshot.tables(missing, self._beat))

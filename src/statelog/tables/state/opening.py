@@ -28,11 +28,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
 from statelog.reading.converter import Converter
 from statelog.reading.planner import Planner
-from statelog.recovery import AtPosition, Host, Plan, Recovery, newest_changes, plan_changes, recover
+from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes, recover
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
@@ -105,7 +106,7 @@ class StateOpening:
         home: Home | None,
         keys: KeyRule,
         settings: TableSettings,
-        host: Host,
+        environment: Environment,
         *,
         may_lack: bool = False,
         beat: Callable[[], None] = lambda: None,
@@ -114,7 +115,7 @@ class StateOpening:
         self._home = home
         self._keys = keys
         self._settings = settings
-        self._host = host
+        self._environment = environment
         self._may_lack = may_lack
         self._beat = beat
         self._schema: ValueSchema | None = None
@@ -131,7 +132,7 @@ class StateOpening:
         """
         self._read_as(values)
         if self._home is not None:
-            self._home.settle(self._host.boot_id())
+            self._home.settle(self._environment.boot_id())
             if self._home.database.exists():
                 self._kept, self._unfit = self._judged(self._home)
 
@@ -271,12 +272,14 @@ class StateOpening:
             seen=[self._place.ledger],
         )
         if not plan.is_empty:
-            with closing(newest_changes(self._log, plan, settings=self._recovery, host=self._host)) as tables:
+            with closing(
+                newest_changes(self._log, plan, settings=self._recovery, environment=self._environment)
+            ) as tables:
                 for table in tables:
                     store.load(table)
                     rows += table.num_rows
                     self._beat()
-        self._host.crash("caught-up")
+        self._environment.crash("caught-up")
         store.move(self._place)
         return Opening(position=self._place.position, from_position=start, rows_read=rows)
 
@@ -302,7 +305,7 @@ class StateOpening:
             at_least=self._place.ledger,
             progress=lambda _: self._beat(),
             settings=self._recovery,
-            host=self._host,
+            environment=self._environment,
         )
         home = self._home
         with recovery:
@@ -310,7 +313,7 @@ class StateOpening:
                 return DictStore.recovered(recovery, self._keys, self._values)
             home.begin()
             recovery.to_rocksdb(home.unfinished)
-        self._host.crash("recovered")
+        self._environment.crash("recovered")
         return self._database(home, home.unfinished)
 
     def _set_aside(self, reason: str) -> Opening:
@@ -318,8 +321,8 @@ class StateOpening:
         aside = None
         if self._home is not None:
             is_last_copy = reason == _LOST
-            aside = self._home.set_aside(reason, self._host, is_last_copy=is_last_copy) if reason else None
-            self._host.crash("set-aside")
+            aside = self._home.set_aside(reason, self._environment, is_last_copy=is_last_copy) if reason else None
+            self._environment.crash("set-aside")
         return Opening(position=self._place.position, set_aside=aside, reason=reason)
 
     def _replaced(self, reason: str) -> tuple[KeyedStore, Opening]:
@@ -332,7 +335,7 @@ class StateOpening:
             assert self._made is not None
             return self._made
         self._home.finish()
-        self._home.note_boot(self._host.boot_id())
+        self._home.note_boot(self._environment.boot_id())
         return self._database(self._home)
 
     def _database(self, home: Home, path: Path | None = None, missing: Missing | None = None) -> "RocksdbStore":
@@ -345,7 +348,7 @@ class StateOpening:
     def _partial(self, writer: Writer) -> KeyedStore | None:
         """A store that misses what a snapshot has, with all that was committed behind it; None if there is none."""
         planner = Planner(self._log, None, self._keys.owned, seen=[self._place.ledger])
-        held = HeldPlan(self._log, planner, self._recovery, self._host, self._keys.owned)
+        held = HeldPlan(self._log, planner, self._recovery, self._environment, self._keys.owned)
         with ExitStack() as planned:
             planned.callback(held.release)
             while True:
@@ -366,11 +369,11 @@ class StateOpening:
             if not base.claim(manifest):
                 raise OffsetGone("the snapshot was cleaned up while a table was opened", log=self._log.name)
             tail = replace(plan, runs=())
-            reader = PlanReader(self._log, tail, self._recovery, lambda _: held.renew(), host=self._host)
+            reader = PlanReader(self._log, tail, self._recovery, lambda _: held.renew(), environment=self._environment)
             with closing(reader.open_tail()) as changes:
                 for table in reader.merged(changes, drop_deletes=False):
                     store.load(table)
-            self._host.crash("tail-folded")
+            self._environment.crash("tail-folded")
             undo.pop_all()
         self._base = base
         return store
@@ -401,7 +404,7 @@ class StateOpening:
             cache=RowGroupCache(self._settings.remote_cache_bytes),
             cache_bytes=self._settings.remote_cache_bytes,
             settings=self._recovery,
-            host=self._host,
+            environment=self._environment,
         )
         standing = Standing(
             first_position=first_position,
@@ -421,5 +424,5 @@ class StateOpening:
         """As the settings say: now, behind the table's back, or never."""
         if self._base is None or self._settings.loading is Loading.ON_DEMAND:
             return
-        loader = Loader(state, self._base, self._host)
+        loader = Loader(state, self._base, self._environment)
         loader.run() if self._settings.loading is Loading.FIRST else loader.start()

@@ -40,7 +40,7 @@ class Holdings:
     def __init__(self, workplace: Workplace) -> None:
         self.tenures: dict[int, Tenure] = {}
         self._workplace = workplace
-        self._clock = workplace.seams.clock
+        self._clock = workplace.environment.clock
         self._reserves = workplace.reserves
         self._hooks = workplace.hooks
         self._roster = Roster()
@@ -65,11 +65,11 @@ class Holdings:
         _LOG.info("partitions %s of %s are given up", list(partitions), self._workplace.topic)
         self._reserves.decided()
         self._roster.gone(partitions)
-        self._workplace.seams.crash("revoked")
+        self._workplace.environment.crash("revoked")
         with ExitStack() as ending:
             ending.callback(self._openings.drop, partitions)
             self._give_up(self._taken(partitions), commits=True)
-        self._workplace.seams.crash("given-up")
+        self._workplace.environment.crash("given-up")
 
     def lost(self, partitions: Sequence[int]) -> None:
         """Close their tables: what a commit of them would say is another's to say."""
@@ -191,7 +191,7 @@ class Holdings:
                 tenure.send(always=True)
                 tenure.wait()  # The place that was chosen is one that no later life chooses otherwise.
                 tenure.has_committed()
-            place.seams.crash("table-placed")
+            place.environment.crash("table-placed")
             failing.pop_all()
         return tenure
 

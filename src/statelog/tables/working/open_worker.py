@@ -14,8 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
+from statelog.environment import Environment
 from statelog.errors import ConfigError, NotFound
-from statelog.recovery import Host
 from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage import Log, LogOptions, Where
@@ -61,7 +61,7 @@ def worker(
     on_close: Hook | None = None,
     tick_s: float = 1.0,
     settings: TableSettings | None = None,
-    host: Host | None = None,
+    environment: Environment | None = None,
 ) -> Worker[Any, Any]:
     """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
 
@@ -98,8 +98,8 @@ def worker(
     """
     kafka = where.kafka_settings()
     group = group_settings(consumer or {}, kafka, default_group=name)
-    chosen, machine = settings or TableSettings(), host or Host()
-    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen, "host": machine}
+    chosen, machine = settings or TableSettings(), environment or Environment()
+    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen, "environment": machine}
     hooks = Hooks(on_open=on_open, on_tick=on_tick, on_commit=on_commit, on_close=on_close, tick_s=tick_s)
     with ExitStack() as failing:
         source = ConfluentKafka(group.config)
@@ -124,7 +124,7 @@ def worker(
             start=one_of(InputStart, "start", start),
             accepts_input_loss=accept_input_loss,
             unsent_max=chosen.uncommitted_changes_max,
-            seams=machine,
+            environment=machine,
             release=release.close,
             hooks=hooks,
         )
@@ -169,7 +169,7 @@ class _Doors:
             if self._beside is None:
                 directory = Path(self._options["directory"])
                 with local_disk(directory):
-                    own = make_own(directory, _BESIDE, new_id=self._options["host"].new_id)
+                    own = make_own(directory, _BESIDE, new_id=self._options["environment"].new_id)
                 self._stack.callback(own.remove)
                 self._beside = own.path
             return self._beside

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 
-from statelog.recovery.host import Start, begin
+from statelog.environment import Start, begin
 from statelog.tables.working.tenure import Tenure
 
 __all__ = ["AT_ONCE", "Openings"]

@@ -68,7 +68,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def __init__(self, workplace: Workplace) -> None:
         self._workplace = workplace
         self._guard = Guard("worker", workplace.name, again="Make a new one", apart="Make one in each")
-        self._clock = workplace.seams.clock
+        self._clock = workplace.environment.clock
         self._is_stopped = False
         self._hand: tuple[Tenure, int, int] | None = None
         """The message that the loop has: whose it is, its offset, and the changes that its table had before."""

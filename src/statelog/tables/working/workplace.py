@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from statelog.environment import Environment, Start
 from statelog.errors import ConfigError, NotFound
-from statelog.recovery.host import Start
-from statelog.seams import Seams
 from statelog.storage import Kafka, OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
 from statelog.tables.table import Table
@@ -75,7 +74,7 @@ class Workplace:
     start: InputStart
     accepts_input_loss: bool
     unsent_max: int
-    seams: Seams
+    environment: Environment
     release: Callable[[], None]
     hooks: Hooks
 

@@ -1,0 +1,172 @@
+"""`Environment`: what every room takes from outside beside the two ports: time, threads, chance, and the local disk.
+
+Programs never meet it. `statelog.testing.environment` sets another one, in which a simulation runs the same way twice,
+decides what runs when, and stops or breaks the work between any two steps. Who makes an object reads
+`current_environment` once; the object keeps it, and hands it to those that it makes. A thread that is begun here has
+its starter's.
+
+Invariant: a frozen value that pickles if what it was given does.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+__all__ = [
+    "CURRENT",
+    "GRACE_S",
+    "REAL",
+    "Clock",
+    "CrashPoint",
+    "DiskHook",
+    "Environment",
+    "NewNonce",
+    "OpenSpillFile",
+    "SpillFile",
+    "Start",
+    "begin",
+    "boot_id",
+    "current_environment",
+    "no_faults",
+    "random_nonce",
+    "start_thread",
+]
+
+T = TypeVar("T")
+
+Clock = Callable[[], float]
+"""The time in seconds."""
+NewNonce = Callable[[], bytes]
+"""Makes 16 bytes, different every time."""
+CrashPoint = Callable[[str], None]
+"""Called with the name of a step that is done; an exception ends the work there."""
+Start = Callable[[Callable[[], None]], None]
+"""Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
+DiskHook = Callable[[str, Path], None]
+"""Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
+the file."""
+GRACE_S = 2.0
+"""How long to wait for a thread of ours that was told to end: ample, unless it waits for a broker or a store."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SpillFile(Protocol):
+    """What a segment needs of a file. Every method raises StorageFull, StoreUnavailable."""
+
+    def write_at(self, data: memoryview, offset: int) -> int:
+        """Write some of `data`; returns how many bytes."""
+        ...
+
+    def read_at(self, size_bytes: int, offset: int) -> bytes:
+        """At most so many bytes; none at the end of the file."""
+        ...
+
+    def cut(self, size_bytes: int) -> None:
+        """Drop what lies behind."""
+        ...
+
+    def size_bytes(self) -> int:
+        """The file's length."""
+        ...
+
+    def close(self) -> None:
+        """Close it, which frees its space. Idempotent."""
+        ...
+
+
+OpenSpillFile = Callable[[Path], SpillFile]
+"""Opens a new spill file in a directory."""
+
+
+def random_nonce() -> bytes:
+    """16 random bytes: one life of a writer, one manifest, one run."""
+    return os.urandom(16)
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, in the same environment, which the end of the process does not wait for."""
+    threading.Thread(target=copy_context().run, args=(work,), name="statelog", daemon=True).start()
+
+
+def boot_id() -> str:
+    """Names the machine's present boot, on no other machine and at no other time the same; empty where none is named.
+
+    As long as it lasts, what was written is whole without a sync, whatever is killed.
+    """
+    try:
+        return _BOOT.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def no_faults(_step: str, _path: Path) -> None:
+    """A disk that does what it is told."""
+
+
+def _go_on(_step: str) -> None:
+    """The crash point that does nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where tests take over; the defaults are the real ones.
+
+    clock            seconds since any start, monotonic: paces waits and measures durations
+    wall_clock       seconds since 1970: for ages, and for people who read manifests
+    nonce            makes a fresh nonce
+    crash            called with the name of each step that is done
+    start            begins work, on a thread of its own
+    disk             asked at each step on the files of caches, scratch directories and targets
+    open_spill_file  opens the files of a recovery that needs more than memory; None: nameless ones
+    boot_id          names the machine's present boot
+    """
+
+    clock: Clock = time.monotonic
+    wall_clock: Clock = time.time
+    nonce: NewNonce = random_nonce
+    crash: CrashPoint = _go_on
+    start: Start = start_thread
+    disk: DiskHook = no_faults
+    open_spill_file: OpenSpillFile | None = None
+    boot_id: Callable[[], str] = boot_id
+
+    def new_id(self) -> str:
+        """32 fresh hex digits: the name of a lease, a run or a directory."""
+        return self.nonce().hex()
+
+    def begin(self, work: Callable[[], T]) -> "Future[T]":
+        """Begin a piece of work; what it returns or raises is the future's."""
+        return begin(self.start, work)
+
+
+def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
+    """Begin a piece of work by `start`; what it returns or raises is the future's."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again to the caller of result()
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    start(run)
+    return future
+
+
+REAL = Environment()
+"""That of production."""
+CURRENT: ContextVar[Environment] = ContextVar("statelog environment", default=REAL)
+"""Set by `statelog.testing.environment` alone."""
+
+
+def current_environment() -> Environment:
+    """That of this thread: the real one, unless a test has set another."""
+    return CURRENT.get()
