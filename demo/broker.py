@@ -47,7 +47,7 @@ def end_left_over(directory: Path) -> None:
     """End the broker of an earlier run that was killed, if it still lives."""
     left = dev.read_running(directory)
     if left is not None:
-        process.end(left.process, _STOP_TIMEOUT_S)
+        process.end(left.process_id, _STOP_TIMEOUT_S)
 
 
 def _note(directory: Path, spawned: ProcessId, port: int) -> None:

@@ -44,7 +44,7 @@ def test_a_killed_broker_is_started_again(settings: DevSettings) -> None:
     try:
         running = dev.read_running(settings.directory)
         assert running is not None
-        process.kill(running.process)
+        process.kill(running.process_id)
         assert not status(settings).running
         second = start(settings)
         assert not second.was_running
