@@ -11,9 +11,8 @@ import pytest
 
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.tables import TableSettings
 from statelog.tables.changes.keys import KeyRule

@@ -18,8 +18,7 @@ from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader

@@ -23,7 +23,7 @@ from statelog.errors import (
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
-from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import TableSettings
 from tests.support.processes.starts import in_fork

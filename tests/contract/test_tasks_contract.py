@@ -28,7 +28,7 @@ from statelog.producer.coordinator import Coordinator
 from statelog.producer.settings import WriterSettings
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka

@@ -7,7 +7,7 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, Unreadable
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka.unreadable import read_past
+from statelog.storage.kafka.errors import read_past
 from statelog.testing.faults import ScriptedQuestions, stalled
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import TIMEOUT_S, World, broker_world, read_all, spec_of, spoil_memory, write_all

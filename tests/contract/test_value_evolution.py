@@ -15,7 +15,7 @@ from statelog.errors import IncompatibleSchema, InvalidChange
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
-from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 

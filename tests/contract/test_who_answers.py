@@ -14,8 +14,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, recover
 from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
 from statelog.storage.ledger_client import LOOK_AGAIN_S
-from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import LogRig, TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told

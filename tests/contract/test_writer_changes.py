@@ -15,7 +15,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, key_in
 

@@ -12,7 +12,7 @@ from statelog.pending import Pending
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, TwinRig

@@ -10,7 +10,7 @@ import pytest
 from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.storage.log.where import Where
 from tests.support.processes.starts import quick_start
 from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing

@@ -7,7 +7,7 @@ import pytest
 from statelog.errors import Fenced
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 

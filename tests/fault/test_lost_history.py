@@ -9,7 +9,7 @@ import pytest
 
 from statelog.errors import DataLoss
 from statelog.storage import Log
-from statelog.storage.log.bulk import append_all
+from statelog.storage.log.producers import append_all
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, verdict
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK

@@ -10,8 +10,7 @@ from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig

@@ -28,8 +28,8 @@ from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chu
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
 from statelog.storage.held_lease import list_leases
+from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.manifest_chain import ManifestChain
 from tests.support.rigs.log import twin_rig
 from tests.support.rigs.snapshots import SnapshotTwins
 from tests.support.told import told

@@ -11,7 +11,7 @@ from statelog.errors import NotFound
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.snapshot.lease import expired
+from statelog.schemas.snapshot.claims import expired
 from statelog.storage.held_lease import list_leases
 from tests.support.rigs.cache import until
 from tests.support.rigs.snapshots import SnapshotTwins

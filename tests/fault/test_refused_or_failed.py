@@ -22,7 +22,7 @@ from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, twin_rig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import share
 from statelog.storage.log.log import Log
 from tests.sim.plays.rescale import KEY_GROUPS, PARTITIONS, count
 from tests.support.processes.fleet import Place, WorkerProcess, furthest, restore

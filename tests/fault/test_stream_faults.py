@@ -35,7 +35,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
 from statelog.schemas.ledger.place import Place
 from statelog.storage.held_lease import list_leases
-from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.log.files import ManifestChain
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -24,14 +24,13 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound, Round
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.log.topic_loss import TopicFate, TopicLoss
+from statelog.storage.log.loss import TopicFate, TopicLoss, accept_data_loss
 from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore

@@ -11,8 +11,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

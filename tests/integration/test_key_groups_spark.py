@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, spark_expression
+from statelog.schemas.key_groups import KeyType, key_group_of, spark_expression
 
 pytestmark = pytest.mark.spark
 TYPES: dict[KeyType, tuple[DataType, Callable[[str], bytes | str | int]]] = {

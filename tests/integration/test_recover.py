@@ -11,13 +11,12 @@ from statelog.producer.writer import Writer
 from statelog.reading.at import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.ledger.identity import shown_id
-from statelog.schemas.topics.policy import TopicRole, topic_config
+from statelog.schemas.ledger.place import shown_id
+from statelog.schemas.topic_policy import TopicRole, topic_config
 from statelog.storage.held_lease import list_leases
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker

@@ -17,8 +17,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.stream_reader import Reader

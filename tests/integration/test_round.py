@@ -15,8 +15,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE, settings_for, state_of
 from tests.support.services.broker import Broker
 

@@ -17,8 +17,7 @@ import pytest
 from statelog.recovery import recover
 from statelog.spark.options.address import address_options
 from statelog.storage import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3

@@ -18,7 +18,7 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round, run_round
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import share
 from statelog.spark.engine.spark_engine import SparkEngine, SparkEngineMaker
 from statelog.spark.engine.task_work import TaskDone, TaskWork
 from statelog.spark.options.address import log_address

@@ -33,7 +33,7 @@ from statelog.producer.commits.opening import open_epoch
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
-from statelog.schemas.keys.key_groups import key_group_of, partition_of
+from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark import clients
 from statelog.spark.clients import task_producer

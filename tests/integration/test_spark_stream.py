@@ -15,8 +15,8 @@ from statelog.errors import IncompatibleSchema, NotFound
 from statelog.materializer.round.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.schemas.snapshot.claims import newest_files
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.snapshot.subscription import newest_files
 from statelog.spark import error_of
 from statelog.storage.held_subscription import list_subscriptions
 from tests.support.documents import DOCS

@@ -15,8 +15,7 @@ from statelog.recovery import recover
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.broker import Broker
 

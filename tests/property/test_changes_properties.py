@@ -21,7 +21,7 @@ from statelog.schemas.changes.changes import (
     sort_by_key,
     split,
 )
-from statelog.schemas.keys.key_groups import KeyType, partition_of
+from statelog.schemas.key_groups import KeyType, partition_of
 from tests.support.samples.chunks import Row, rows_batch
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])

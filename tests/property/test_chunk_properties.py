@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices
 from statelog.schemas.changes.chunk import decode_batch, decode_head
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
 
 MAGIC_BYTES = 4

@@ -11,8 +11,7 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState
 from tests.sim.naive_fold import NaiveFold, same_verdict

@@ -13,8 +13,8 @@ from statelog.errors import Damaged, DataLoss
 from statelog.producer import Writer
 from statelog.recovery import Cursor, plan_changes, recover
 from statelog.storage import Log
-from statelog.storage.log.bulk import append_all
 from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import TwinRig, key_in, twin_rig
 
 _PARTITIONS = 2

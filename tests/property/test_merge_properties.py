@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CorruptRun
-from statelog.schemas.changes.merge import merge_tables
+from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsorted
 from statelog.storage.runs.merge import merge_streams
 from statelog.storage.runs.read import RunReader, read_back

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import share
 from tests.sim.plays.rescale import KEY_GROUPS, PARTITIONS, Care, RescaleWorld, first_key
 from tests.support.rigs.log import TwinLog
 

@@ -7,11 +7,10 @@ import pytest
 
 from statelog.errors import StatelogError
 from statelog.materializer.round import cleanup
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionFile
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, condemned, truncation_floor
-from statelog.schemas.snapshot.subscription import Subscription, SubscriptionFile
 from tests.sim.plays.rounds import RoundWorld, ViolationError
 
 SEEDS = range(6)

@@ -11,9 +11,8 @@ from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.schemas.changes.changes import DELETE
-from statelog.schemas.keys.key_groups import KeyType, key_group_of
-from statelog.schemas.snapshot.merges import Merge
-from statelog.schemas.snapshot.run_ref import RunRef, lanes
+from statelog.schemas.key_groups import KeyType, key_group_of
+from statelog.schemas.snapshot.run_ref import Merge, RunRef, lanes
 from statelog.storage.runs.read import RunReader
 from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
@@ -22,7 +21,7 @@ from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
 @pytest.fixture(autouse=True)
 def small_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of some kilobytes lie in several tiers, so that merges above the first run happen, too."""
-    monkeypatch.setattr("statelog.schemas.snapshot.merges._SMALLEST_TIER_BYTES", 512)
+    monkeypatch.setattr("statelog.schemas.snapshot.run_ref._SMALLEST_TIER_BYTES", 512)
 
 
 class _History:
@@ -98,7 +97,7 @@ def _never_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     def only(_runs: object, tier: tuple[RunRef, ...]) -> Merge:
         return Merge(tier)
 
-    monkeypatch.setattr("statelog.schemas.snapshot.merges._closed", only)
+    monkeypatch.setattr("statelog.schemas.snapshot.run_ref._closed", only)
 
 
 @pytest.mark.parametrize("remove", [_drops_early, _never_closes])

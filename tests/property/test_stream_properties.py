@@ -12,8 +12,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.spill.frame import Applied
 from statelog.recovery.streaming.cursor import Cursor
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.storage.held_lease import list_leases
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.stream_reader import Reader

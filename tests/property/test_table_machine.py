@@ -27,7 +27,7 @@ from statelog.errors import ClosedError
 from statelog.materializer import run_round
 from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log import ledger

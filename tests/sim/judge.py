@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
+from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
-from statelog.storage.manifest_chain import StoredManifest
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.sim.naive_fold import NaiveFold

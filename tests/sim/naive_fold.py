@@ -9,7 +9,7 @@ from typing import NamedTuple
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.fold import VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Commit, Extent, LedgerRecord, Open, Restart
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]

@@ -10,7 +10,7 @@ import pytest
 import statelog
 from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, StoreUnavailable
 from statelog.storage.kafka import TopicSpec
-from statelog.storage.log import open_or_create
+from statelog.storage.log import log as log_module
 from statelog.storage.log import where as where_module
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
@@ -40,7 +40,7 @@ class _World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> _World:
     """Nobody waits for a rival: each of them has done all that it will do when it is looked for."""
-    monkeypatch.setattr(open_or_create, "_PAUSES_S", (0.0,) * 5)
+    monkeypatch.setattr(log_module, "_PAUSES_S", (0.0,) * 5)
     return _World()
 
 

@@ -20,7 +20,7 @@ from statelog.cli.inputs.json_lines import JsonLines
 from statelog.cli.inputs.open_input import ParquetRows
 from statelog.errors import CheckpointMismatch, ClosedError, InvalidChange, Misuse
 from statelog.producer.writer import Writer
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.storage.log.log import Log
 
 __all__ = ["MOST_ROWS", "Appended", "Appender"]

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, RoundOutcome, SkippedRound
+from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.snapshot.subscription import SubscriptionCap
-from statelog.storage.config.merge import Config
+from statelog.storage.config import Config
 
 __all__ = ["event_fields", "event_line", "materializer_settings", "outcome_report"]
 

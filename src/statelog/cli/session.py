@@ -13,9 +13,8 @@ import click
 
 from statelog.cli.screen.output import Output
 from statelog.errors import ConfigError
-from statelog.storage.config.files import config_layers
-from statelog.storage.config.keys import read_names
-from statelog.storage.config.merge import Config, flag_layer, merge
+from statelog.storage.config import Config, config_layers, flag_layer, merge
+from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, configured_where
 

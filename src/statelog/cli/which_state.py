@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange
 from statelog.recovery import At, AtCheckpoint, AtPosition, AtTime
-from statelog.schemas.keys.key_groups import KeyType, key_bytes
-from statelog.storage.config.units import duration_s
+from statelog.schemas.key_groups import KeyType, key_bytes
+from statelog.storage.config_keys import duration_s
 
 __all__ = [
     "From",

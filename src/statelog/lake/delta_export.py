@@ -30,8 +30,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.values.columns import state_batches, state_schema
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import ValueSchema, state_batches, state_schema
 from statelog.storage.log.log import Log
 
 __all__ = ["Exported", "export"]

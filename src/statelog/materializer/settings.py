@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.snapshot.subscription import SubscriptionCap
 
 __all__ = ["MaterializerSettings"]
 

@@ -20,8 +20,7 @@ from statelog.producer.commits.grant import Grant, TaskGrant, check_handle, next
 from statelog.producer.commits.opening import open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded
 from statelog.schemas.ledger.handle import Checkpoint, Handle
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import Metadata, Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle

@@ -35,8 +35,7 @@ from statelog.producer.sending.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
-from statelog.schemas.ledger.metadata import Metadata, check_metadata
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log

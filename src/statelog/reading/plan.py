@@ -22,9 +22,8 @@ from typing import NamedTuple
 from statelog.errors import KeyGroupMismatch
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.keys.key_groups import partition_of
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.key_groups import partition_of
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest, RunRef

@@ -13,7 +13,7 @@ from statelog.reading.plan import Plan, make_change_plan, wanted_key_groups
 from statelog.reading.preflight import check_reach, log_offsets
 from statelog.reading.reach import Reach
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.topics.rights import READING
+from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 

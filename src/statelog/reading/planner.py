@@ -29,7 +29,7 @@ from statelog.reading.plan import Plan, make_plan, wanted_key_groups
 from statelog.reading.preflight import LogOffsets, check_reach, log_offsets
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.rights import READING
+from statelog.schemas.topic_policy import READING
 from statelog.storage.log.log import Log
 
 __all__ = ["Planner"]

@@ -21,11 +21,10 @@ from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.planned_recovery import Recovery
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets.monitor import OnProgress
-from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.files import ManifestChain, descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.no_kafka import NoKafka
 from statelog.storage.log.where import Where, opened_store
-from statelog.storage.manifest_chain import ManifestChain
 
 __all__ = ["recover_snapshot"]
 

@@ -2,13 +2,10 @@
 
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, key_groups_of, spark_expression
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import KeyType, key_group_of, key_groups_of, share, spark_expression
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import (
     AcceptLoss,
     Commit,
@@ -21,13 +18,12 @@ from statelog.schemas.ledger.records import (
     Restart,
 )
 from statelog.schemas.ledger.state import LastCommit, LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
+from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
-from statelog.schemas.snapshot.merges import Cuts
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
-from statelog.schemas.snapshot.subscription import SubscriptionCap
-from statelog.schemas.topics.policy import Waiver
-from statelog.schemas.topics.rights import Rights
+from statelog.schemas.topic_policy import Rights, Waiver
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueField, ValueType
 

@@ -13,19 +13,25 @@ Invariants:
 import io
 import json
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from importlib import resources
-from typing import cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import xxhash
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from statelog.errors import Corrupt, UnknownFormat
+from statelog.errors import Corrupt, Misuse, UnknownFormat
 
-__all__ = ["Datum", "FileCodec", "RecordCodec"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-Datum = Mapping[str, object]
+__all__ = ["Datum", "FileCodec", "RecordCodec", "datum_of"]
+
+Datum = Mapping[str, Any]
+"""One record, as Avro wants it and gives it: the schema says which names there are, and of which types."""
+T = TypeVar("T")
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _SINGLE_OBJECT_BYTES = 10
@@ -46,6 +52,11 @@ _CONTAINER_HEADER = parse_schema(
 _DECODING_ERRORS = (EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error)
 _LONG = parse_schema({"type": "long"})
 _BYTES = parse_schema({"type": "bytes"})
+
+
+def datum_of(value: "DataclassInstance", **others: object) -> dict[str, Any]:
+    """A dataclass as a datum: its fields by name, but for the `others`, which Avro has in another form."""
+    return {one.name: getattr(value, one.name) for one in fields(value)} | others
 
 
 def _load(avsc: str) -> dict[str, object]:
@@ -82,19 +93,26 @@ class RecordCodec:
         """The record in Avro's single-object encoding."""
         return self._prefix + self.encode_datum(record)
 
-    def decode_datum(self, data: bytes) -> tuple[dict[str, object], int]:
+    def decode_datum(self, data: bytes) -> tuple[dict[str, Any], int]:
         """One datum from the start of `data`, and how many bytes it took. Raises Corrupt."""
         source = io.BytesIO(data)
         try:
             record = schemaless_reader(source, self._schema, None)
         except _DECODING_ERRORS as error:
             raise Corrupt(f"an Avro datum does not decode: {error}", bytes=len(data)) from error
-        return cast("dict[str, object]", record), source.tell()
+        return cast("dict[str, Any]", record), source.tell()
 
-    def decode(self, data: bytes) -> tuple[dict[str, object], int]:
+    def decode_whole(self, data: bytes) -> dict[str, Any]:
+        """The single-object record that all of `data` is. Raises Corrupt if it is not this kind of record."""
+        record, size = self.decode(data)
+        if size != len(data):
+            raise Corrupt("there are bytes after an Avro record", size_bytes=len(data), follow=len(data) - size)
+        return record
+
+    def decode(self, data: bytes) -> tuple[dict[str, Any], int]:
         """One single-object record from the start of `data`, and how many bytes it took.
 
-        Raises Corrupt if the bytes are not this kind of record; the caller checks that nothing follows.
+        Raises Corrupt if the bytes are not this kind of record; the caller checks what follows.
         """
         if data[:_SINGLE_OBJECT_BYTES] != self._prefix:
             older = self._earlier.get(data[:_SINGLE_OBJECT_BYTES])
@@ -135,14 +153,23 @@ class FileCodec:
         out.write(sync)
         return out.getvalue()
 
-    def decode(self, data: bytes, path: str) -> dict[str, object]:
-        """The record. Raises this codec's Corrupt class, or UnknownFormat for a newer format version."""
+    def decode(self, data: bytes, path: str, make: Callable[[Datum], T]) -> T:
+        """What `make` makes of the record in the file at `path`; it checks that as it does what a caller gives.
+
+        Raises this codec's Corrupt class, or UnknownFormat for a newer format version.
+        """
         try:
-            return self._decode(data)
+            datum = self._decode(data)
         except (Corrupt, *_DECODING_ERRORS) as error:
             raise self._error(f"{path} is damaged: {error}", path=path, size_bytes=len(data)) from error
+        try:
+            return make(datum)
+        except self._error:
+            raise
+        except (Corrupt, Misuse, ValueError) as error:
+            raise self._error(f"{path} holds impossible values: {error}", path=path) from error
 
-    def _decode(self, data: bytes) -> dict[str, object]:
+    def _decode(self, data: bytes) -> dict[str, Any]:
         source = io.BytesIO(data)
         header = cast("dict[str, object]", schemaless_reader(source, _CONTAINER_HEADER, None))
         if header["magic"] != _CONTAINER_MAGIC:

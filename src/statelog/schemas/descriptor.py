@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from typing import cast
 from zlib import crc32
 
 import numpy as np
@@ -20,8 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
-from statelog.schemas.avro import Datum, FileCodec
-from statelog.schemas.keys.key_groups import (
+from statelog.schemas.avro import Datum, FileCodec, datum_of
+from statelog.schemas.key_groups import (
     KeyType,
     check_counts,
     check_prefix_bytes,
@@ -29,7 +28,7 @@ from statelog.schemas.keys.key_groups import (
     key_groups_of,
     key_groups_of_partition,
 )
-from statelog.schemas.ledger.identity import LogIdentity, shown_id
+from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 
 __all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "check_hashing", "verify"]
@@ -125,42 +124,23 @@ class Descriptor:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        datum: Datum = {
-            "name": self.name,
-            "identity": (self.made_with or self.identity).to_datum(),
-            "partitions": self.partitions,
-            "key_groups": self.key_groups,
-            "hash_rule": self.hash_rule.value,
-            "key_type": self.key_type.value,
-            "value_schema_id": self.value_schema_id,
-            "nonce": self.nonce,
-        }
-        if self.prefix_bytes is None:
-            return _FILE_1.encode(datum)
-        return _FILE.encode({**datum, "prefix_bytes": self.prefix_bytes})
+        return (_FILE_1 if self.prefix_bytes is None else _FILE).encode(
+            datum_of(self, identity=datum_of(self.made_with or self.identity))
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Descriptor":
         """From the file's bytes; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
-        datum = _FILE.decode(data, path)
-        try:
-            return _from_datum(datum)
-        except (Misuse, ValueError) as error:
-            raise CorruptDescriptor(f"{path} holds impossible values: {error}", path=path) from error
+        return _FILE.decode(data, path, _from_datum)
 
 
 def _from_datum(datum: Datum) -> Descriptor:
-    return Descriptor(
-        name=cast("str", datum["name"]),
-        identity=LogIdentity.from_datum(datum["identity"]),
-        partitions=cast("int", datum["partitions"]),
-        key_groups=cast("int", datum["key_groups"]),
-        hash_rule=HashRule(cast("str", datum["hash_rule"])),
-        key_type=KeyType(cast("str", datum["key_type"])),
-        value_schema_id=cast("int", datum["value_schema_id"]),
-        nonce=cast("bytes", datum["nonce"]),
-        prefix_bytes=cast("int | None", datum.get("prefix_bytes")),
-    )
+    others = {
+        "identity": LogIdentity(**datum["identity"]),
+        "hash_rule": HashRule(datum["hash_rule"]),
+        "key_type": KeyType(datum["key_type"]),
+    }
+    return Descriptor(**{**datum, **others})
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:

@@ -1,22 +1,26 @@
 """Names: the valid names of logs, writers and files, and the names that follow from a log's name.
 
 Names become topics and paths, and they are read back from files that others may have written, so
-every name passes `check_name` on the way in, whatever its source.
+every name passes `check_name` on the way in, whatever its source. Pure.
 """
 
 import re
+from enum import StrEnum
+from typing import TypeVar
 
-from statelog.errors import InvalidName
+from statelog.errors import ConfigError, InvalidName
 
 __all__ = [
     "DESCRIPTOR_PATH",
     "check_log_name",
     "check_name",
     "data_topic",
+    "is_run_path",
     "lease_path",
     "ledger_topic",
     "manifest_number",
     "manifest_path",
+    "parse_enum",
     "run_path",
     "schema_path",
     "subscription_path",
@@ -27,18 +31,23 @@ DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
 _MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
+_RUN = re.compile(r"runs/([^/]+)\.parquet\Z")
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
 _LARGEST = 2**63 - 2
 
 
 def check_name(what: str, name: object) -> str:
     """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
-    if not isinstance(name, str) or not _NAME.match(name) or ".." in name:
+    if not isinstance(name, str) or not _is_name(name):
         raise InvalidName(
             f"{what} {name!r} is not a valid name",
             hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'",
         )
     return name
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.match(text) is not None and ".." not in text
 
 
 def check_log_name(name: object) -> str:
@@ -77,6 +86,12 @@ def run_path(run_id: str) -> str:
     return f"runs/{check_name('run', run_id)}.parquet"
 
 
+def is_run_path(path: str) -> bool:
+    """Whether it is one that `run_path` gives."""
+    match = _RUN.match(path)
+    return match is not None and _is_name(match.group(1))
+
+
 def schema_path(schema_id: int) -> str:
     """Path of a value schema below the log's directory; ids start at 1."""
     return f"schemas/{schema_id}.avsc"
@@ -95,7 +110,18 @@ def subscription_path(reader: str, number: int) -> str:
 def subscription_slot(path: str) -> tuple[str, int] | None:
     """Reader and number in the path of a subscription's file, or None for any other path."""
     match = _SUBSCRIPTION.match(path)
-    if match is None or not _NAME.match(match.group(1)) or ".." in match.group(1):
+    if match is None or not _is_name(match.group(1)):
         return None
     number = int(match.group(2))
     return (match.group(1), number) if 1 <= number <= _LARGEST else None
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def parse_enum(kind: type[E], name: str, value: str) -> E:
+    """The member of `kind` whose text is `value`, which the caller knows as `name`. Raises ConfigError."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r}", hint=f"Use one of {', '.join(kind)}") from None

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from statelog.errors import IdentityChanged
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options.address import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka

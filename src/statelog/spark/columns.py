@@ -1,4 +1,4 @@
-"""Columns of a DataFrame: those of a state (`schemas.values.columns`) and of changes, in Spark's types. Pure.
+"""Columns of a DataFrame: those of a state (`schemas.values.schema`) and of changes, in Spark's types. Pure.
 
 A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
 
@@ -14,8 +14,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.values.columns import BATCH_ROWS, state_schema, table_type
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
 
 __all__ = [
     "change_batches",

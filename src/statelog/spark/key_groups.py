@@ -10,7 +10,7 @@ from pyspark.sql.types import IntegerType
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, spark_expression
+from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.storage.log.log import Log
 
 __all__ = ["key_group_column", "repartition_by_key_group"]

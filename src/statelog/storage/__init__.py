@@ -13,12 +13,13 @@ from statelog.storage.kafka import (
 )
 from statelog.storage.ledger_client import LedgerBase, LedgerClient, ValidCommit
 from statelog.storage.log.ledger import Ledger
-from statelog.storage.log.log import Log, LogDescription
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.log.open_or_create import open  # noqa: A004 - statelog.open
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.topic_loss import TopicFate, TopicLoss, accept_topic_loss
-from statelog.storage.log.where import KafkaSource, StoreSource, Where
+from statelog.storage.log.log import (
+    Log,
+    LogDescription,
+    open,  # noqa: A004 - statelog.open
+)
+from statelog.storage.log.loss import TopicFate, TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
+from statelog.storage.log.where import KafkaSource, LogOptions, StoreSource, Where
 from statelog.storage.store import FileInfo, Store
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Leases on the store: written before a reader checks its plan, renewed as it reads, removed at its end.
 
-It executes; what a lease says and when it has expired is decided in `schemas.snapshot.lease`.
+It executes; what a lease says and when it has expired is decided in `schemas.snapshot.claims`.
 
 Invariants:
 - A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a log line:
@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 from statelog.environment import REAL, Clock, Environment
 from statelog.errors import Corrupt, NotFound, StorageFull, StoreRefused, Unavailable, UnknownFormat
 from statelog.schemas.names import lease_path
-from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.claims import Lease
 from statelog.storage.store import Store
 
 __all__ = ["HeldLease", "LeaseHolder", "list_leases"]

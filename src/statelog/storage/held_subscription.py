@@ -1,7 +1,7 @@
 """Subscriptions on the store: written before their reader checks its plan, moved as it commits, ended by one more file.
 
 It executes; who may write the next file, what holds and when the cap ends one is decided in
-`schemas.snapshot.subscription`.
+`schemas.snapshot.claims`.
 
 Invariants:
 - The next file is put if absent, and its nonce tells whose it is. Older ones are deleted only from a listing taken
@@ -22,11 +22,10 @@ from statelog.errors import (
     StoreUnavailable,
     UnknownFormat,
 )
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot
-from statelog.schemas.snapshot.subscription import (
+from statelog.schemas.snapshot.claims import (
     Subscription,
     SubscriptionFile,
     check_holder,

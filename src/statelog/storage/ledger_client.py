@@ -36,9 +36,7 @@ from statelog.errors import (
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
 from statelog.storage.kafka import (

@@ -6,7 +6,7 @@ from enum import StrEnum
 from statelog.errors import ConfigError
 from statelog.producer import WriterSettings
 from statelog.recovery import RecoverySettings
-from statelog.schemas.choices import one_of
+from statelog.schemas.names import parse_enum
 
 __all__ = ["Loading", "TableSettings"]
 
@@ -70,7 +70,7 @@ class TableSettings:
     recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(holder="table"))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loading", one_of(Loading, "loading", self.loading))
+        object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")

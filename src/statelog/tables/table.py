@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.pending import Pending
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.schemas.ledger.metadata import Metadata, check_metadata
+from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
 from statelog.tables.changes.layers import Layer, Layers

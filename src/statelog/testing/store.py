@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo
-from statelog.storage.store.probe import ProbeOperations, prove_put_if_absent, stale_temporaries
+from statelog.storage.store.local import ProbeOperations, prove_put_if_absent, stale_temporaries
 from statelog.storage.store.url import check_path, check_prefix, is_temporary
 
 __all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore"]

@@ -16,8 +16,7 @@ from tempfile import mkdtemp
 
 from statelog.recovery import AtPosition, recover
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.sim.cluster.cast import NAMES, Cast
 from tests.sim.cluster.nemesis import Nemesis
 from tests.sim.cluster.nodes import Cluster, running_cluster

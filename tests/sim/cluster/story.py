@@ -18,7 +18,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 
 __all__ = [
     "JOB",

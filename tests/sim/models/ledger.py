@@ -15,7 +15,7 @@ from statelog.errors import CheckpointMismatch
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step, gaps_of
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "PARTITIONS", "Chunk", "MakeFold", "Told", "World", "simulate", "span_of"]

@@ -13,13 +13,12 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import run_path
-from statelog.schemas.snapshot.lease import Lease, expired
+from statelog.schemas.snapshot.claims import Lease, expired
 from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
-from statelog.schemas.snapshot.merges import choose_merges
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,
@@ -28,7 +27,7 @@ from statelog.schemas.snapshot.retention import (
     superseded_times,
     truncation_floor,
 )
-from statelog.schemas.snapshot.run_ref import check_tiles, in_order
+from statelog.schemas.snapshot.run_ref import check_tiles, choose_merges, in_order
 from statelog.schemas.snapshot.runs import RunIndex
 
 __all__ = ["ManifestWorld", "Stored", "ViolationError", "simulate"]

@@ -18,11 +18,10 @@ from statelog.recovery import AtCheckpoint, Portion, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.stream import Stream
 from statelog.schemas.changes.changes import DELETE
-from statelog.schemas.keys.key_groups import KeyType, key_group_of
+from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World

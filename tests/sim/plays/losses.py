@@ -23,13 +23,13 @@ from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
 from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
-from statelog.schemas.keys.key_groups import partition_of
+from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options.stream import StreamOptions, stream_options
 from statelog.spark.stream.offset import StreamOffset
 from statelog.spark.stream.planner import StreamPlanner
 from statelog.storage import Log
-from statelog.storage.log.bulk import append_all
+from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
 

@@ -21,8 +21,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of, share
 from statelog.schemas.ledger.state import LastCommit
 from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for

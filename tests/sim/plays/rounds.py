@@ -16,9 +16,9 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound
 from statelog.materializer.round.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.snapshot.claims import Subscription, SubscriptionCap, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.snapshot.subscription import Subscription, SubscriptionCap, newest_files
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.held_subscription import HeldSubscription, list_subscriptions
 from statelog.storage.log.log import Log

@@ -13,7 +13,7 @@ import statelog
 from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import LogOptions
 from statelog.tables import Loading, Table, TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis

@@ -13,7 +13,7 @@ from statelog.errors import Fenced
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log

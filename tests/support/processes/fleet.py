@@ -16,7 +16,7 @@ from statelog.errors import Fenced
 from statelog.producer.writer import Writer
 from statelog.reading.at import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.keys.shares import share
+from statelog.schemas.key_groups import share
 from statelog.schemas.ledger.state import LastCommit
 from tests.sim.plays.rescale import count
 from tests.support.processes.starts import quick_start

@@ -17,8 +17,8 @@ import xxhash
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.changes.replay_plan import plan_replay
-from statelog.schemas.keys.key_groups import partition_of
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.key_groups import partition_of
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RunMetadata

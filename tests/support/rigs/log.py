@@ -23,16 +23,15 @@ from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.topics.policy import parse_waivers
+from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.replay import replay
 from statelog.storage.runs.read import RunReader
 from statelog.storage.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 from statelog.materializer.round.round import run_round
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
-from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
+from statelog.storage.log.loss import TopicLoss, accept_topic_loss
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.testing.kafka import MemoryKafka

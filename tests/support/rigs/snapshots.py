@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from statelog.producer.writer import Writer
-from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.log.files import ManifestChain
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -11,7 +11,7 @@ import statelog
 from statelog.environment import CrashPoint
 from statelog.errors import ClosedError, NotFound
 from statelog.materializer import run_round
-from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
 

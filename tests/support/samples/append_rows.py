@@ -7,7 +7,7 @@ from dataclasses import replace
 from statelog.cli.inputs.fields import Fields
 from statelog.cli.inputs.json_lines import JsonLines
 from statelog.cli.inputs.open_input import ParquetRows
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 
 __all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of"]

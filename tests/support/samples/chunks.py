@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from statelog.schemas.changes.changes import OPAQUE, change_schema
 from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
 
 __all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]

@@ -7,18 +7,16 @@ from typing import NamedTuple
 
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
-from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.claims import Lease, Subscription
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
-from statelog.schemas.snapshot.subscription import Subscription
 
 __all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]
 

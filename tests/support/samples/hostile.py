@@ -25,7 +25,7 @@ from statelog.recovery.spill.frame import Applied, decode_frame, encode_frame
 from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.changes.changes import apply_to_dict, change_schema
 from statelog.schemas.changes.chunk import decode_batch, decode_head
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit

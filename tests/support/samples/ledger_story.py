@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "Story", "nonce"]

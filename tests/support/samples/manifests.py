@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from statelog.schemas.ledger.handle import Checkpoint
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest

@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata, run_schema
+from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata
 from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
 
-__all__ = ["LABEL", "Change", "change_table", "write_run"]
+__all__ = ["LABEL", "Change", "change_table", "run_schema", "write_run"]
 
 Change = tuple[int, int, object, object]
 LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
+
+
+def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
+    """The columns of a run whose keys and values have these Arrow types, which may be none of a log's."""
+    return pa.schema([("key_group", pa.uint16()), ("op", pa.uint8()), ("key", key_type), ("value", value_type)])
 
 
 def change_table(

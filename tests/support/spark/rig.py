@@ -16,8 +16,7 @@ from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE
 
 __all__ = [

@@ -14,7 +14,7 @@ from statelog.cli.inputs.fields import Fields
 from statelog.cli.inputs.json_lines import JsonLines
 from statelog.cli.state_rows import BytesText
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
 from tests.support.samples.append_rows import BYTES, GOOD, TYPED, lines_of, reader, rows_of
 

@@ -10,11 +10,17 @@ from statelog.cli.commands.init import command as init_command
 from statelog.cli.commands.materialize import command as materialize_command
 from statelog.cli.round_report import materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
-from statelog.storage.config.files import config_layers
-from statelog.storage.config.guard import check_owner
-from statelog.storage.config.keys import KEYS
-from statelog.storage.config.merge import Config, Layer, environment_layer, file_layer, flag_layer, merge
-from statelog.storage.config.units import duration_s, size_bytes
+from statelog.storage.config import (
+    Config,
+    Layer,
+    check_owner,
+    config_layers,
+    environment_layer,
+    file_layer,
+    flag_layer,
+    merge,
+)
+from statelog.storage.config_keys import KEYS, duration_s, size_bytes
 
 CANARY = "canary-4711"
 FILE = """

@@ -5,7 +5,7 @@ import pytest
 from statelog.cli.commands.materialize import engine_for
 from statelog.errors import ConfigError
 from statelog.materializer.engine.engine import LocalEngine
-from statelog.storage.config.merge import Config, environment_layer, merge
+from statelog.storage.config import Config, environment_layer, merge
 
 
 def test_this_process_works_unless_another_engine_is_named() -> None:

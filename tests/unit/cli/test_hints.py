@@ -11,7 +11,7 @@ import pytest
 from statelog.cli.program import program
 from statelog.cli.screen.output import as_typed
 from statelog.errors import UnsafeTopic
-from statelog.schemas.topics.policy import TopicRole, check_topic
+from statelog.schemas.topic_policy import TopicRole, check_topic
 
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "cli")

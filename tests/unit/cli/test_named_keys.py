@@ -9,7 +9,7 @@ from statelog.cli.state_rows import BytesText
 from statelog.cli.which_state import From, parse_from, read_keys
 from statelog.errors import ConfigError, InvalidChange
 from statelog.recovery import AtPosition, AtTime
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 
 UTF8, BASE64 = BytesText.UTF8, BytesText.BASE64
 

@@ -18,7 +18,7 @@ from statelog.lake.delta_table import DeltaExport
 from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 
 _VISITS = """{"type": "record", "name": "Visit", "fields": [

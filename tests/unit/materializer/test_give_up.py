@@ -15,7 +15,7 @@ from statelog.materializer.daemon.statistics import MaterializerStatistics, with
 from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
 from statelog.materializer.round.round import Round
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.rights import Rights
+from statelog.schemas.topic_policy import Rights
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 

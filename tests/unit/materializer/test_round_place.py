@@ -16,8 +16,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import manifest_path
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

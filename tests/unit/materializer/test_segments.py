@@ -12,7 +12,7 @@ import pytest
 
 from statelog.materializer.engine import segments as module
 from statelog.materializer.engine.segments import Segments
-from statelog.schemas.changes.merge import cut_by_bytes, merge_tables
+from statelog.schemas.changes.changes import cut_by_bytes, merge_tables
 from statelog.storage.runs.merge import merge_streams
 
 FOLD_BYTES = 64 << 10

@@ -12,7 +12,7 @@ from statelog.producer.sending.buffer import ChangeBuffer
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import twin_rig
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'

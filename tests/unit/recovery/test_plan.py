@@ -11,10 +11,9 @@ from statelog.reading.commits import Folded
 from statelog.reading.plan import Plan, make_plan, wanted_key_groups
 from statelog.reading.preflight import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef

@@ -12,8 +12,7 @@ from statelog.materializer.round.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for

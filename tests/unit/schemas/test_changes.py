@@ -23,7 +23,7 @@ from statelog.schemas.changes.changes import (
     split,
 )
 from statelog.schemas.changes.key_order import sorted_rows
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 
 SCHEMA = change_schema(KeyType.BYTES)
 

@@ -11,7 +11,7 @@ from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.changes.chunk import ChangeSetChecksum, combine_checksums, decode_batch, decode_head
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import Place
 from tests.support.samples.chunks import KEY, NONCE, chunk_of, rows_batch
 

@@ -8,8 +8,8 @@ import pytest
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, InvalidName, Misuse, UnknownFormat
 from statelog.schemas.avro import FileCodec, RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import LogIdentity
 from tests.support.samples.mutation import mutations
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
@@ -49,9 +49,9 @@ def test_only_key_groups_by_prefix_need_the_second_version() -> None:
     former = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
     for rule in (HashRule.CRC32, HashRule.CALLER):
         data = replace(DESCRIPTOR, hash_rule=rule).to_bytes()
-        assert former.encode(former.decode(data, "descriptor.avro")) == data
+        assert former.encode(former.decode(data, "descriptor.avro", dict)) == data
     with pytest.raises(UnknownFormat) as caught:
-        former.decode(BY_PREFIX.to_bytes(), "descriptor.avro")
+        former.decode(BY_PREFIX.to_bytes(), "descriptor.avro", dict)
     assert (caught.value.facts["found"], caught.value.facts["known"]) == (2, 1)
 
 
@@ -98,7 +98,7 @@ def test_a_newer_format_is_unknown() -> None:
 def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> None:
     """A right checksum does not excuse what no descriptor says."""
     codec = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
-    datum = codec.decode(DESCRIPTOR.to_bytes(), "descriptor.avro")
+    datum = codec.decode(DESCRIPTOR.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
 
@@ -109,7 +109,7 @@ def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> N
 def test_a_prefix_that_no_log_has_is_corrupt(lie: dict[str, object]) -> None:
     """A length that is none, and one beside another rule or behind numbers, is not left aside."""
     codec = FileCodec("descriptor", version=2, error=CorruptDescriptor)
-    datum = codec.decode(BY_PREFIX.to_bytes(), "descriptor.avro")
+    datum = codec.decode(BY_PREFIX.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")
 
@@ -135,11 +135,11 @@ def test_the_same_cluster_and_topics_verify() -> None:
 @pytest.mark.parametrize("what", ["cluster_id", "data_topic_id", "ledger_topic_id"])
 def test_another_identity_is_refused_with_both_values(what: str) -> None:
     """The message names what was expected and what was found."""
-    found = LogIdentity.from_datum({**IDENTITY.to_datum(), what: "found-id"})
+    found = replace(IDENTITY, **{what: "found-id"})
     with pytest.raises(IdentityChanged) as caught:
         verify(DESCRIPTOR, found, 4)
     assert caught.value.facts["found"] == "found-id"
-    assert caught.value.facts["expected"] == IDENTITY.to_datum()[what]
+    assert caught.value.facts["expected"] == getattr(IDENTITY, what)
 
 
 def test_added_partitions_only_warn() -> None:

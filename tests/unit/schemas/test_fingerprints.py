@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.schemas.keys.fingerprints import fingerprints
+from statelog.schemas.arrays import fingerprints
 
 
 def pairs(keys: pa.Array) -> list[tuple[int, int]]:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
-from statelog.schemas.keys.binary_column import binary_column
-from statelog.schemas.keys.key_groups import (
+from statelog.schemas.arrays import binary_column
+from statelog.schemas.key_groups import (
     KeyType,
     bitmaps_overlap,
     check_counts,

@@ -8,7 +8,7 @@ import pytest
 from statelog.errors import ConfigError, Corrupt, InvalidName, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.names import lease_path
-from statelog.schemas.snapshot.lease import Lease, expired
+from statelog.schemas.snapshot.claims import Lease, expired
 from tests.support.samples.mutation import mutations
 
 LEASE = Lease(

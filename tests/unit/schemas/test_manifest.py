@@ -11,7 +11,7 @@ import pytest
 
 from statelog.errors import CorruptManifest, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import manifest_path

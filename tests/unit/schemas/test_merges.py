@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import ConfigError
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.snapshot.merges import Cuts, Merge, choose_merges, cut_points
-from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, in_order, lanes
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.snapshot.run_ref import (
+    Cuts,
+    Merge,
+    RunRef,
+    check_tiles,
+    choose_merges,
+    cut_points,
+    in_order,
+    lanes,
+)
 from tests.support.samples.manifests import run_ref
 
 MIB = 1024 * 1024

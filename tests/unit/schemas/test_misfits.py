@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import InvalidChange
-from statelog.schemas.values.misfits import Reason, misfits
-from statelog.schemas.values.schema import parse_value_schema, struct_from_columns
+from statelog.schemas.values.schema import Reason, misfits, parse_value_schema, struct_from_columns
 from statelog.schemas.values.types import ValueType
 
 Avro = str | dict[str, object] | list[object]

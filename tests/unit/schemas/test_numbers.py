@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.schemas.numbers import column_of, numbers_of
+from statelog.schemas.arrays import column_of, numbers_of
 
 _KINDS = (np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 

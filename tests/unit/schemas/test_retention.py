@@ -6,7 +6,7 @@ import pytest
 
 from statelog.errors import ConfigError
 from statelog.schemas.names import lease_path
-from statelog.schemas.snapshot.lease import Lease
+from statelog.schemas.snapshot.claims import Lease
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,

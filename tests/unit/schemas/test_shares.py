@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition, partition_of
-from statelog.schemas.keys.shares import share
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, share
+from statelog.schemas.ledger.place import LogIdentity
 
 counts = st.integers(0, 65536)
 workers = st.integers(1, 200)

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from statelog.errors import ConfigError, Corrupt, InvalidName, ReaderInUse, SubscriptionEnded, UnknownFormat
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import subscription_path, subscription_slot
-from statelog.schemas.snapshot.subscription import (
+from statelog.schemas.snapshot.claims import (
     Subscription,
     SubscriptionCap,
     SubscriptionFile,

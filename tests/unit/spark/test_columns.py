@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from statelog.errors import ConfigError
-from statelog.schemas.values.columns import state_batches, state_schema
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.schemas.values.schema import ValueSchema, parse_value_schema, state_batches, state_schema
 from statelog.spark.columns import (
     change_columns,
     check_columns,

@@ -6,7 +6,7 @@ from pathlib import Path
 from statelog.materializer.engine.tasks import FoldTask, Output
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.snapshot.merges import Cuts
+from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.spark.engine.task_work import TaskWork
 from statelog.spark.options.address import LogAddress
 from statelog.storage.log.where import Where

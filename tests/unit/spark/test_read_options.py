@@ -10,8 +10,8 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNo
 from statelog.errors import ConfigError
 from statelog.reading.at import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_group_of
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.key_groups import KeyType, key_group_of
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options.read import change_options, read_of, read_options, view_options
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import stream_options

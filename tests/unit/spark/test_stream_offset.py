@@ -12,8 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, Corrupt, Damaged, IdentityChanged, InvalidName, UnknownFormat
 from statelog.reading.at import AtCheckpoint, AtPosition
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.spark.options.stream import Beginning, names_stream, stream_options
 from statelog.spark.stream.offset import StreamOffset, batch_start
 from statelog.spark.stream.reader import StreamReader

@@ -8,7 +8,7 @@ import pytest
 
 from statelog.errors import ConfigError, NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
-from statelog.schemas.snapshot.subscription import SubscriptionCap, newest_files
+from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
 from statelog.spark.options.stream import stream_options
 from statelog.spark.stream.admission import Limit
 from statelog.spark.stream.planner import StreamPlanner

@@ -5,7 +5,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
 from statelog.schemas.names import lease_path
-from statelog.schemas.snapshot.lease import expired
+from statelog.schemas.snapshot.claims import expired
 from statelog.storage.held_lease import LeaseHolder, list_leases
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.told import told

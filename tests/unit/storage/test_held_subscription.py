@@ -12,7 +12,7 @@ from statelog.materializer import run_round
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path
-from statelog.schemas.snapshot.subscription import SubscriptionCap, holding
+from statelog.schemas.snapshot.claims import SubscriptionCap, holding
 from statelog.storage.held_subscription import (
     HeldSubscription,
     end_subscription,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from statelog.storage.kafka import admin
-from statelog.storage.kafka.admin import AdminSession
-from statelog.storage.kafka.admin_client import LOST, Leaders, Request
+from statelog.storage.kafka.admin import LOST, AdminSession, Leaders, Request
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
 

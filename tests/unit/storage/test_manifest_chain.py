@@ -4,7 +4,7 @@ import pytest
 
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.schemas.names import manifest_path
-from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.log.files import ManifestChain
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import twin_rig
 

@@ -20,7 +20,6 @@ from statelog.schemas.snapshot.runs import (
     first_unsorted,
     only_key_groups,
     row_groups_for,
-    run_schema,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
 from statelog.storage.runs.merge import merge_runs
@@ -28,7 +27,7 @@ from statelog.storage.runs.read import LocalRun, RunReader, read_back
 from statelog.storage.runs.write import RunWriter
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.samples.runs import LABEL, change_table, write_run
+from tests.support.samples.runs import LABEL, change_table, run_schema, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
 

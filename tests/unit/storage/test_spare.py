@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from statelog.errors import BrokerUnavailable
 from statelog.storage.kafka import Producer
-from statelog.storage.log.spare import Spare
+from statelog.storage.log.producers import Spare
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryProducer
 

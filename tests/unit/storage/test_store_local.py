@@ -10,8 +10,7 @@ import pytest
 
 from statelog.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
 from statelog.storage.store.fsspec import open_store
-from statelog.storage.store.local import LocalStore
-from statelog.storage.store.probe import STALE_AFTER_S
+from statelog.storage.store.local import STALE_AFTER_S, LocalStore
 from statelog.storage.store.url import temporary_name
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from statelog.errors import ConfigError, IncompatibleSchema, StoreUnavailable
 from statelog.schemas.values.schema import check_compatible
+from statelog.storage.log.files import ValueSchemas
 from statelog.storage.store.fsspec import open_store
-from statelog.storage.value_schemas import ValueSchemas
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
 INT = {"name": "n", "type": "int"}

@@ -14,7 +14,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, Fenced
 from statelog.recovery import RecoverySettings
-from statelog.schemas.keys.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Loading, Table, TableSettings

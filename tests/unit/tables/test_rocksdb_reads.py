@@ -8,9 +8,8 @@ import rocksdict
 
 from statelog.schemas.changes.changes import PUT, change_schema
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
 from statelog.tables.changes.keys import KeyRule

@@ -11,8 +11,7 @@ from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.log.topic_loss import TopicLoss, accept_topic_loss
+from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
 
 __all__ = ["command"]
 

@@ -11,11 +11,10 @@ from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import Tail, tail_now
 from statelog.quantities import show_time
-from statelog.schemas.ledger.identity import shown_id
+from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.snapshot.lease import expired
+from statelog.schemas.snapshot.claims import expired, holding
 from statelog.schemas.snapshot.retention import truncation_floor
-from statelog.schemas.snapshot.subscription import holding
 from statelog.storage.held_lease import HeldLease, list_leases
 from statelog.storage.held_subscription import StoredSubscriptions, list_subscriptions
 from statelog.storage.log.log import Log, LogDescription

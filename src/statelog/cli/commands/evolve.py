@@ -7,7 +7,7 @@ import click
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.config.files import read_text
+from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
 
 __all__ = ["command"]

@@ -7,10 +7,10 @@ import click
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import HashRule
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.storage.config.files import read_text
+from statelog.schemas.key_groups import KeyType
+from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
-from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import LogOptions
 
 __all__ = ["command"]
 

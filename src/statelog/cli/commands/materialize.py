@@ -15,7 +15,7 @@ from statelog.errors import ConfigError, NotFound
 from statelog.materializer import Control, EngineMaker, Event, Materializer, install_signal_handlers
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine.engine import LocalEngine
-from statelog.storage.config.merge import Config
+from statelog.storage.config import Config
 from statelog.storage.log.where import configured_where
 
 __all__ = ["command", "engine_for"]

@@ -6,7 +6,7 @@ from statelog.cli.screen.confirmation import confirm
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.quantities import show_time
-from statelog.schemas.snapshot.subscription import SubscriptionFile, newest_files
+from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
 from statelog.storage.held_subscription import StoredSubscriptions, list_subscriptions, remove_subscription
 
 __all__ = ["command", "subscriptions_listing"]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import ValueSchema
 
 __all__ = ["Fields", "column_of"]

@@ -34,7 +34,7 @@ from statelog.materializer.daemon.restore_time import RestoreEstimate, RestoreOu
 from statelog.materializer.daemon.schedule import look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.commits import Commits
-from statelog.schemas.topics.rights import READING
+from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.environment import DiskHook, no_faults
-from statelog.schemas.changes.merge import cut_by_bytes
+from statelog.schemas.changes.changes import cut_by_bytes
 from statelog.storage.local.disk import local_disk
 from statelog.storage.runs.merge import merge_streams
 

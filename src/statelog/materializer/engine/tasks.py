@@ -15,9 +15,8 @@ from itertools import accumulate
 import numpy as np
 
 from statelog.schemas.changes.replay_plan import ReplayPlan
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.snapshot.merges import Cuts, Merge, cut_points
-from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points
 
 __all__ = ["FoldTask", "MergeTask", "Output", "Task", "fold_tasks", "merge_tasks"]
 

@@ -1,6 +1,6 @@
 """The work that a task is: read, fold or merge as a stream, and write runs. Every engine calls this and nothing else.
 
-Which runs to merge is decided in `schemas.snapshot.merges`; how rows are merged, in `storage.runs.merge`.
+Which runs to merge is decided in `schemas.snapshot.run_ref`; how rows are merged, in `storage.runs.merge`.
 
 A scratch directory is where a round writes runs before it uploads them. It is an own directory
 (`storage.local.own_directory`): one that a kill left behind is removed by the next round, others when their round ends.

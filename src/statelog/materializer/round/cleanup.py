@@ -29,20 +29,19 @@ from statelog.materializer.round.kept_manifests import KeptManifest, KeptManifes
 from statelog.materializer.round.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import manifest_number, manifest_path
-from statelog.schemas.snapshot.lease import Lease, expired
+from statelog.schemas.snapshot.claims import Claim, Lease, expired, holding, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
-from statelog.schemas.snapshot.publication import Publication, why_not_ours
 from statelog.schemas.snapshot.retention import (
     Floor,
-    Hold,
+    Publication,
     condemned,
     dropped_numbers,
     kept_numbers,
     stood_at,
     superseded_times,
     truncation_floor,
+    why_not_ours,
 )
-from statelog.schemas.snapshot.subscription import holding, newest_files, over_cap, superseded_paths
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
 from statelog.storage.log.log import Log
@@ -76,7 +75,7 @@ def plan_cleanup(
     live, over = _leases(log, now_s, settings.lease_cap_s)
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
     subscriptions = list_subscriptions(log.store).files
-    holds: list[Hold] = [*live, *holding(subscriptions, log.descriptor.identity)]
+    holds: list[Claim] = [*live, *holding(subscriptions, log.descriptor.identity)]
     if holds:
         others = known.read(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at([one.manifest for one in others], holds)
@@ -180,7 +179,7 @@ def _end_over_cap(
     return tuple(capped)
 
 
-def _holds(log: Log, subscriptions: StoredSubscriptions, now_s: float, lease_cap_s: float) -> list[Hold]:
+def _holds(log: Log, subscriptions: StoredSubscriptions, now_s: float, lease_cap_s: float) -> list[Claim]:
     """What readers still need."""
     live, _ = _leases(log, now_s, lease_cap_s)
     return [*live, *holding(subscriptions.files, log.descriptor.identity)]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from statelog.errors import CorruptRun, NotFound
 from statelog.schemas.snapshot.manifest import Manifest, RunRef, sha256
-from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.log.files import ManifestChain
 from statelog.storage.runs.read import read_back
 from statelog.storage.store import FileInfo, Store
 

@@ -24,14 +24,13 @@ from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRou
 from statelog.materializer.round.target import Target
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.changes.replay_plan import plan_replay
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, partition_starts
+from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
-from statelog.schemas.snapshot.merges import Cuts, Merge, choose_merges
-from statelog.schemas.snapshot.run_ref import RunRef, in_order
+from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, choose_merges, in_order
 from statelog.storage.log.anchors import take_anchors
+from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
-from statelog.storage.manifest_chain import StoredManifest
 
 __all__ = ["CRASH_POINTS", "RollUp", "Steps"]
 

@@ -26,9 +26,9 @@ from statelog.materializer.round.outcome import CompletedRound, LostRound, Round
 from statelog.materializer.round.roll_up import RollUp, Steps
 from statelog.materializer.round.target import Target, choose_target
 from statelog.materializer.settings import MaterializerSettings
-from statelog.schemas.topics.rights import ROLLING_UP
+from statelog.schemas.topic_policy import ROLLING_UP
+from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
-from statelog.storage.manifest_chain import StoredManifest
 
 __all__ = ["Round", "run_round"]
 

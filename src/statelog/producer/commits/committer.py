@@ -20,8 +20,7 @@ from statelog.pending import Pending
 from statelog.producer.commits.grant import Grant, make_commit, refused
 from statelog.producer.commits.opening import OpenedEpoch, open_epoch
 from statelog.schemas.ledger.handle import Checkpoint, Handle
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import Metadata, Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.ledger_client import send_record

@@ -19,11 +19,10 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.keys.key_groups import bitmaps_overlap, merge_bitmaps
+from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.fold import Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
-from statelog.schemas.ledger.metadata import Metadata, check_metadata
-from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.ledger.place import ORIGIN, Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.values.schema import ValueSchema
 

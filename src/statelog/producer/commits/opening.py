@@ -24,12 +24,12 @@ from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.names import check_name
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.rights import WRITING
+from statelog.schemas.topic_policy import WRITING
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log.anchors import check_data_anchors
-from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
 from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]

@@ -28,8 +28,8 @@ from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_bytes
-from statelog.schemas.ledger.metadata import has_utf8
+from statelog.schemas.key_groups import KeyType, key_bytes
+from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
 __all__ = ["LARGE", "ChangeBuffer", "ChangeLists", "Key", "MetaBuffer", "Unquick", "Value", "meta_size"]

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schema, changes_batch, chunk_slices
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType, key_groups_of_partition, partition_of
-from statelog.schemas.keys.shares import ranges_text
-from statelog.schemas.numbers import numbers_of
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 __all__ = ["ChangeMaker", "Key", "Value", "cut"]

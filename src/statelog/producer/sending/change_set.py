@@ -34,11 +34,11 @@ from statelog.producer.commits.grant import Grant
 from statelog.producer.sending.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.producer.statistics import Meter
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import ChangeSetChecksum, encode_chunk
-from statelog.schemas.keys.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
+from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
-from statelog.schemas.numbers import numbers_of
 from statelog.storage.local.copy import LocalCopy, attempt_directory, copies_of_writer
 
 __all__ = ["ChangeSet", "LocalCopies"]

@@ -24,7 +24,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
 from statelog.recovery.cache.directory import CacheDirectory
 from statelog.recovery.cache.run_cache import CacheStatistics, RunCache, check_limits, start_janitor
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
 

@@ -33,7 +33,7 @@ from statelog.recovery.reading.run_handles import RunHandles
 from statelog.recovery.reading.sources import ReadCount, run_pieces, run_tables, tail_changes
 from statelog.recovery.reading.spilled_tail import SpilledTail
 from statelog.recovery.settings import RecoverySettings, disk_queue
-from statelog.schemas.keys.key_groups import partition_starts
+from statelog.schemas.key_groups import partition_starts
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema

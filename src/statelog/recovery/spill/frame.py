@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import Corrupt
-from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS
 from statelog.schemas.changes.changes import chunk_slices
+from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.ledger.place import Place
 
 __all__ = ["DONE", "Applied", "cut_to_frames", "decode_frame", "encode_frame"]

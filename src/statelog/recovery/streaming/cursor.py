@@ -12,7 +12,7 @@ Invariants:
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.recovery.spill.frame import DONE, Applied
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.identity import LogIdentity, shown_id
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
 from statelog.schemas.snapshot.runs import key_groups_of
 
 __all__ = ["Cursor", "rest_of"]
@@ -96,7 +95,7 @@ class Cursor:
         return json.dumps(
             {
                 "format": _FORMAT,
-                **self.identity.to_datum(),
+                **asdict(self.identity),
                 "place": place.to_json(),
                 "applied": [next_key_group, rows],
                 "key_groups": groups,
@@ -112,7 +111,7 @@ class Cursor:
                 raise UnknownFormat("the cursor is of a newer format", found=fields["format"], known=_FORMAT)
             applied = _applied(fields)
             groups = None if fields["key_groups"] is None else _groups_of(fields["key_groups"])
-            identity = LogIdentity.from_datum(fields)
+            identity = LogIdentity.from_fields(fields)
         except (Corrupt, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise Corrupt(f"this is no cursor: {error!r}", hint="Give back what Cursor.to_json returned") from error
         return cls(identity=identity, applied=applied, key_groups=groups)

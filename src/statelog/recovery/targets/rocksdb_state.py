@@ -12,15 +12,13 @@ Invariants:
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import cast
 
 from statelog.errors import ConfigError, Corrupt, KeyGroupMismatch, UnknownFormat
 from statelog.schemas.descriptor import HashRule, check_hashing
-from statelog.schemas.keys.key_groups import KeyType, key_bytes, key_group_of
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
+from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
 
 __all__ = ["STATE_FAMILY", "STATE_KEY", "ResumePoint", "RocksdbState"]
 
@@ -86,7 +84,7 @@ class RocksdbState:
             {
                 "format": _FORMAT,
                 "log": self.log,
-                **self.identity.to_datum(),
+                **asdict(self.identity),
                 "position": self.position,
                 "place": self.place.to_json(),
                 "key_type": self.key_type.value,
@@ -129,7 +127,7 @@ def _state_of(found: dict[str, object]) -> RocksdbState:
     commits = cast("dict[str, dict[str, object]]", found["commits"])
     return RocksdbState(
         log=str(found["log"]),
-        identity=LogIdentity.from_datum(found),
+        identity=LogIdentity.from_fields(found),
         place=_place_of(found),
         key_type=KeyType(str(found["key_type"])),
         hash_rule=HashRule(str(found["hash_rule"])),

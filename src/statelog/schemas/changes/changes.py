@@ -11,7 +11,7 @@ Invariants:
   bound what they fold at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
+from statelog.schemas.arrays import column_of, numbers_of, whole_column
 from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
-from statelog.schemas.keys.key_groups import KeyType, partition_starts
-from statelog.schemas.numbers import column_of, numbers_of
+from statelog.schemas.key_groups import KeyType, partition_starts
 
 __all__ = [
     "DELETE",
@@ -35,9 +35,11 @@ __all__ = [
     "change_schema",
     "changes_batch",
     "chunk_slices",
+    "cut_by_bytes",
     "gone_and_live",
     "last_per_key",
     "live",
+    "merge_tables",
     "newest_sorted",
     "row_sizes",
     "sort_by_key",
@@ -233,15 +235,49 @@ def _in_one_group(changes: pa.Table) -> pa.Table:
 
 
 def _take(changes: pa.Table, choose: Callable[[pa.Array, pa.Array], NDArray[np.int64]]) -> pa.Table:
-    rows = choose(_one(changes.column("key_group")), _one(changes.column("key")))
+    rows = choose(whole_column(changes.column("key_group")), whole_column(changes.column("key")))
     return changes.take(column_of(rows))
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _numpy(column: pa.Array) -> NDArray[np.uint16]:
     return cast("NDArray[np.uint16]", numbers_of(column))
+
+
+# ---- sorted tables
+
+
+def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
+    """One sorted table with the newest change of every key in `tables`: oldest first, at least one, of one schema, each
+    in a run's order with one row per key. The only merge in the system.
+
+    Together they are below 2 GiB, which is what one column of Arrow's holds: `storage.runs.merge` sees to it.
+    `drop_deletes` leaves deletes out: only right when nothing older exists that they could hide.
+    """
+    filled = [table for table in tables if table.num_rows]
+    if not filled:
+        return tables[0]
+    if len(filled) == 1:
+        return _puts(filled[0]) if drop_deletes else filled[0]
+    # One chunk per column, because taking rows from many chunks is several times slower.
+    together = pa.concat_tables(filled).combine_chunks()
+    rows = sorted_last_rows(whole_column(together.column("key_group")), whole_column(together.column("key")))
+    if drop_deletes:
+        rows = rows[np.asarray(together.column("op"), np.uint8)[rows] == PUT]
+    return together.take(pa.array(rows))
+
+
+def _puts(table: pa.Table) -> pa.Table:
+    is_put = np.asarray(table.column("op"), np.uint8) == PUT
+    return table if is_put.all() else table.filter(pa.array(is_put))
+
+
+def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:
+    """The table in order, in slices of at most `most_bytes`, or of one row. Copies nothing."""
+    pending = [table]
+    while pending:
+        piece = pending.pop()
+        half = piece.num_rows // 2
+        if half == 0 or piece.nbytes <= most_bytes:
+            yield piece
+        else:
+            pending += [piece.slice(half), piece.slice(0, half)]

@@ -30,12 +30,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS, is_compressed
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.numbers import numbers_of
 
 __all__ = [
+    "DECODING_ERRORS",
     "ChangeSetChecksum",
     "ChunkHead",
     "EncodedChunk",
@@ -43,8 +43,13 @@ __all__ = [
     "decode_batch",
     "decode_head",
     "encode_chunk",
+    "is_compressed",
 ]
 
+DECODING_ERRORS = (
+    pa.ArrowException, OSError, EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+"""What Arrow's readers raise for bytes that are not theirs. ArrowIndexError and its kin are among them."""
 _HEADS = RecordCodec("chunk_head", earlier=["chunk_head-1"])
 _MAGIC = b"SLCK"
 _VERSION = 2
@@ -245,3 +250,37 @@ class ChangeSetChecksum:
 def combine_checksums(checksums: Sequence[int]) -> int:
     """The checksum of a change set from those of its chunks in index order."""
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))
+
+
+# ---- what Arrow does not show of a message
+
+
+_VTABLE_SLOT = struct.Struct("<H")
+_OFFSET = struct.Struct("<I")
+_BACK_OFFSET = struct.Struct("<i")
+_HEADER_SLOT = 2  # Message: version, type of the header, header, ...
+_COMPRESSION_SLOT = 3  # RecordBatch: length, nodes, buffers, compression, ...
+
+
+def is_compressed(message: pa.ipc.Message) -> bool:
+    """Whether the buffers of an IPC record batch are compressed.
+
+    Arrow decompresses them on reading, to the size that each buffer claims: 33 KB become 1 GiB. Read from the
+    message's flatbuffer, which Arrow verified and of which it shows nothing. Raises struct.error.
+    """
+    metadata = memoryview(message.metadata)
+    table = _OFFSET.unpack_from(metadata)[0]
+    header = _field(metadata, table, _HEADER_SLOT)
+    if header is None:
+        return False
+    return _field(metadata, header + _OFFSET.unpack_from(metadata, header)[0], _COMPRESSION_SLOT) is not None
+
+
+def _field(metadata: memoryview, table: int, slot: int) -> int | None:
+    """Where a flatbuffer table has the field of this slot; None if it lacks it."""
+    vtable = table - _BACK_OFFSET.unpack_from(metadata, table)[0]
+    at = 4 + 2 * slot
+    if at >= _VTABLE_SLOT.unpack_from(metadata, vtable)[0]:
+        return None
+    offset = _VTABLE_SLOT.unpack_from(metadata, vtable + at)[0]
+    return table + offset if offset else None

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statelog.schemas.keys.binary_column import binary_column
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.arrays import binary_column
+from statelog.schemas.key_groups import KeyType
 
 __all__ = ["last_rows", "sorted_last_rows", "sorted_rows"]
 

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import LogIdentity, Metadata
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open, Restart
 from statelog.schemas.ledger.state import (
     NO_EPOCH,

@@ -15,17 +15,19 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise, repeat
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import xxhash
 
 from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
-from statelog.schemas.avro import Datum, RecordCodec
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.avro import Datum, RecordCodec, datum_of
+from statelog.schemas.ledger.place import LogIdentity
 
 __all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step", "gaps_of"]
 
 NO_NONCE = bytes(16)
+_COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
+"""Those of an Entry's first fields, in the record of a step."""
 _HANDLES = RecordCodec("handle")
 _MAGIC = b"SLHD"
 _VERSION = 1
@@ -164,10 +166,7 @@ class Handle:
     @classmethod
     def from_record(cls, data: bytes) -> "Handle":
         """From Avro's single-object encoding, whose bytes the caller has verified."""
-        datum, size = _HANDLES.decode(data)
-        if size != len(data):
-            raise Corrupt("there are bytes after a handle", size_bytes=len(data))
-        return _from_datum(datum)
+        return _from_datum(_HANDLES.decode_whole(data))
 
     def to_bytes(self) -> bytes:
         """With magic, version and checksum, to be stored or sent."""
@@ -189,31 +188,23 @@ class Handle:
 
 
 def _to_datum(handle: Handle) -> Datum:
-    return {
-        "writer": handle.writer,
-        "epoch": handle.epoch,
-        "nonce": handle.nonce,
-        "identity": handle.identity.to_datum(),
-        "base_id": handle.base.id,
-        "base_nonce": handle.base.nonce,
-        "steps": [_step_to_datum(step) for step in handle.steps],
-    }
+    return datum_of(
+        handle,
+        identity=datum_of(handle.identity),
+        base_id=handle.base.id,
+        base_nonce=handle.base.nonce,
+        steps=[_step_to_datum(step) for step in handle.steps],
+    )
 
 
 def _step_to_datum(step: Step) -> Datum:
     columns: Iterable[tuple[object, ...]] = (
         zip(*step.entries, strict=True) if step.entries else ((),) * len(Entry._fields)
     )
-    partitions, sqns, chunks, changes, size_bytes, first_offsets, end_offsets, checksums, key_groups, _ = columns
+    *numbers, checksums, key_groups, _ = columns
     return {
         "checkpoint_id": step.checkpoint_id,
-        "partitions": partitions,
-        "sqns": sqns,
-        "chunks": chunks,
-        "changes": changes,
-        "size_bytes": size_bytes,
-        "first_offsets": first_offsets,
-        "end_offsets": end_offsets,
+        **dict(zip(_COLUMNS, numbers, strict=True)),
         "checksums": struct.pack(f"<{len(checksums)}Q", *checksums),
         "key_groups": key_groups,
         "gaps": [gap for entry in step.entries for gap in entry.gaps],
@@ -222,41 +213,38 @@ def _step_to_datum(step: Step) -> Datum:
 
 
 def _from_datum(datum: Datum) -> Handle:
-    steps = cast("list[dict[str, object]]", datum["steps"])
-    base_id = last_id = cast("int", datum["base_id"])
+    steps: list[Datum] = datum["steps"]
+    base_id = last_id = datum["base_id"]
     for step in steps or [{"checkpoint_id": base_id}]:  # No steps are no checkpoint, so nothing ascends.
-        before_id, last_id = last_id, cast("int", step["checkpoint_id"])
+        before_id, last_id = last_id, step["checkpoint_id"]
         if before_id >= last_id:
             raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
     return Handle(
-        identity=LogIdentity.from_datum(datum["identity"]),
-        writer=cast("str", datum["writer"]),
-        epoch=cast("int", datum["epoch"]),
-        nonce=cast("bytes", datum["nonce"]),
-        base=Checkpoint(base_id, cast("bytes", datum["base_nonce"])),
+        identity=LogIdentity(**datum["identity"]),
+        writer=datum["writer"],
+        epoch=datum["epoch"],
+        nonce=datum["nonce"],
+        base=Checkpoint(base_id, datum["base_nonce"]),
         steps=tuple(_step_from_datum(step) for step in steps),
     )
 
 
 def _step_from_datum(datum: Datum) -> Step:
     """Raises Corrupt for columns that do not fit together."""
-    checksums = cast("bytes", datum["checksums"])
-    names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
-    columns = [cast("list[int]", datum[name]) for name in names]
-    key_groups = cast("list[bytes]", datum["key_groups"])
-    gaps = cast("list[int]", datum["gaps"])
+    columns: list[list[int]] = [datum[name] for name in _COLUMNS]
+    key_groups: list[bytes] = datum["key_groups"]
+    gaps: list[int] = datum["gaps"]
     count = len(key_groups)
     try:
         # Long ledgers have millions of entries, and hardly one of them has gaps.
         own_gaps = _own_gaps(columns, gaps) if gaps else repeat((), count)
-        sums = struct.unpack(f"<{count}Q", checksums)
+        sums = struct.unpack(f"<{count}Q", datum["checksums"])
         entries = tuple(map(Entry._make, zip(*columns, sums, key_groups, own_gaps, strict=True)))
     except (ValueError, struct.error) as error:
         raise Corrupt("the columns of a handle's step differ in length", entries=count) from error
     for entry in entries:
         entry.check()
-    meta = cast("dict[str, bytes | None]", datum["meta"])
-    return Step(checkpoint_id=cast("int", datum["checkpoint_id"]), entries=entries, meta=meta)
+    return Step(checkpoint_id=datum["checkpoint_id"], entries=entries, meta=datum["meta"])
 
 
 def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tuple[int, ...]]:

@@ -1,4 +1,8 @@
-"""`Place`: how far a ledger was read, and what lay right below: a position, and the last record below it. Pure.
+"""What the records of a ledger speak of: which log (`LogIdentity`), where in it (`Place`), and the notes of who commits
+(`Metadata`). Pure.
+
+A topic that is deleted and recreated keeps its name and starts again at offset 0, so whatever stores an offset stores
+the identity beside it: descriptor, Open, handle, manifest. Kafka never uses an id again.
 
 A position alone says nothing once a ledger has lost its tail and grown again: the offsets look right. So whatever
 remembers a position beyond one call remembers a place: cursors, offsets of streams, subscriptions, local directories,
@@ -7,19 +11,43 @@ and the witnesses in Opens and chunks.
 Invariants:
 - Two places of one ledger at the same position have the same record below. `storage.log.witnesses` compares them.
 - What was written by earlier formats has a position only. It is compared as a position.
+- Metadata that passed `check_metadata` can be encoded, and decodes to an equal mapping of the same types.
 """
 
+import math
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
-from statelog.errors import Corrupt
+from statelog.errors import Corrupt, InvalidMetadata
 
-__all__ = ["ORIGIN", "LastRecord", "Place"]
+__all__ = ["ORIGIN", "LastRecord", "LogIdentity", "Metadata", "Place", "check_metadata", "has_utf8", "shown_id"]
 
+_AS_TOOLS_PRINT = str.maketrans("+/", "-_")
 _NO_OFFSET = -1
 _HASH = re.compile("[0-9a-f]{16}")
+
+
+def shown_id(found: str) -> str:
+    """A topic's id as Kafka's own tools print it: in the base64 of URLs. Files and records have the standard one."""
+    return found.translate(_AS_TOOLS_PRINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogIdentity:
+    """Cluster id and topic ids, as the cluster prints them."""
+
+    cluster_id: str
+    data_topic_id: str
+    ledger_topic_id: str
+
+    @classmethod
+    def from_fields(cls, found: Mapping[str, Any]) -> "LogIdentity":
+        """From a mapping that holds the fields, among others. Raises LookupError."""
+        return cls(**{one.name: found[one.name] for one in fields(cls)})
 
 
 class LastRecord(NamedTuple):
@@ -79,3 +107,40 @@ class Place(NamedTuple):
 
 ORIGIN = Place(0)
 """Below the first record of a ledger."""
+
+Metadata = Mapping[str, str | int | float | bool]
+"""What a commit says of itself, by name: a source position, above all."""
+
+
+def check_metadata(metadata: object) -> None:
+    """Raise InvalidMetadata unless it is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
+    if not isinstance(metadata, Mapping):
+        raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}")
+    for name, value in cast("Mapping[object, object]", metadata).items():
+        if not (isinstance(name, str) and has_utf8(name)):
+            raise InvalidMetadata(f"the names of commit metadata are text, and {name!r} is not", key=repr(name))
+        if not _is_taken(value):
+            raise InvalidMetadata(f"commit metadata {name!r} cannot hold {value!r}", key=name)
+
+
+def _is_taken(value: object) -> bool:
+    match value:
+        case bool():
+            return True
+        case int():
+            return -(1 << 63) <= value < 1 << 63
+        case float():
+            return math.isfinite(value)
+        case str():
+            return has_utf8(value)
+        case _:
+            return False
+
+
+def has_utf8(text: str) -> bool:
+    """Whether the text can be encoded, which a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

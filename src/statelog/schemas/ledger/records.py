@@ -12,19 +12,17 @@ Invariants:
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import xxhash
 
 from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
-from statelog.schemas.avro import RecordCodec
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.avro import Datum, RecordCodec, datum_of
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.metadata import Metadata
-from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
 from statelog.schemas.names import check_name
 
 __all__ = [
@@ -167,15 +165,15 @@ class Commit:
     def read_body(self) -> CommitBody:
         """Decode the body. Raises CorruptLedger if it does not say what the head says."""
         try:
-            datum, size = _BODIES.decode(self.body)
-            handles = tuple(Handle.from_record(record) for record in cast("list[bytes]", datum["handles"]))
+            datum = _BODIES.decode_whole(self.body)
+            handles = tuple(Handle.from_record(record) for record in datum["handles"])
         except Corrupt as error:
             raise CorruptLedger(f"a commit's body does not decode: {error}", epoch=self.epoch) from error
         extents = _extents(entry for handle in handles for entry in handle.entries)
         has_meta = any(step.meta for handle in handles for step in handle.steps)
-        if size != len(self.body) or extents != self.extents or has_meta != self.has_meta:
+        if extents != self.extents or has_meta != self.has_meta:
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
-        return CommitBody(metadata=cast("Metadata", datum["metadata"]), handles=handles)
+        return CommitBody(metadata=datum["metadata"], handles=handles)
 
 
 class LossRange(NamedTuple):
@@ -261,13 +259,12 @@ def encode(record: LedgerRecord) -> bytes:
         case Commit():
             return _seal(_Kind.COMMIT, _head_of(record) + record.body)
         case AcceptLoss():
-            ranges = [lost._asdict() for lost in record.ranges]
-            datum = {"ranges": ranges, "reason": record.reason, "operator": record.operator}
+            datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
-        case Mark(digest):
-            return _seal(_Kind.MARK, _MARKS.encode({"digest": digest}))
+        case Mark():
+            return _seal(_Kind.MARK, _MARKS.encode(datum_of(record)))
         case Restart():
-            return _seal(_Kind.RESTART, _RESTARTS.encode(asdict(record)))
+            return _seal(_Kind.RESTART, _RESTARTS.encode(datum_of(record)))
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -295,37 +292,30 @@ def _checksum(version: int, kind: int, rest: bytes) -> int:
     return xxhash.xxh3_64_intdigest(rest, seed=version << 8 | kind)
 
 
-def _open_to_datum(record: Open) -> dict[str, object]:
-    return {
-        "writer": record.writer,
-        "partitions": record.partitions,
-        "nonce": record.nonce,
-        "prior": record.prior,
-        "last_id": record.last.id,
-        "last_nonce": record.last.nonce,
-        "identity": record.identity.to_datum(),
-        "witness": record.witness.position,
-        "witness_offset": record.witness.last_offset,
-        "witness_hash": record.witness.last_hash,
-    }
+def _open_to_datum(record: Open) -> Datum:
+    return datum_of(
+        record,
+        last_id=record.last.id,
+        last_nonce=record.last.nonce,
+        identity=datum_of(record.identity),
+        witness=record.witness.position,
+        witness_offset=record.witness.last_offset,
+        witness_hash=record.witness.last_hash,
+    )
 
 
 def _decode_open(payload: bytes) -> Open:
     if len(payload) > _MOST_OPEN_BYTES:
         raise Corrupt("an Open names more partitions than a log can have", size_bytes=len(payload))
-    datum = _decode_whole(_OPENS, payload)
+    datum = _OPENS.decode_whole(payload)
     return Open(
-        writer=cast("str", datum["writer"]),
-        partitions=tuple(cast("list[int]", datum["partitions"])),
-        nonce=cast("bytes", datum["nonce"]),
-        prior=cast("int", datum["prior"]),
-        last=Checkpoint(cast("int", datum["last_id"]), cast("bytes", datum["last_nonce"])),
-        identity=LogIdentity.from_datum(datum["identity"]),
-        witness=Place.of_fields(
-            cast("int", datum["witness"]),
-            cast("int", datum.get("witness_offset", -1)),
-            cast("bytes", datum.get("witness_hash", b"")),
-        ),
+        writer=datum["writer"],
+        partitions=tuple(datum["partitions"]),
+        nonce=datum["nonce"],
+        prior=datum["prior"],
+        last=Checkpoint(datum["last_id"], datum["last_nonce"]),
+        identity=LogIdentity(**datum["identity"]),
+        witness=Place.of_fields(datum["witness"], datum.get("witness_offset", -1), datum.get("witness_hash", b"")),
     )
 
 
@@ -353,42 +343,17 @@ def _decode_commit(payload: bytes) -> Commit:
 
 
 def _decode_loss(payload: bytes) -> AcceptLoss:
-    datum = _decode_whole(_LOSSES, payload)
-    ranges = tuple(LossRange(**lost) for lost in cast("list[dict[str, int]]", datum["ranges"]))
+    datum = _LOSSES.decode_whole(payload)
+    ranges = tuple(LossRange(**lost) for lost in datum["ranges"])
     if any(lost.partition < 0 or not 0 <= lost.start_offset <= lost.end_offset for lost in ranges):
         raise Corrupt("a loss has impossible offsets", ranges=len(ranges))
-    return AcceptLoss(
-        ranges=ranges,
-        reason=cast("str", datum["reason"]),
-        operator=cast("str", datum["operator"]),
-    )
-
-
-def _decode_mark(payload: bytes) -> Mark:
-    return Mark(cast("bytes", _decode_whole(_MARKS, payload)["digest"]))
-
-
-def _decode_restart(payload: bytes) -> Restart:
-    datum = _decode_whole(_RESTARTS, payload)
-    return Restart(
-        digest=cast("bytes", datum["digest"]),
-        position=cast("int", datum["position"]),
-        reason=cast("str", datum["reason"]),
-        operator=cast("str", datum["operator"]),
-    )
-
-
-def _decode_whole(codec: RecordCodec, payload: bytes) -> dict[str, object]:
-    datum, size = codec.decode(payload)
-    if size != len(payload):
-        raise Corrupt("there are bytes after the record", size_bytes=len(payload))
-    return datum
+    return AcceptLoss(ranges=ranges, reason=datum["reason"], operator=datum["operator"])
 
 
 _DECODERS: dict[int, Callable[[bytes], LedgerRecord]] = {
     _Kind.OPEN: _decode_open,
     _Kind.COMMIT: _decode_commit,
     _Kind.ACCEPT_LOSS: _decode_loss,
-    _Kind.MARK: _decode_mark,
-    _Kind.RESTART: _decode_restart,
+    _Kind.MARK: lambda payload: Mark(**_MARKS.decode_whole(payload)),
+    _Kind.RESTART: lambda payload: Restart(**_RESTARTS.decode_whole(payload)),
 }

@@ -7,11 +7,11 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
-from statelog.schemas.avro import Datum
+from statelog.schemas.avro import Datum, datum_of
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import LossRange
 
 __all__ = [
@@ -101,64 +101,36 @@ class LedgerState:
         """The writer's last valid commit, or None before its first."""
         return self.commits.get(writer)
 
-    def to_datum(self) -> dict[str, object]:
+    def to_datum(self) -> dict[str, Any]:
         """As Avro wants it (`avsc/ledger_state.avsc`)."""
-        return {
-            "position": self.position,
-            "writers": [_writer_to_datum(row) for row in self.writers],
-            "partitions": [row._asdict() for row in self.partitions],
-            "live": [{**row._asdict(), "partitions": sorted(row.partitions)} for row in self.live],
-            "meta": [row._asdict() for row in self.meta],
-            "accepted": [row._asdict() for row in self.accepted],
-            "restarted": self.restarted,
-        }
+        return datum_of(
+            self,
+            writers=[_writer_to_datum(row) for row in self.writers],
+            partitions=[row._asdict() for row in self.partitions],
+            live=[{**row._asdict(), "partitions": sorted(row.partitions)} for row in self.live],
+            meta=[row._asdict() for row in self.meta],
+            accepted=[row._asdict() for row in self.accepted],
+        )
 
     @classmethod
-    def from_datum(cls, datum: object) -> "LedgerState":
+    def from_datum(cls, datum: Mapping[str, Any]) -> "LedgerState":
         """From what Avro gives."""
-        fields = cast("Mapping[str, list[dict[str, object]]]", datum)
         return cls(
-            position=cast("int", fields["position"]),
-            writers=tuple(_writer_from_datum(row) for row in fields["writers"]),
-            partitions=tuple(PartitionState(**cast("dict[str, int]", row)) for row in fields["partitions"]),
-            live=tuple(_live_from_datum(row) for row in fields["live"]),
-            meta=tuple(_meta_from_datum(row) for row in fields["meta"]),
-            accepted=tuple(LossRange(**cast("dict[str, int]", row)) for row in fields["accepted"]),
-            restarted=cast("int", fields["restarted"]),
+            position=datum["position"],
+            writers=tuple(_writer_from_datum(row) for row in datum["writers"]),
+            partitions=tuple(PartitionState(**row) for row in datum["partitions"]),
+            live=tuple(LiveEpoch(**{**row, "partitions": frozenset(row["partitions"])}) for row in datum["live"]),
+            meta=tuple(MetaRecord(**row) for row in datum["meta"]),
+            accepted=tuple(LossRange(**row) for row in datum["accepted"]),
+            restarted=datum["restarted"],
         )
 
 
 def _writer_to_datum(row: WriterState) -> Datum:
-    return {
-        "name": row.name,
-        "newest_epoch": row.newest_epoch,
-        "checkpoint_id": row.checkpoint.id,
-        "checkpoint_nonce": row.checkpoint.nonce,
-        "commit_offset": row.commit_offset,
-        "metadata": row.metadata,
-    }
+    return {**row._asdict(), "checkpoint_id": row.checkpoint.id, "checkpoint_nonce": row.checkpoint.nonce}
 
 
 def _writer_from_datum(datum: Datum) -> WriterState:
-    return WriterState(
-        name=cast("str", datum["name"]),
-        newest_epoch=cast("int", datum["newest_epoch"]),
-        checkpoint=Checkpoint(cast("int", datum["checkpoint_id"]), cast("bytes", datum["checkpoint_nonce"])),
-        commit_offset=cast("int", datum["commit_offset"]),
-        metadata=cast("Metadata", datum["metadata"]),
-    )
-
-
-def _live_from_datum(datum: Datum) -> LiveEpoch:
-    return LiveEpoch(
-        epoch=cast("int", datum["epoch"]),
-        writer=cast("str", datum["writer"]),
-        nonce=cast("bytes", datum["nonce"]),
-        partitions=frozenset(cast("list[int]", datum["partitions"])),
-    )
-
-
-def _meta_from_datum(datum: Datum) -> MetaRecord:
-    return MetaRecord(
-        writer=cast("str", datum["writer"]), key=cast("str", datum["key"]), value=cast("bytes", datum["value"])
-    )
+    others = dict(datum)
+    checkpoint = Checkpoint(others.pop("checkpoint_id"), others.pop("checkpoint_nonce"))
+    return WriterState(checkpoint=checkpoint, **others)

@@ -13,18 +13,16 @@ Invariants, checked whenever a manifest is made or read (a file is untrusted inp
 
 import hashlib
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from statelog.errors import CorruptManifest, Fact, Misuse
-from statelog.schemas.avro import Datum, FileCodec
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.avro import Datum, FileCodec, datum_of
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_name, manifest_number
+from statelog.schemas.names import check_name, is_run_path, manifest_number
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
@@ -47,7 +45,6 @@ FORMAT_VERSION = 2
 _FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier={1: "manifest-1"})
 _SHA256_BYTES = 32
 _NONCE_BYTES = 16
-_RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
 
 
 def sha256(data: bytes) -> bytes:
@@ -105,23 +102,19 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The file."""
         return _FILE.encode(
-            {
-                "number": self.number,
-                "previous_sha256": self.previous_sha256,
-                "nonce": self.nonce,
-                "identity": self.identity.to_datum(),
-                "state": self.state.to_datum(),
-                "anchors": [{**row._asdict(), "hash": row.hash.to_bytes(8, "little")} for row in self.anchors],
-                "runs": [_run_to_datum(run) for run in self.runs],
-                "created_s": self.created_s,
-            }
+            datum_of(
+                self,
+                identity=datum_of(self.identity),
+                state=self.state.to_datum(),
+                anchors=[{**row._asdict(), "hash": row.hash.to_bytes(8, "little")} for row in self.anchors],
+                runs=[datum_of(run, index=run.index.to_bytes()) for run in self.runs],
+            )
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
         """From the file's bytes; `path` is its slot, and names its number. Raises CorruptManifest, UnknownFormat."""
-        datum = _FILE.decode(data, path)
-        manifest = _from_datum(datum)
+        manifest = _FILE.decode(data, path, _from_datum)
         slot = manifest_number(path)
         if slot is not None and slot != manifest.number:
             raise CorruptManifest(f"{path} holds manifest {manifest.number}", path=path, number=manifest.number)
@@ -253,9 +246,7 @@ def _check_runs(manifest: Manifest) -> None:
 
 
 def _check_run(run: RunRef) -> None:
-    named = _RUN_PATH.match(run.path)
-    _require(named is not None, "a manifest names a file that is not a run", path=run.path)
-    _checked_name("run", named.group(1) if named else "")
+    _require(is_run_path(run.path), "a manifest names a file that is not a run", path=run.path)
     _require(run.start_position < run.end_position, "a run covers nothing", path=run.path)
     is_range = 0 <= run.first_key_group < run.end_key_group <= MAX_KEY_GROUPS
     _require(is_range, "a run covers impossible key groups", path=run.path)
@@ -278,55 +269,14 @@ def _checked_name(what: str, name: str) -> None:
 # ---- data
 
 
-def _run_to_datum(run: RunRef) -> Datum:
-    return {
-        "path": run.path,
-        "start_position": run.start_position,
-        "end_position": run.end_position,
-        "first_key_group": run.first_key_group,
-        "end_key_group": run.end_key_group,
-        "level": run.level,
-        "rows": run.rows,
-        "size_bytes": run.size_bytes,
-        "sha256": run.sha256,
-        "value_schema_id": run.value_schema_id,
-        "index": run.index.to_bytes(),
-    }
-
-
-def _run_from_datum(datum: Datum) -> RunRef:
-    return RunRef(
-        path=cast("str", datum["path"]),
-        start_position=cast("int", datum["start_position"]),
-        end_position=cast("int", datum["end_position"]),
-        first_key_group=cast("int", datum.get("first_key_group", 0)),
-        end_key_group=cast("int", datum.get("end_key_group", MAX_KEY_GROUPS)),
-        level=cast("int", datum["level"]),
-        rows=cast("int", datum["rows"]),
-        size_bytes=cast("int", datum["size_bytes"]),
-        sha256=cast("bytes", datum["sha256"]),
-        value_schema_id=cast("int", datum["value_schema_id"]),
-        index=RunIndex.from_bytes(cast("bytes", datum["index"])),
-    )
-
-
-def _anchor_from_datum(datum: Mapping[str, object]) -> Anchor:
-    return Anchor(
-        topic=cast("Literal['data', 'ledger']", datum["topic"]),
-        partition=cast("int", datum["partition"]),
-        offset=cast("int", datum["offset"]),
-        hash=int.from_bytes(cast("bytes", datum["hash"]), "little"),
-    )
-
-
 def _from_datum(datum: Datum) -> Manifest:
     return Manifest(
-        number=cast("int", datum["number"]),
-        previous_sha256=cast("bytes", datum["previous_sha256"]),
-        nonce=cast("bytes", datum["nonce"]),
-        identity=LogIdentity.from_datum(datum["identity"]),
+        number=datum["number"],
+        previous_sha256=datum["previous_sha256"],
+        nonce=datum["nonce"],
+        identity=LogIdentity(**datum["identity"]),
         state=LedgerState.from_datum(datum["state"]),
-        anchors=tuple(_anchor_from_datum(row) for row in cast("list[dict[str, object]]", datum["anchors"])),
-        runs=tuple(_run_from_datum(row) for row in cast("list[dict[str, object]]", datum["runs"])),
-        created_s=cast("float", datum["created_s"]),
+        anchors=tuple(Anchor(**{**row, "hash": int.from_bytes(row["hash"], "little")}) for row in datum["anchors"]),
+        runs=tuple(RunRef(**{**row, "index": RunIndex.from_bytes(row["index"])}) for row in datum["runs"]),
+        created_s=datum["created_s"],
     )

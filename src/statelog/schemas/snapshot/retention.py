@@ -9,24 +9,25 @@ Invariants:
 - A manifest at whose position a lease or a subscription stands is kept, as the log is from there on.
 - Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
   breaks.
+- A publication is never the truth about a log. A copy of a root has all that the log's own has, and the same topics:
+  what both see is Kafka alone. So a round that finds there what another chain published removes nothing.
 - Only files of a listing taken before the put are condemned, and only ones that are recognised as runs or as expired
   leases. Whatever is published later starts from this manifest or a newer one, so it cannot name them.
 """
 
-import re
+import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Protocol
 
-from statelog.errors import ConfigError, Misuse
-from statelog.schemas.names import check_name, lease_path
-from statelog.schemas.snapshot.lease import Lease
+from statelog.errors import ConfigError
+from statelog.schemas.names import is_run_path, lease_path
+from statelog.schemas.snapshot.claims import Claim, Lease
 from statelog.schemas.snapshot.manifest import Manifest
 
 __all__ = [
     "Floor",
-    "Hold",
+    "Publication",
     "RetentionPolicy",
     "condemned",
     "dropped_numbers",
@@ -34,9 +35,8 @@ __all__ = [
     "stood_at",
     "superseded_times",
     "truncation_floor",
+    "why_not_ours",
 ]
-
-_RUN_PATH = re.compile(r"runs/([^/]+)\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +72,6 @@ class Floor:
     ledger_held_by: str
 
 
-class Hold(Protocol):
-    """What a reader still needs: a live lease, or a subscription."""
-
-    @property
-    def name(self) -> str:
-        """What to call it, for people."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """The next ledger offset that it needs."""
-        ...
-
-    @property
-    def next_offsets(self) -> Mapping[int, int]:
-        """The next data offset that it needs, of the partitions that it reads."""
-        ...
-
-
 # ---- manifests
 
 
@@ -116,11 +97,11 @@ def kept_numbers(
     return frozenset([*newest, *young, *pinned])
 
 
-def stood_at(manifests: Iterable[Manifest], holds: Iterable[Hold]) -> frozenset[int]:
-    """The manifests at whose very position somebody holds the log: a stream that begins with the state there may not
+def stood_at(manifests: Iterable[Manifest], claims: Iterable[Claim]) -> frozenset[int]:
+    """The manifests at whose very position a claim holds the log: a stream that begins with the state there may not
     have read it yet, and reads no other one.
     """
-    positions = {hold.position for hold in holds}
+    positions = {claim.position for claim in claims}
     return frozenset(manifest.number for manifest in manifests if manifest.position in positions)
 
 
@@ -132,17 +113,17 @@ def dropped_numbers(listed: Iterable[int], kept: Collection[int], own: int) -> t
 # ---- truncation
 
 
-def truncation_floor(kept: Collection[Manifest], holds: Iterable[Hold]) -> Floor:
-    """The lowest offsets that a kept manifest or a reader's hold still needs.
+def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Floor:
+    """The lowest offsets that a kept manifest or a reader's claim still needs.
 
     `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
-    from 0 where it has committed nothing; a hold only those that it names.
+    from 0 where it has committed nothing; a claim only those that it names.
     """
     needs = [_Need(f"manifest {manifest.number}", manifest.position, manifest.next_offsets, 0) for manifest in kept]
     if not needs:
         raise ConfigError("there is no kept manifest to truncate to")
     partitions = sorted({partition for need in needs for partition in need.next_offsets})
-    needs += [_Need(hold.name, hold.position, hold.next_offsets, None) for hold in holds]
+    needs += [_Need(claim.name, claim.position, claim.next_offsets, None) for claim in claims]
     ledger = min(needs, key=lambda need: need.position)
     lowest = {partition: _lowest(needs, partition) for partition in partitions}
     return Floor(
@@ -178,15 +159,53 @@ def condemned(
     """
     named = {run.path for manifest in (own, *kept) for run in manifest.runs}
     ended = {lease_path(lease.id) for lease in expired_leases}
-    return tuple(sorted({path for path in listing if path in ended or (_is_run(path) and path not in named)}))
+    return tuple(sorted({path for path in listing if path in ended or (is_run_path(path) and path not in named)}))
 
 
-def _is_run(path: str) -> bool:
-    named = _RUN_PATH.match(path)
-    if named is None:
-        return False
-    try:
-        check_name("run", named.group(1))
-    except Misuse:
-        return False
-    return True
+# ---- what a round publishes
+
+
+_WAY_OUT = "if the log's root is {url}, stop the materializers of any other, and claim it (--claim-root, claim_root)"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Manifest `number` (0: none yet) with this nonce, in hex, lies at the root `url`. `ledger` is the topic's id."""
+
+    ledger: str
+    number: int
+    nonce: str
+    url: str
+
+    def to_text(self) -> str:
+        """As Kafka keeps it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Publication | None":
+        """Read it again; None if it is none."""
+        try:
+            found = cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+        is_whole = type(found.number) is int and all(type(one) is str for one in (found.ledger, found.nonce, found.url))
+        return found if is_whole else None
+
+
+def why_not_ours(published: Publication, ours: Publication, newest: int, there: Manifest | None) -> str:
+    """Why what was published last is not of the chain that `ours` belongs to, or an empty string.
+
+    `newest` is the chain's newest number, and `there` its manifest of the published number, if it still has one.
+    """
+    if published.ledger != ours.ledger:
+        return ""  # Of topics that the log had before.
+    way_out = _WAY_OUT.format(url=ours.url)
+    if published.url != ours.url:
+        return f"the last round was published from another root, {published.url}, and this may be a copy: {way_out}"
+    if published.number > newest:
+        return (
+            f"manifest {published.number} was published, and is not here: the store went back, or is a copy: {way_out}"
+        )
+    if there is not None and there.nonce.hex() != published.nonce:
+        return f"another manifest {published.number} was published than the one here, so this may be a copy: {way_out}"
+    return ""

@@ -1,21 +1,42 @@
-"""`RunRef`: a run as a manifest names it, and how the runs of one snapshot fit together. Pure.
+"""`RunRef`: a run as a manifest names it, how the runs of one snapshot fit together, and which to merge next. Pure.
 
 A run covers a rectangle: some ledger positions times some key groups. So parts of the key groups are written, merged
 and read by themselves; most runs cover all key groups.
 
+Every key group has its own tiers: powers of `fanout` in size. A merge takes the runs of a full tier, and what has to go
+with them so that the result is a rectangle again. So key groups whose runs were cut apart merge by themselves, and a
+log whose runs cover all key groups is merged as one.
+
 Invariants:
 - The runs of a snapshot tile the ledger below its position times all key groups: nothing twice, nothing missing.
 - They lie in the order of (start position, first key group). Per key group that is oldest first.
+- A merge takes whole runs that tile a rectangle: per key group they are neighbours, and nothing lies between.
+- Deletes go only in a merge that starts at the first ledger position: then nothing older of its key groups exists.
+- Merging ends: each merge leaves fewer runs in a key group and more in none.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS
+from statelog.errors import ConfigError
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 
-__all__ = ["RunRef", "Strips", "check_tiles", "in_order", "lanes", "stretched"]
+__all__ = [
+    "Cuts",
+    "Merge",
+    "RunRef",
+    "Strips",
+    "check_tiles",
+    "choose_merges",
+    "cut_points",
+    "in_order",
+    "lanes",
+    "stretched",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +158,152 @@ def lanes(runs: Iterable[RunRef]) -> tuple[tuple[RunRef, ...], ...]:
 
 def _place(run: RunRef) -> tuple[int, int]:
     return run.start_position, run.first_key_group
+
+
+# ---- which to merge next
+
+
+_SMALLEST_TIER_BYTES = 1024 * 1024
+_PIECES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The runs to merge, in manifest order. They tile a rectangle, which the merged runs tile again."""
+
+    runs: tuple[RunRef, ...]
+
+    @property
+    def start_position(self) -> int:
+        """The first ledger position that it covers."""
+        return min(run.start_position for run in self.runs)
+
+    @property
+    def end_position(self) -> int:
+        """The end of the ledger positions that it covers."""
+        return max(run.end_position for run in self.runs)
+
+    @property
+    def first_key_group(self) -> int:
+        """The first key group that it covers."""
+        return min(run.first_key_group for run in self.runs)
+
+    @property
+    def end_key_group(self) -> int:
+        """The end of the key groups that it covers."""
+        return max(run.end_key_group for run in self.runs)
+
+    @property
+    def level(self) -> int:
+        """The level of the merged runs."""
+        return 1 + max(run.level for run in self.runs)
+
+    @property
+    def drops_deletes(self) -> bool:
+        """Whether the merge may leave deletes out."""
+        return self.start_position == 0
+
+    def meets(self, run: RunRef) -> bool:
+        """Whether a run covers something that the merge covers."""
+        return (
+            run.start_position < self.end_position
+            and self.start_position < run.end_position
+            and run.first_key_group < self.end_key_group
+            and self.first_key_group < run.end_key_group
+        )
+
+
+def choose_merges(runs: Sequence[RunRef], fanout: int = 4) -> tuple[Merge, ...]:
+    """What to merge next of a snapshot's runs, none if there is nothing to do. No two merges have a run in common.
+
+    Of each key group, the newest tier that has `fanout` runs or more, all of it. A run counts at least as large as
+    every newer one, so the runs of a tier are neighbours, and there are never more than `fanout - 1` runs a tier and
+    key group once this answers with none. Merges of many runs come first.
+    """
+    if fanout < 2:
+        raise ConfigError("a merge needs at least two runs", fanout=fanout)
+    strips = Strips(runs)
+    columns: list[list[RunRef]] = [[] for _ in range(len(strips))]
+    for run in runs:
+        for column in columns[strips.of(run)]:
+            column.append(run)
+    tiers = [tier for column in columns if (tier := _full_tier(column, fanout))]
+    full = {tuple(run.path for run in tier): tier for tier in tiers}
+    chosen: list[Merge] = []
+    for merge in sorted((_closed(runs, tier) for tier in full.values()), key=lambda merge: -len(merge.runs)):
+        if not any(merge.meets(run) for taken in chosen for run in taken.runs):
+            chosen.append(merge)
+    return tuple(chosen)
+
+
+def _full_tier(runs: Sequence[RunRef], fanout: int) -> tuple[RunRef, ...]:
+    """The newest full tier of one key group's runs, or nothing."""
+    end = len(runs)
+    for _, members in groupby(_tiers_from_newest(runs, fanout)):
+        count = len(list(members))
+        if count >= fanout:
+            return tuple(runs[end - count : end])
+        end -= count
+    return ()
+
+
+def _tiers_from_newest(runs: Sequence[RunRef], fanout: int) -> list[int]:
+    tiers: list[int] = []
+    for run in reversed(runs):
+        units = run.size_bytes / _SMALLEST_TIER_BYTES
+        tier = math.floor(math.log(units, fanout)) + 1 if units >= 1 else 0
+        tiers.append(max([tier, *tiers[-1:]]))
+    return tiers
+
+
+def _closed(runs: Sequence[RunRef], tier: tuple[RunRef, ...]) -> Merge:
+    """The smallest merge that holds these runs: whatever meets their rectangle widens it, until nothing does."""
+    merge = Merge(tier)
+    while len(met := tuple(run for run in runs if merge.meets(run))) > len(merge.runs):
+        merge = Merge(met)
+    return merge
+
+
+# ---- files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """Where one run ends and the next begins, in another file: only between key groups.
+
+    At the first key group's end after `max_bytes`. And at one of the key groups `at`, where runs below begin, once the
+    file is worth it: so that their key groups can merge by themselves.
+    """
+
+    max_bytes: int
+    at: tuple[int, ...] = ()
+
+    @property
+    def worth_bytes(self) -> int:
+        """What is worth a file of its own."""
+        return max(1, self.max_bytes // _PIECES)
+
+    @property
+    def least_bytes(self) -> int:
+        """No file is cut before it has so many bytes."""
+        return self.worth_bytes if self.at else self.max_bytes
+
+    def before(self, key_group: int, last_key_group: int, size_bytes: int) -> int | None:
+        """Where to cut a file of `size_bytes` that ends with `last_key_group`, before its next one, or None."""
+        points = [point for point in self.at if last_key_group < point <= key_group]
+        if points and size_bytes >= self.least_bytes:
+            return points[-1]
+        return key_group if size_bytes >= self.max_bytes else None
+
+
+def cut_points(runs: Iterable[RunRef], first_key_group: int, end_key_group: int, end_position: int) -> tuple[int, ...]:
+    """Where the runs that cover something below `end_position` begin, within these key groups."""
+    return tuple(
+        sorted(
+            {
+                run.first_key_group
+                for run in runs
+                if run.start_position < end_position and first_key_group < run.first_key_group < end_key_group
+            }
+        )
+    )

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
+from statelog.schemas.arrays import whole_column
 
 __all__ = [
     "FORMAT_VERSION",
@@ -34,25 +35,12 @@ __all__ = [
     "key_groups_of",
     "only_key_groups",
     "row_groups_for",
-    "run_schema",
 ]
 
 FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024
 _METADATA_PREFIX = "statelog."
-
-
-def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
-    """The columns of a run whose keys and values have these Arrow types."""
-    return pa.schema(
-        [
-            pa.field("key_group", pa.uint16()),
-            pa.field("op", pa.uint8()),
-            pa.field("key", key_type),
-            pa.field("value", value_type),
-        ]
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +184,11 @@ def first_unsorted(table: pa.Table) -> int | None:
     if table.num_rows < 2:
         return None
     groups = key_groups_of(table).astype(np.int32)
-    key = _whole(table.column("key"))
+    key = whole_column(table.column("key"))
     not_above = np.asarray(pc.less_equal(key.slice(1), key.slice(0, len(key) - 1)), bool)
     step = np.diff(groups)
     wrong = np.flatnonzero((step < 0) | ((step == 0) & not_above))
     return int(wrong[0]) + 1 if len(wrong) else None
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ __all__ = [
     "fit",
     "fit_fields",
     "from_rows",
+    "is_list",
     "list_parts",
     "map_parts",
     "repeated",
@@ -114,7 +115,7 @@ def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     if kind.kind == "record":
         return _fit_record(column, kind, path)
     if kind.kind == "array":
-        _expect(str(column.type).partition("<")[0].partition("[")[0] in _LISTS, column, kind, path)
+        _expect(is_list(column.type), column, kind, path)
         offsets, items = list_parts(column.cast(pa.list_(cast("pa.ListType", column.type).value_type)))
         return pa.ListArray.from_arrays(offsets, _inside(items, kind.inner, f"{path}[]"), type=kind.arrow)
     if kind.kind == "map":
@@ -208,6 +209,11 @@ def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_nul
 def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
     """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
     return pc.if_else(is_null, pa.scalar(None, column.type), column)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a list of any of Arrow's forms."""
+    return str(kind).partition("<")[0].partition("[")[0] in _LISTS
 
 
 def family(kind: pa.DataType) -> str:

@@ -7,32 +7,45 @@ Invariants:
 - A schema that `check_compatible` let pass reads every value of every earlier schema, and reads it the same whether or
   not merges rewrote it to schemas in between.
 - Conversion is by column. Nothing here loops over rows, except `rows_to_struct`, whose input is Python rows.
+- The types of a state's columns are those that Spark and Delta Lake give back as they are, but for times of day: Delta
+  Lake has none, and Spark hands them on in nanoseconds.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import cast
 
 import pyarrow as pa
 
 from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
-from statelog.schemas.values.arrow import default_array, fit, fit_fields, from_rows, struct_children
+from statelog.schemas.arrays import whole_column
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.values.arrow import default_array, family, fit, fit_fields, from_rows, is_list, struct_children
 from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
 from statelog.schemas.values.types import ValueType, canonical_json, parse_value_type
 
 __all__ = [
+    "BATCH_ROWS",
     "OPAQUE",
+    "STATE_NAMES",
+    "Misfit",
+    "Reason",
     "ValueSchema",
     "avsc_from_arrow",
     "check_compatible",
     "columns_of",
     "convert",
     "fit_struct",
+    "misfits",
     "parse_value_schema",
     "resolve",
     "rows_to_struct",
+    "state_batches",
+    "state_schema",
     "struct_from_columns",
+    "table_type",
 ]
 
 _ROOT = "value"
@@ -172,7 +185,7 @@ def struct_from_columns(
     Types may differ within a family (large strings, dictionaries, integers that fit); a missing column takes the
     field's default. Raises InvalidChange with the path of what does not fit.
     """
-    given = {name: _one(columns.column(number)) for number, name in enumerate(columns.column_names)}
+    given = {name: whole_column(columns.column(number)) for number, name in enumerate(columns.column_names)}
     if len(given) != columns.num_columns:
         raise InvalidChange("two columns of one name", hint="Rename one", columns=", ".join(columns.column_names))
     if deletes is None:
@@ -188,12 +201,6 @@ def fit_struct(column: pa.Array, schema: ValueSchema) -> pa.Array:
 def columns_of(struct: pa.Array) -> pa.RecordBatch:
     """The fields of a value column as flat columns; a delete's are all null."""
     return pa.RecordBatch.from_arrays(struct_children(struct), names=cast("pa.StructType", struct.type).names)
-
-
-def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _typed(schema: ValueSchema) -> ValueType:
@@ -251,3 +258,151 @@ def _bare_type(kind: pa.DataType, name: str, path: str) -> object:
     if pa.types.is_map(kind) and str(cast("pa.MapType", kind).key_type) in ("string", "large_string"):
         return {"type": "map", "values": _type_of(cast("pa.MapType", kind).item_field, f"{name}_item", f"{path}{{}}")}
     raise ConfigError(f"no value schema has {kind}", hint="Cast the column before it is written", field=path)
+
+
+# ---- a state as rows of a table: `key`, the value, and `key_group` if asked for
+
+
+STATE_NAMES = ("key", "key_group", "op")
+"""Columns whose names belong to statelog."""
+BATCH_ROWS = 65_536
+
+
+def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> pa.Schema:
+    """The columns of a state, all nullable. An opaque value is one binary column `value`; a typed one is its fields, or
+    one struct column `value` where a field has a name of statelog's.
+    """
+    fields = [pa.field("key", descriptor.key_type.arrow_type), *_value_fields(value)]
+    if include_key_group:
+        fields.append(pa.field("key_group", pa.int32()))
+    return pa.schema(fields)
+
+
+def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A state (key_group, key, value) as batches of the wanted columns, of at most 65,536 rows."""
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        value = batch.column("value")
+        given = {"key": batch.column("key"), "key_group": batch.column("key_group"), "value": value}
+        if "value" not in wanted.names and pa.types.is_struct(value.type):
+            fields = columns_of(value)
+            given.update({name: fields.column(number) for number, name in enumerate(fields.column_names)})
+        arrays = [given[field.name].cast(field.type) for field in wanted]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def table_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a value, or of a part of it, in a table: times in microseconds, and bytes of any length."""
+    if str(kind).startswith("time32"):
+        return pa.time64("us")
+    if isinstance(kind, pa.TimestampType):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if isinstance(kind, pa.StructType):
+        return pa.struct([field.with_type(table_type(field.type)) for field in kind])
+    if isinstance(kind, pa.MapType):
+        item = kind.item_field
+        return pa.map_(kind.key_type, item.with_type(table_type(item.type)).with_name("value"))
+    if isinstance(kind, pa.ListType):
+        item = kind.value_field
+        return pa.list_(item.with_type(table_type(item.type)).with_name("element"))
+    return kind
+
+
+def _value_fields(value: ValueSchema) -> list[pa.Field]:
+    fields = [] if value.is_opaque else list(cast("pa.StructType", value.arrow_type))
+    if value.is_opaque or {field.name for field in fields} & {*STATE_NAMES, "value"}:
+        return [pa.field("value", table_type(value.arrow_type))]
+    return [pa.field(field.name, table_type(field.type)) for field in fields]
+
+
+# ---- what a column's type alone says about values of a schema, before there are any
+
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+class Reason(StrEnum):
+    """Why something does not fit, or may not."""
+
+    TYPE = "another type"
+    UNKNOWN = "a field that the schema does not have"
+    MISSING = "a field that is missing and has no default"
+    NARROW = "a value may be too large or too fine"
+    TEXT = "a text may be none that the schema has"
+    NULL = "a value may be null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """`path` is that of the field, as errors name it. `given` is None for a field that is missing, `wanted` for one
+    that the schema does not have.
+    """
+
+    path: str
+    reason: Reason
+    given: pa.DataType | None
+    wanted: ValueType | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether not a single row can fit."""
+        return self.reason in (Reason.TYPE, Reason.UNKNOWN, Reason.MISSING)
+
+
+def misfits(given: pa.DataType, wanted: ValueType, path: str, *, nullable: bool) -> Iterator[Misfit]:
+    """All misfits of a column of type `given`, nested ones included; `nullable` says whether it may hold nulls.
+
+    As `fit` would say of a column: that no value can ever fit, or that some may not.
+    """
+    if isinstance(given, pa.DictionaryType):
+        given = given.value_type
+    if nullable and not wanted.nullable:
+        yield Misfit(path=path, reason=Reason.NULL, given=given, wanted=wanted)
+    if pa.types.is_null(given):
+        return
+    if wanted.kind == "record" and pa.types.is_struct(given):
+        yield from _of_fields(cast("pa.StructType", given), wanted, path)
+    elif wanted.kind == "array" and is_list(given):
+        items = cast("pa.ListType", given).value_field
+        yield from misfits(items.type, wanted.inner, f"{path}[]", nullable=items.nullable)
+    elif wanted.kind == "map" and pa.types.is_map(given):
+        item = cast("pa.MapType", given).item_field
+        yield from misfits(item.type, wanted.inner, f"{path}{{}}", nullable=item.nullable)
+    elif wanted.kind in ("record", "array", "map") or family(given) != family(wanted.arrow):
+        yield Misfit(path=path, reason=Reason.TYPE, given=given, wanted=wanted)
+    elif wanted.kind == "enum" or wanted.logical == "uuid":
+        yield Misfit(path=path, reason=Reason.TEXT, given=given, wanted=wanted)
+    elif _is_narrower(wanted.arrow, given):
+        yield Misfit(path=path, reason=Reason.NARROW, given=given, wanted=wanted)
+
+
+def _of_fields(given: pa.StructType, wanted: ValueType, path: str) -> Iterator[Misfit]:
+    known = {one.name: one for one in wanted.fields}
+    for one in given:
+        inner = f"{path}.{one.name}"
+        if one.name in known:
+            yield from misfits(one.type, known[one.name].type, inner, nullable=one.nullable)
+        else:
+            yield Misfit(path=inner, reason=Reason.UNKNOWN, given=one.type, wanted=None)
+    for name in sorted(set(known) - set(given.names)):
+        if not known[name].has_default:
+            yield Misfit(path=f"{path}.{name}", reason=Reason.MISSING, given=None, wanted=known[name].type)
+
+
+def _is_narrower(wanted: pa.DataType, given: pa.DataType) -> bool:
+    """Whether a type of the same family cannot hold all that another one can."""
+    if pa.types.is_integer(given):
+        return wanted.bit_width < given.bit_width
+    if isinstance(given, pa.Decimal128Type) and isinstance(wanted, pa.Decimal128Type):
+        whole = wanted.precision - wanted.scale < given.precision - given.scale
+        return whole or wanted.scale < given.scale
+    if pa.types.is_fixed_size_binary(wanted):
+        return wanted != given
+    return _fineness(wanted) < _fineness(given)
+
+
+def _fineness(kind: pa.DataType) -> int:
+    """By the unit in the name of a temporal type, such as timestamp[us, tz=UTC]."""
+    unit = str(kind).partition("[")[2].partition(",")[0].rstrip("]")
+    return _UNITS.index(unit) if unit in _UNITS else 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import ConfigError
-from statelog.schemas.keys.shares import ranges_text, share
+from statelog.schemas.key_groups import ranges_text, share
 from statelog.schemas.names import check_name
 from statelog.spark.options.address import LogAddress, log_address
 from statelog.spark.options.parsing import COMMON, flag, lowered, number, numbers, refuse_unknown

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from statelog.errors import InvalidChange
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.values.columns import STATE_NAMES
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import STATE_NAMES, ValueSchema
 
 __all__ = ["Names", "has_key", "match_names"]
 

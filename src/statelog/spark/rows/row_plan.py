@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.rows.names import Names, match_names

@@ -13,10 +13,8 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.errors import InvalidChange
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.values.columns import STATE_NAMES
-from statelog.schemas.values.misfits import Misfit, Reason, misfits
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values.schema import STATE_NAMES, Misfit, Reason, ValueSchema, misfits
 from statelog.schemas.values.types import ValueType
 from statelog.spark.rows.names import Names
 

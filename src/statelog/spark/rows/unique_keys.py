@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from statelog.closing import Closing
 from statelog.errors import InvalidChange
-from statelog.schemas.keys.fingerprints import Fingerprints, fingerprints
+from statelog.schemas.arrays import Fingerprints, fingerprints
 
 if TYPE_CHECKING:
     from statelog.environment import SpillFile

@@ -13,7 +13,7 @@ Invariants:
 from dataclasses import dataclass, field
 
 from statelog.errors import CheckpointMismatch, Misuse
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 
 __all__ = ["NO_QUERY", "BatchDecision", "check_take_over", "decide_batch", "decide_write", "owner_of"]

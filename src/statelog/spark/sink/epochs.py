@@ -37,8 +37,8 @@ from statelog.spark.sink.ownership import Rival, check_ownership
 from statelog.spark.sink.query_run import QueryRun, run_of, same_run, sibling_nonce, voided_nonce
 from statelog.spark.sink.rivals import rivals_of, under_way
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log.bulk import append_all
 from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
 
 __all__ = ["give_up", "plan_batch", "sibling_nonces"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statelog.errors import LogInUse
-from statelog.schemas.keys.shares import ranges_text
+from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options.write import WriteOptions
 from statelog.spark.sink.decision import NO_QUERY, check_take_over, owner_of

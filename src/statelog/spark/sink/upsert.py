@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statelog.errors import ConfigError
-from statelog.schemas.keys.shares import ranges_text
+from statelog.schemas.key_groups import ranges_text
 from statelog.spark.options.address import address_options
 from statelog.spark.options.write import write_options
 from statelog.spark.sink.task import QUERY_PROPERTY

@@ -18,7 +18,7 @@ from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.ledger.identity import shown_id
+from statelog.schemas.ledger.place import shown_id
 from statelog.spark.clients import cached_log
 from statelog.spark.options.read import ReadOptions
 from statelog.spark.options.reading import lease_terms

@@ -13,8 +13,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError
 from statelog.reading.plan import Plan, part_of
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.values.columns import state_batches
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import ValueSchema, state_batches
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import chosen, newest_with, spark_arrow_schema, state_columns
 from statelog.spark.options.read import ReadOptions, read_options

@@ -14,7 +14,7 @@ from statelog.reading.commits import Commits
 from statelog.reading.plan import CommitFacts, commit_facts
 from statelog.reading.reach import Reach
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.snapshot.subscription import newest_files
+from statelog.schemas.snapshot.claims import newest_files
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.keys.key_groups import KeyType
+from statelog.schemas.key_groups import KeyType
 
 __all__ = ["Wanted", "narrowed", "wanted"]
 

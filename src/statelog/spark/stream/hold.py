@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from statelog.environment import REAL, Environment
 from statelog.reading.hold import Hold, Needs
-from statelog.schemas.snapshot.subscription import check_holder
+from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options.reading import lease_terms
 from statelog.spark.options.stream import StreamOptions
 from statelog.storage.held_subscription import HeldSubscription

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
-from statelog.schemas.ledger.identity import LogIdentity, shown_id
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
 
 __all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start", "is_reset"]
 

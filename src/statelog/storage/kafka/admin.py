@@ -1,27 +1,218 @@
 """Requests to a cluster: an admin client made at first use, and replaced when it looks in the wrong place.
 
-Owns which admin client is asked, one at a time, and the rules when it is replaced:
+Decides nothing about topics and offsets. Owns which librdkafka admin client is asked, one at a time, the errors that it
+reports of itself, what it knows of leaders, and the rules when it is replaced:
 
 - It goes on asking a broker that it once took for the controller or the leader, dead or alive. So a client that gave
   answers before and then gives none in a quarter of the time is replaced by a new one, which gets all of the time.
-- It gives up what it asked a broker that it then hears is none of the cluster's. The next one is asked at once, as
-  long as there is time.
+- It drops requests to a broker that turns out not to be in the cluster. The next client is asked at once, as long as
+  there is time.
+
+What it knows about librdkafka:
+
+- It retries endlessly where it is refused: wrong credentials, wrong certificates. What it says of that ends the wait.
+- All answers must be there before it may be dropped, and a future must stay in its mapping until it is done.
+- Where it knows no leader of a partition, `list_offsets` and `delete_records` look for one from the calling thread, in
+  memory that the client's own thread frees as soon as its picture of the cluster changes: heap corruption, most likely
+  in a new client, whose first picture is on its way. So these ask for leaders first, by `describe_topics`, which looks
+  in the client's own thread and leaves what it found in that picture.
+- It tells of TLS at a plain listener by itself, and of the reverse only that connections are closed. So a handshake is
+  tried, of which nothing but its beginning counts: no certificate is verified, and nothing is sent.
 """
 
+import concurrent.futures
+import math
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from statelog.storage.kafka.admin_client import DROPPED, LOST, AdminClient, Leaders, Request
-from statelog.storage.kafka.config import ClientConfig
-from statelog.storage.kafka.native import Refused
-from statelog.storage.kafka.process import ProcessGuard
+import confluent_kafka
+from confluent_kafka import TopicCollection, admin
 
-__all__ = ["AdminSession"]
+from statelog.storage.kafka.config import ClientConfig, admin_properties
+from statelog.storage.kafka.errors import refusal_of
+from statelog.storage.kafka.native import ProcessGuard, Refused, kafka_error, make_client, native
+
+__all__ = ["DROPPED", "LOST", "AdminClient", "AdminSession", "Answers", "Leaders", "Request", "speaks_tls"]
 
 _FIRST_SHARE = 4
 _UNSENT = "waiting for controller"
+
+
+Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
+Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
+"""Sends requests that may take so many seconds; returns the client's mappings to futures."""
+
+DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER"})
+"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers."""
+LOST = frozenset({
+    "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_DESTROY", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD",
+    "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", *DROPPED,
+})  # fmt: skip
+"""Answers that say more of where the client looked than of the cluster."""
+
+_GRACE_S = 1.0
+"""The client reports its own time-out, with its reason; we wait this much longer to hear it."""
+_LOOK_S = 0.1
+_SPEECHLESS_S = 1.0
+"""A client that got no answer for so long may speak plainly to a listener that wants TLS."""
+_LED_S = 0.25
+"""So long the client is taken to know the leaders that it was told of: enough for the questions of one call. Its own
+picture of them lasts for minutes, but only until it hears that a leader is gone."""
+
+
+class Leaders(NamedTuple):
+    """The partitions of a topic whose leaders a request goes to."""
+
+    topic: str
+    partitions: Collection[int]
+
+
+class _Led(NamedTuple):
+    """Partitions that had a leader when the client was told, and until when that is believed."""
+
+    partitions: frozenset[int]
+    until_s: float
+
+    def covers(self, leaders: Leaders) -> bool:
+        """Whether all of these had one."""
+        return self.partitions.issuperset(leaders.partitions)
+
+
+class AdminClient:
+    """Asks the brokers through one native client. Raises our error for the client's if it cannot be made."""
+
+    def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=8)
+        """What the client said of itself since its last answer."""
+        self._is_plain = "SSL" not in config.settings.get("security.protocol", "").upper()
+        self._unanswered: list[Sequence[Answers]] = []
+        self._led: dict[str, _Led] = {}
+        self._is_proven = False
+        properties = admin_properties(config)
+        self.native = make_client(admin.AdminClient, "a client", properties, config, self._errors)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it ever gave an answer."""
+        return self._is_proven
+
+    def ask(self, request: Request, limit_s: float, leaders: Leaders | None) -> list[dict[Any, Any]]:
+        """The answers of all mappings, within `limit_s` seconds. Raises Refused, as `AdminSession.ask` says."""
+        native(self.native.poll, 0)  # Hands the client's log lines on; they would pile up otherwise.
+        began = self._clock()
+        if leaders is not None and not self._knows(leaders):
+            self._learn(leaders, limit_s)
+        left_s = limit_s - (self._clock() - began)
+        return self._answers(request, max(left_s, 0.001))
+
+    def _knows(self, leaders: Leaders) -> bool:
+        if self._errors:  # A connection broke since, and the client may already know that its leader is gone.
+            return False
+        led = self._led.get(leaders.topic)
+        return led is not None and self._clock() < led.until_s and led.covers(leaders)
+
+    def _learn(self, leaders: Leaders, limit_s: float) -> None:
+        topics = TopicCollection([leaders.topic])
+        self._answers(lambda client, left_s: [client.describe_topics(topics, request_timeout=left_s)], limit_s)
+        led = self._led.get(leaders.topic)
+        if led is None or not led.covers(leaders):
+            raise Refused("LEADER_NOT_AVAILABLE", "a partition has no leader, or is not there")
+
+    def _answers(self, request: Request, limit_s: float) -> list[dict[Any, Any]]:
+        mappings = native(request, self.native, limit_s)
+        self._await(mappings, limit_s + _GRACE_S)
+        try:
+            answers = [{key: self._result(future, limit_s) for key, future in mapping.items()} for mapping in mappings]
+        except Refused as refused:
+            raise self._explained(refused) from None
+        self._is_proven = True
+        self._errors.clear()
+        for answer in (answer for mapping in answers for answer in mapping.values()):
+            if isinstance(answer, admin.TopicDescription):
+                led = frozenset(place.id for place in answer.partitions if place.leader is not None)
+                self._led[answer.name] = _Led(led, self._clock() + _LED_S)
+        return answers
+
+    def _await(self, mappings: Sequence[Answers], limit_s: float) -> None:
+        """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
+        futures = [future for mapping in mappings for future in mapping.values()]
+        began = self._clock()
+        while concurrent.futures.wait(futures, _LOOK_S).not_done:
+            waited_s = self._clock() - began
+            native(self.native.poll, 0)
+            refusal = None if self._is_proven else self._refusal(waited_s)
+            if refusal is not None or waited_s >= limit_s:
+                self._unanswered.append(mappings)
+            if refusal is not None:
+                raise Refused(*refusal)
+            if waited_s >= limit_s:
+                return
+
+    def _refusal(self, waited_s: float) -> tuple[str, str] | None:
+        """Why no waiting helps, if so. Looks once whether it speaks plainly to a listener that wants TLS."""
+        refusal = refusal_of(self._told(), waited_s)
+        if refusal is None and self._is_plain and waited_s >= _SPEECHLESS_S:
+            self._is_plain = False  # Asked once; a listener does not change its mind.
+            server = speaks_tls(self._config.bootstrap_servers, _SPEECHLESS_S)
+            if server:
+                return "_SSL", f"{server} speaks TLS, and security.protocol says that this client does not"
+        return refusal
+
+    def _told(self) -> list[tuple[str, str]]:
+        return [(error.name(), self._config.redact(error.str())) for error in list(self._errors)]
+
+    def _explained(self, refused: Refused) -> Refused:
+        """A time-out says nothing of its cause; what the client said of itself meanwhile does."""
+        told = self._told()
+        if refused.name not in LOST or not told:
+            return refused
+        refusal = refusal_of(told, math.inf)
+        return (
+            Refused(*refusal)
+            if refusal
+            else Refused(refused.name, f"{refused.text} (last client error: {told[-1][1]})")
+        )
+
+    def _result(self, future: "concurrent.futures.Future[Any]", limit_s: float) -> Any:
+        """The answer, or Refused."""
+        try:
+            return future.result(timeout=0)
+        except confluent_kafka.KafkaException as refused:
+            # The future keeps its exception, and through the frames of its traceback it would keep the client alive.
+            refused.__traceback__ = None
+            raise Refused(*kafka_error(refused, self._config)) from None
+        except concurrent.futures.TimeoutError:
+            raise Refused("_TIMED_OUT", f"no answer within {limit_s:g} s") from None
+
+
+def speaks_tls(bootstrap_servers: str, timeout_s: float) -> str:
+    """The first of these servers (host:port, comma-separated) that answers a TLS handshake, or an empty text."""
+    for server in bootstrap_servers.split(","):
+        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+        if port.isdecimal() and _shakes_hands(host.strip("[]"), int(port), timeout_s):
+            return server.strip()
+    return ""
+
+
+def _shakes_hands(host: str, port: int, timeout_s: float) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:
+        # A broker that wants our certificate ends the handshake with an alert, which is TLS as well.
+        return "ALERT" in (error.reason or "")
+    except (OSError, ValueError):
+        return False
 
 
 class AdminSession:

@@ -15,15 +15,13 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, Topic
 
 from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
-from statelog.storage.kafka.admin import AdminSession
-from statelog.storage.kafka.admin_client import Leaders, Request
+from statelog.storage.kafka.admin import AdminSession, Leaders, Request
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
-from statelog.storage.kafka.idle import IdleConsumers
 from statelog.storage.kafka.native import Refused
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.storage.kafka.producer import ConfluentProducer
-from statelog.storage.kafka.reader import ConfluentReader
+from statelog.storage.kafka.reader import ConfluentReader, IdleConsumers
 
 __all__ = ["ConfluentKafka"]
 

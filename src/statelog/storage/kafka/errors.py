@@ -1,12 +1,20 @@
-"""Interprets answers of the Kafka client: delivery reports and errors, by librdkafka's error names.
+"""Interprets answers of the Kafka client: delivery reports and errors, by librdkafka's error names; and steps over what
+the client cannot unpack, where none of it counts.
 
-Pure. It owns the two classifications that safety rests on, and the mapping from the client's errors to ours. It never
-talks to a client. Invariant: a delivery is OK only when nothing else is possible, and nothing that the client says is a
-clear no.
+Owns the two classifications that safety rests on, and the mapping from the client's errors to ours.
+
+Who may write to a log's data topic can leave a batch there that unpacks to more than the client takes, or not at all.
+It stops nobody who does not need what is in it: who reads says what counts.
+
+Invariants:
+- A delivery is OK only when nothing else is possible, and nothing that the client says is a clear no.
+- What counts is never stepped over: it is the error that it was. Only a batch's own offsets are stepped over, and every
+  other record of the ranges comes, once.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from statelog.errors import (
     BeyondEnd,
@@ -20,11 +28,23 @@ from statelog.errors import (
     StatelogError,
     Unreadable,
 )
-from statelog.schemas.topics.policy import MAX_RECORD_BYTES
-from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange
+from statelog.schemas.topic_policy import MAX_RECORD_BYTES
+from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Reader, Record
 from statelog.storage.kafka.config import mask_text
 
-__all__ = ["ENDING", "UNPACKING", "check_range", "classify_delivery", "client_error", "refusal_of", "unreadable"]
+__all__ = [
+    "ABSENT",
+    "ENDING",
+    "REFUSED_OFFSET",
+    "UNPACKING",
+    "Counts",
+    "check_range",
+    "classify_delivery",
+    "client_error",
+    "read_past",
+    "refusal_of",
+    "unreadable",
+]
 
 _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
@@ -55,7 +75,10 @@ _SETTING_HINTS = {
     "on a single broker",
 }
 """What to do about a setting that the broker's text does not name."""
-_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_NOENT"})
+ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+"""Errors about a topic or a partition that is not there."""
+REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
+"""Errors about an offset that the broker does not have."""
 _UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 UNPACKING = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
 """Errors of one batch, which come again and again: its checksum is wrong, or it cannot be unpacked."""
@@ -118,7 +141,7 @@ def client_error(
     if error_name in _WRONG_SETTING:
         hint = _SETTING_HINTS.get(error_name, "Correct the named setting")
         return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
-    if error_name in _ABSENT:
+    if error_name in ABSENT | {"_NOENT"}:
         return NotFound(f"no such topic or partition while {doing}: {text}", hint="Create the log first", **where)
     if error_name in UNPACKING:
         hint = "Read another replica, or restore the broker's disk; the record is not skipped"
@@ -168,3 +191,56 @@ def check_range(topic: str, partition: int, wanted: OffsetRange, available: Offs
         log_start=available.start,
         log_end=available.end,
     )
+
+
+# ---- what cannot be unpacked
+
+
+Counts = Callable[[int, OffsetRange], bool]
+"""Whether anything at these offsets of a partition counts."""
+_ANSWER_S = 10.0
+_PLACE = ("partition", "start_offset", "end_offset")
+
+
+def read_past(
+    reader: Reader, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float, counts: Counts
+) -> Iterator[Record]:
+    """Yield every record of `ranges` but those that cannot be unpacked and do not count. Raises as `Reader.read`."""
+    starts = {partition: wanted.start for partition, wanted in ranges.items()}
+    while True:
+        left = {p: OffsetRange(starts[p], wanted.end) for p, wanted in ranges.items() if starts[p] < wanted.end}
+        try:
+            for record in reader.read(left, stall_timeout_s=stall_timeout_s):
+                starts[record.partition] = record.offset + 1
+                yield record
+        except Unreadable as error:
+            partition, start, end = (cast("int", error.facts[name]) for name in _PLACE)
+            if counts(partition, OffsetRange(start, end)):
+                accept = f"statelog accept-loss {error.facts['topic']} --range {partition}:{start}-{end}"
+                raise error.restated(hint=f"{error.hint}; what is lost for good is given up by {accept}") from error
+            starts[partition] = end
+        except BrokerUnavailable as error:
+            partition, offset = _silent(reader, ranges, error)
+            if counts(partition, OffsetRange(offset, offset + 1)):
+                raise
+            starts[partition] = offset + 1
+        else:
+            return
+
+
+def _silent(reader: Reader, ranges: Mapping[int, OffsetRange], error: BrokerUnavailable) -> tuple[int, int]:
+    """The offset that nothing comes for, though the broker answers for the one beside it. Else raises the error again.
+
+    A batch that unpacks to less than its records say is dropped by the client without a word, and asked for again.
+    """
+    partition, offset = error.facts.get("partition"), error.facts.get("next_offset")
+    if not isinstance(partition, int) or not isinstance(offset, int):
+        raise error
+    beside = offset + 1 if offset + 1 < ranges[partition].end else max(0, offset - 1)
+    try:
+        next(reader.read({partition: OffsetRange(beside, beside + 1)}, stall_timeout_s=_ANSWER_S), None)
+    except Unreadable:
+        pass
+    except (BrokerUnavailable, DataLoss):
+        raise error from None
+    return partition, offset

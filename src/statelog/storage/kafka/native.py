@@ -1,25 +1,35 @@
-"""Calls into native Kafka clients, and the exceptions that come out of them.
+"""Native Kafka clients: calls into them, the exceptions that come out, and the process that owns them.
 
 Every call that can wait goes through `native`. Where a signal's handler raises while the client is in C, the client
 returns a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`:
-what comes out here is the handler's own exception, Ctrl-C above all. Pure but for the call itself.
+what comes out here is the handler's own exception, Ctrl-C above all.
 
 What a client says of itself goes to the logger `statelog.kafka`, in Python and from inside of calls: an exception there
 comes out of the call. Its errors go to its maker.
+
+A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
+even dropping the handle crashes. Invariants of `ProcessGuard`: a client refuses work outside the process that made it,
+a handle that a fork carried over is never destroyed there, and one whose owner was dropped without a close goes with
+it, with a ResourceWarning: its threads and connections would stay indefinitely.
 """
 
+import ctypes
 import logging
+import os
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import confluent_kafka
 from confluent_kafka import admin
 
+from statelog.errors import ClosedError
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
 
-__all__ = ["Refused", "kafka_error", "make_client", "native"]
+__all__ = ["ProcessGuard", "Refused", "kafka_error", "make_client", "native"]
 
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
 logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
@@ -76,3 +86,92 @@ def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig)
     if isinstance(inner, confluent_kafka.KafkaError):
         return inner.name(), config.redact(inner.str())
     return "_UNKNOWN", config.redact(str(inner))
+
+
+# ---- one process, one client
+
+
+_UNCLOSED = "unclosed {} of statelog: close the Writer, Coordinator, Log or Kafka port that it belongs to"
+_handles: dict[int, object] = {}
+
+
+class _Origin:
+    """Where a handle was made, for tracemalloc: a warning that named the handle itself would keep it alive."""
+
+    __slots__ = ()
+
+
+class ProcessGuard:
+    """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
+
+    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_pid")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = os.getpid()
+        self._handle: object | None = None
+        self._closed = False
+        self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that owns the handle, if there is a handle."""
+        return self._handle is not None and self._pid != os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def check(self) -> None:
+        """Raise ClosedError after close, and in a fork of the process that made the handle."""
+        if self._closed:
+            raise ClosedError(f"the {self._name} is closed", hint="Make a new one")
+        if self.is_foreign:
+            raise ClosedError(
+                f"the {self._name} was made in another process",
+                hint="Make Kafka clients after the fork, in the process that uses them",
+                made_in_pid=self._pid,
+                used_in_pid=os.getpid(),
+            )
+
+    def hold(self, handle: Any) -> None:
+        """Own a handle that was just made in this process. Raises ClosedError if another thread closed meanwhile."""
+        self._pid = os.getpid()
+        self._handle = handle
+        _handles[id(handle)] = handle
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name, _Origin())
+        self._finalizer.atexit = False
+        if self._closed:
+            self.drop()
+            self.check()
+
+    def drop(self) -> None:
+        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay."""
+        if self._handle is not None and not self.is_foreign:
+            _handles.pop(id(self._handle), None)
+            self._handle = None
+            if self._finalizer is not None:
+                self._finalizer.detach()
+
+    def close(self) -> None:
+        """Drop the handle and refuse all further use."""
+        self._closed = True  # First: what is held behind the drop is for `hold` to see.
+        self.drop()
+
+
+def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
+    """The owner was dropped without a close. Warn as Python does of files, and log it."""
+    if pid == os.getpid() and _handles.pop(handle, None) is not None:
+        _LOG.warning("a %s was dropped without being closed; its connections end now", name)
+        warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)
+
+
+def _immortalise() -> None:
+    """In a forked child: one reference more than anybody will ever release, so that no handle is destroyed here."""
+    for handle in _handles.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_immortalise)

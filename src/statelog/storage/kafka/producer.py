@@ -22,9 +22,8 @@ from statelog.errors import BrokerUnavailable, ValueTooLarge
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES, ClientConfig, producer_properties
 from statelog.storage.kafka.errors import classify_delivery, client_error
-from statelog.storage.kafka.native import kafka_error, make_client, native
+from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
-from statelog.storage.kafka.process import ProcessGuard
 
 __all__ = ["ConfluentProducer"]
 

@@ -3,7 +3,9 @@
 Owns one librdkafka consumer, which only ever assigns explicit offsets: no group, no commit, no reset. It never skips
 and never ends early: a partition is finished when a record at or past the end, or the end of the log itself, was seen.
 Invariants: offsets of a partition strictly increase, and after any exception out of the client, an interrupt too, the
-consumer is thrown away, because the client may have moved its position past records that it then dropped.
+consumer is thrown away, because the client may have moved its position past records that it then dropped. A consumer is
+a reader's, while it reads, or waits for the next one in `IdleConsumers`, never read by two; where a fork has copied it,
+it is given to nobody.
 
 The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's.
 """
@@ -11,7 +13,7 @@ The client fetches ahead, and unpacks all of what it fetched: an error behind a 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
@@ -19,13 +21,19 @@ from confluent_kafka import TopicPartition
 from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse, Unreadable
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
-from statelog.storage.kafka.errors import ENDING, UNPACKING, check_range, client_error, unreadable
-from statelog.storage.kafka.idle import IdleConsumer, IdleConsumers
-from statelog.storage.kafka.native import make_client, native
+from statelog.storage.kafka.errors import (
+    ABSENT,
+    ENDING,
+    REFUSED_OFFSET,
+    UNPACKING,
+    check_range,
+    client_error,
+    unreadable,
+)
+from statelog.storage.kafka.native import ProcessGuard, make_client, native
 from statelog.storage.kafka.positions import HighWater
-from statelog.storage.kafka.process import ProcessGuard
 
-__all__ = ["ConfluentReader", "ListOffsets"]
+__all__ = ["ConfluentReader", "IdleConsumer", "IdleConsumers", "ListOffsets"]
 
 
 class ListOffsets(Protocol):
@@ -41,11 +49,56 @@ class ListOffsets(Protocol):
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
-_REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 """The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
-_PERHAPS_GONE = _REFUSED_OFFSET | {"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"}
+_PERHAPS_GONE = REFUSED_OFFSET | ABSENT
+
+
+class IdleConsumer(NamedTuple):
+    """A consumer that fetches nothing, and what it has told of errors."""
+
+    client: confluent_kafka.Consumer
+    errors: deque[confluent_kafka.KafkaError]
+
+
+class IdleConsumers:
+    """Consumers between two reads, at most one a topic, for readers that are many and seldom read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, tuple[IdleConsumer, ProcessGuard]] = {}
+        self._is_closed = False
+
+    def take(self, topic: str) -> IdleConsumer | None:
+        """One that has read this topic, for the caller to give back or to close; None if there is none."""
+        found = self._idle.pop(topic, None)
+        if found is None or found[1].is_foreign:
+            return None
+        found[1].close()
+        return found[0]
+
+    def give(self, topic: str, idle: IdleConsumer) -> None:
+        """Keep it for the next, or close it."""
+        guard = ProcessGuard("reader")
+        guard.hold(idle.client)
+        if self._idle.setdefault(topic, (idle, guard))[0] is not idle:
+            _close(idle, guard)
+        if self._is_closed:  # By another thread, which may have looked before.
+            self.close()
+
+    def close(self) -> None:
+        """Release them. Idempotent."""
+        self._is_closed = True
+        for topic in list(self._idle):
+            idle, guard = self._idle.pop(topic, (None, None))
+            if idle is not None and guard is not None and not guard.is_foreign:
+                _close(idle, guard)
+
+
+def _close(idle: IdleConsumer, guard: ProcessGuard) -> None:
+    guard.close()
+    with suppress(confluent_kafka.KafkaException):
+        native(idle.client.close)
 
 
 class ConfluentReader:
@@ -236,7 +289,7 @@ class ConfluentReader:
         if name in ENDING - _OF_THE_GROUP:
             needs = f"READ on topic {self._topic}"
             raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, **where)
-        if name in _REFUSED_OFFSET or error.fatal():
+        if name in REFUSED_OFFSET or error.fatal():
             hint = "Read again: the offset is there now, a leader may have moved while it was read"
             raise BrokerUnavailable(f"the read was refused: {text}", hint=hint, **where)
 

@@ -1,13 +1,36 @@
-"""A log's files: the descriptor and the first value schema. Written once, never changed."""
+"""A log's files on the store: the descriptor, the value schemas, and the chain of manifests. All are written once.
+
+It executes; which manifests are kept, what a manifest says and what may be deleted is decided in `schemas`.
+
+Invariants:
+- A value schema, `schemas/<id>.avsc` with ids from 1, is stored before the first chunk that uses it is sent: an id that
+  is found in a chunk has its schema. Id 0 means opaque bytes and has no file.
+- A slot of the chain is written once. Who put it is told by the nonce inside, never by the outcome of the put.
+- "Newest" is the highest number listed; a listing is never cached.
+- An empty listing is believed only beside the log's own descriptor, and no listing that ends below a number that this
+  process has seen: the newest manifest is never deleted, so the directory is not the one that it was.
+- Nothing is put before this process has seen the store refuse a second create: a gateway may have changed since the log
+  was made, and on one that overwrites two winners of a slot delete each other's runs.
+"""
 
 import json
+from typing import NamedTuple
 
-from statelog.errors import AlreadyExists, NotFound
+from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.storage.store import Store
+from statelog.schemas.names import DESCRIPTOR_PATH, manifest_number, manifest_path, schema_path
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.values.schema import OPAQUE, ValueSchema, check_compatible, parse_value_schema
+from statelog.storage.store import FileInfo, Store
 
-__all__ = ["descriptor_or_none", "put_descriptor", "put_first_schema"]
+__all__ = [
+    "ManifestChain",
+    "StoredManifest",
+    "ValueSchemas",
+    "descriptor_or_none",
+    "put_descriptor",
+    "put_first_schema",
+]
 
 
 def descriptor_or_none(store: Store) -> Descriptor | None:
@@ -30,8 +53,206 @@ def put_descriptor(store: Store, descriptor: Descriptor) -> None:
 
 def put_first_schema(store: Store, avsc: str) -> None:
     """Put schema 1; one that a dead create left behind counts if it is the same."""
+    path = schema_path(1)
     try:
-        store.put_if_absent("schemas/1.avsc", avsc.encode())
+        store.put_if_absent(path, avsc.encode())
     except AlreadyExists:
-        if json.loads(store.read("schemas/1.avsc")) != json.loads(avsc):
+        if json.loads(store.read(path)) != json.loads(avsc):
             raise
+
+
+# ---- manifests
+
+
+class StoredManifest(NamedTuple):
+    """A manifest and the bytes that it was read from (the next one carries their hash)."""
+
+    manifest: Manifest
+    data: bytes
+
+
+_LOOKS = 5
+_GONE_HINT = "Mount the volume again, or check the root URL; nothing was written and nothing was truncated"
+
+
+class ManifestChain:
+    """The `manifests/` folder of the log that `descriptor` describes."""
+
+    def __init__(self, store: Store, descriptor: Descriptor) -> None:
+        self._store = store
+        self._descriptor = descriptor
+        self._highest = 0
+        self._is_proved = False
+
+    def numbers(self) -> list[int]:
+        """The numbers that there are, ascending. Raises as `listed`."""
+        return sorted(self.listed())
+
+    def listed(self) -> dict[int, FileInfo]:
+        """The files that there are, by number.
+
+        Raises StoreUnavailable, also if the directory is not there or went back, IdentityChanged if it is another's.
+        """
+        seen = self._highest  # Asked for before the listing: other threads may put meanwhile.
+        found = ((manifest_number(info.path), info) for info in self._store.list("manifests/"))
+        listed = {number: info for number, info in found if number is not None}
+        newest = max(listed, default=0)
+        if newest == 0 or newest < seen:
+            self.check_place()
+        if newest < seen:
+            raise StoreUnavailable(
+                "the store went back: the newest manifest is older than one that stood here",
+                hint="Another directory, or an older copy, lies at the root URL: bring the right one back",
+                store=self._store.url,
+                newest=newest,
+                seen=seen,
+            )
+        self._highest = max(self._highest, newest)
+        return listed
+
+    def check_place(self) -> None:
+        """See that the directory is the log's, by its descriptor.
+
+        Raises StoreUnavailable if there is none, IdentityChanged if it is another log's, CorruptDescriptor.
+        """
+        found = descriptor_or_none(self._store)
+        if found is None:
+            message = "the store is not there: the log's directory holds no descriptor"
+            raise StoreUnavailable(message, hint=_GONE_HINT, store=self._store.url)
+        if found.digest != self._descriptor.digest:
+            raise IdentityChanged(
+                "the directory is another log's",
+                hint="Check the root URL",
+                store=self._store.url,
+                expected=self._descriptor.identity.ledger_topic_id,
+                found=found.identity.ledger_topic_id,
+            )
+
+    def read(self, number: int) -> StoredManifest:
+        """One manifest. Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable."""
+        path = manifest_path(number)
+        data = self._store.read(path)
+        return StoredManifest(Manifest.from_bytes(data, path), data)
+
+    def newest(self) -> StoredManifest | None:
+        """The newest manifest, or None before the first. Raises IdentityChanged if it is that of other topics,
+        StoreUnavailable if it is listed and cannot be read.
+        """
+        found = self.newest_of_any()
+        if found is not None and found.manifest.identity != self._descriptor.identity:
+            raise IdentityChanged(
+                "the newest manifest was made for other topics",
+                manifest=found.manifest.number,
+                store=self._store.url,
+                expected=self._descriptor.identity.ledger_topic_id,
+                found=found.manifest.identity.ledger_topic_id,
+                hint="If a person accepted that the topics were lost, open the log again; else these are another log's",
+            )
+        return found
+
+    def newest_of_any(self) -> StoredManifest | None:
+        """The newest manifest, whichever topics it was made for. Raises as `newest`, but for those."""
+        missed: list[int] = []
+        while numbers := self.numbers():
+            try:
+                return self.read(numbers[-1])
+            except NotFound as error:
+                # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
+                missed.append(numbers[-1])
+                if missed.count(numbers[-1]) >= _LOOKS:
+                    raise StoreUnavailable(
+                        "the store lists the newest manifest, and then says that it is not there",
+                        hint=_GONE_HINT,
+                        **error.facts,
+                    ) from error
+        return None
+
+    def put(self, manifest: Manifest) -> bool:
+        """Put a manifest into its slot. True if it is ours that stands there, False if another one does.
+
+        The first put proves the store. Raises UnsafeStore, with nothing put, if it overwrites; StoreUnavailable if it
+        cannot be told whose manifest it is; StorageFull.
+        """
+        self._prove()
+        path, data = manifest_path(manifest.number), manifest.to_bytes()
+        try:
+            self._store.put_if_absent(path, data)
+        except (AlreadyExists, StoreUnavailable) as error:
+            # A store's client retries below us, so "exists" may be our own write, and a failure may have landed.
+            try:
+                return self.read(manifest.number).manifest.nonce == manifest.nonce
+            except NotFound:
+                raise StoreUnavailable("a manifest was neither written nor refused", path=path) from error
+        self._highest = max(self._highest, manifest.number)
+        return True
+
+    def _prove(self) -> None:
+        """Prove put-if-absent, unless this chain did. Readers and writers put no manifest, and ask nothing."""
+        if not self._is_proved:
+            self._store.check()
+            self._is_proved = True
+
+
+# ---- value schemas
+
+
+class ValueSchemas:
+    """All value schemas of one log, read when first asked for."""
+
+    def __init__(self, store: Store, first_id: int) -> None:
+        self._store = store
+        self._known: dict[int, ValueSchema] = {0: OPAQUE}
+        self._first_id = first_id
+
+    def get(self, schema_id: int) -> ValueSchema:
+        """The schema with this id. Raises UnknownFormat if the log does not have it, StoreUnavailable."""
+        if schema_id not in self._known:
+            try:
+                text = self._store.read(schema_path(schema_id)).decode()
+            except NotFound as error:
+                raise UnknownFormat(
+                    "a chunk names a value schema that the log does not have",
+                    schema_id=schema_id,
+                    path=schema_path(schema_id),
+                    hint="Restore the file: nothing deletes it",
+                ) from error
+            self._known[schema_id] = parse_value_schema(text, schema_id)
+        return self._known[schema_id]
+
+    def newest(self) -> ValueSchema:
+        """The schema that new changes are written with, asked of the store now."""
+        if self._first_id == 0:
+            return OPAQUE
+        newest = self._first_id
+        for info in self._store.list("schemas/"):
+            stem = info.path.removeprefix("schemas/").removesuffix(".avsc")
+            if stem.isdigit():
+                newest = max(newest, int(stem))
+        return self.get(newest)
+
+    def all(self) -> tuple[ValueSchema, ...]:
+        """Every schema of the log by ascending id, asked of the store now; the opaque one alone in a log of bytes."""
+        newest = self.newest()
+        return tuple(self.get(schema_id) for schema_id in range(self._first_id, newest.id + 1))
+
+    def add(self, avsc: str) -> ValueSchema:
+        """Store a schema under the next id, unless the log has it already, under any id; that one is returned then.
+
+        So a program may ask for its schema whenever it starts: an old one that starts again takes nothing back.
+
+        Raises IncompatibleSchema, before anything is written, if it cannot read what any earlier one wrote; ConfigError
+        if it is no value schema; StoreUnavailable, after which the same call is safe.
+        """
+        while True:
+            known = self.all()
+            proposed = parse_value_schema(avsc, known[-1].id + 1)
+            same = [one for one in known if one.avsc == proposed.avsc]
+            if same:
+                return same[0]
+            check_compatible(proposed, known)
+            try:
+                self._store.put_if_absent(schema_path(proposed.id), proposed.avsc.encode())
+            except AlreadyExists:
+                continue  # Another process added one at the same moment: check against it, too.
+            self._known[proposed.id] = proposed
+            return proposed

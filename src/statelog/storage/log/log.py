@@ -1,9 +1,11 @@
-"""`Log`: create, open, describe and delete a log; what writers, rounds and readers work through.
+"""`Log`: create, open, describe and delete a log, and `statelog.open`; what writers, rounds and readers work through.
 
 Invariants:
 - The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
 - Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
   refuses before anything is read or written.
+- Any number of processes may open the same name with `create=True` at once: one of them makes the log, all open it. An
+  option that is given holds for the log that comes out: one that an existing log contradicts is an error.
 - A log holds its two ports, and is closed by its maker. It does not outlive a fork: open it again in the child.
 """
 
@@ -11,13 +13,13 @@ import logging
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.errors import DataLoss, IdentityChanged, NotFound, Unavailable
+from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
@@ -25,26 +27,36 @@ from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.policy import TopicRole, Waiver
-from statelog.schemas.topics.rights import LEDGER_WRITING, NO_RIGHTS, READING, WRITING, Rights, check_rights
+from statelog.schemas.topic_policy import (
+    LEDGER_WRITING,
+    NO_RIGHTS,
+    READING,
+    WRITING,
+    Rights,
+    TopicRole,
+    Waiver,
+    check_rights,
+)
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
-from statelog.storage.log.bulk import append_all
-from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_or_none
 from statelog.storage.log.ledger import Ledger
-from statelog.storage.log.life import delete_log, make_log
-from statelog.storage.log.options import LogOptions, check_replicas, new_log
-from statelog.storage.log.spare import Spare
-from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify
-from statelog.storage.log.topics_in_force import topics_in_force
-from statelog.storage.log.where import Where, opened_ports
+from statelog.storage.log.producers import Spare, append_all
+from statelog.storage.log.topics import (
+    IdentifiedTopics,
+    check_made,
+    check_owner,
+    delete_log,
+    identify,
+    make_log,
+    topics_in_force,
+)
+from statelog.storage.log.where import LogOptions, Where, check_replicas, new_log, opened_ports
 from statelog.storage.log.witnesses import Witnesses, check_ledger
-from statelog.storage.manifest_chain import ManifestChain
 from statelog.storage.store import Store
-from statelog.storage.value_schemas import ValueSchemas
 
-__all__ = ["Log", "LogDescription"]
+__all__ = ["Log", "LogDescription", "open"]
 
 _LOG = logging.getLogger("statelog.storage")
 
@@ -118,11 +130,7 @@ class Log(Closing):
         return cls(descriptor, client, store, waived=waived)
 
     @classmethod
-    def open(
-        cls,
-        name: str,
-        where: Where,
-    ) -> "Log":
+    def open(cls, name: str, where: Where) -> "Log":
         """Open a log, verified against cluster and store.
 
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
@@ -145,11 +153,7 @@ class Log(Closing):
         return log
 
     @classmethod
-    def delete(
-        cls,
-        name: str,
-        where: Where,
-    ) -> None:
+    def delete(cls, name: str, where: Where) -> None:
         """Delete a log for good: topics, snapshots, descriptor. Run again, it finishes what it began.
 
         Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
@@ -346,3 +350,50 @@ class Log(Closing):
     def _newest_manifest(self) -> Manifest | None:
         stored = self.manifests.newest()
         return stored.manifest if stored else None
+
+
+# ---- the door
+
+
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Between two looks at a log that a rival is making: most of its time goes to Kafka's two topics."""
+
+
+def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log:  # noqa: A001 - it is statelog.open, as gzip.open
+    """Open a log; with `create`, make it first if there is none.
+
+        with statelog.open("visits", where, create=True) as log:
+            print(log.describe())
+
+    `create` may say how: `create=LogOptions(key_type="string")`. An existing log has to agree with each option that is
+    given. A `value_schema` agrees if the log has it, as its newest or as an earlier one.
+
+    Raises NotFound without `create`; ConfigError, which names the options that differ; and as `Log.open` and
+    `Log.create` do.
+    """
+    options = create if isinstance(create, LogOptions) else LogOptions()
+    with opened_ports(name, where) as (client, store, _):
+        here = replace(where, kafka=client, root=store, storage_options={})
+        return _open_or_create(name, here, options) if create else Log.open(name, here)
+
+
+def _open(name: str, where: Where, options: LogOptions) -> Log:
+    log = Log.open(name, where)
+    options.check(log.descriptor, log.value_schemas.all)
+    return log
+
+
+def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
+    """Open; make what is not there; and look again if a rival makes it at the same moment."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return _open(name, where, options)
+        except NotFound:
+            pass  # There is none, or one whose create is under way, or died: to create it once more completes it.
+        try:
+            return Log.create(name, where, options)  # Made by these options: nothing is left to check.
+        except AlreadyExists:
+            if pause_s is None:
+                raise
+            time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")

@@ -1,33 +1,82 @@
-"""Accepts a loss: a person gives up ranges of the data topic, or declares what is left of the ledger to be the history.
+"""Accepts a loss: a person gives up ranges of the data topic, declares what is left of the ledger to be the history, or
+goes on from the newest snapshot with new topics.
 
-Owns the decision what counts, and the AcceptLoss and Restarts that say it (docs/format-ledger.md). Never run by the
-system itself. For topics that are gone as a whole, see `topic_loss`.
+Owns the decision what counts, and the AcceptLoss and Restarts that say it (docs/format-ledger.md). For topics that are
+gone as a whole docs/protocol-losses.md numbers the steps, and says what stands if we die after each. Never run by the
+system itself.
 
 Invariants:
 - A range holds committed offsets only: accepted beyond them, it would hide losses that are yet to come.
 - What a ledger's loss takes along is only what the newest snapshot holds: that of the data topic is no loss.
-- Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old.
+- Nothing is accepted as long as nothing is lost, nor on one answer of Kafka's that may be old, nor on another cluster:
+  on the old one writers may go on.
 - The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
   One that died on the way is run again: the Restarts of the first are void beside those of the second.
+- Where topics are gone, one put decides: that of the manifest that names the new ones, in the slot right behind the
+  newest one. What a round of the old topics puts before it is gone on from; one that comes later finds its slot taken.
+- A new ledger holds Restarts up to the old position and above, so no offset of a snapshot stands for another record
+  there; and whoever read the old one finds other records than it knows, or a Restart that it began below.
+- A topic that is there is taken over only if its settings are sound and no other log owns it; none is ever deleted.
 """
 
-from collections.abc import Collection
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, NotFound, OutcomeUnknown
+import xxhash
+
+from statelog.errors import (
+    AnchorMismatch,
+    BeyondEnd,
+    ConfigError,
+    Damaged,
+    DataLoss,
+    IdentityChanged,
+    NotFound,
+    OutcomeUnknown,
+    UnsafeTopic,
+)
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import LastRecord, Place
-from statelog.schemas.ledger.records import AcceptLoss, LossRange, Restart, check_committed, encode, given_up
+from statelog.schemas.ledger.records import (
+    VOID_VALUE,
+    AcceptLoss,
+    LossRange,
+    Restart,
+    check_committed,
+    encode,
+    given_up,
+)
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topics.rights import LEDGER_WRITING
-from statelog.storage.ledger_client import append_record
+from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, restart_manifest
+from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicRole, Waiver
+from statelog.storage.kafka import Kafka, TopicDescription
+from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
 from statelog.storage.log.anchors import check_anchors
-from statelog.storage.log.bulk import append_all
+from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none
 from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
+from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
+from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.log.witnesses import furthest_witness
 from statelog.storage.store import Store
 
-__all__ = ["accept_data_loss", "accept_ledger_loss", "append_restarts", "check_acceptance", "check_runs"]
+__all__ = [
+    "TopicFate",
+    "TopicLoss",
+    "accept_data_loss",
+    "accept_ledger_loss",
+    "accept_topic_loss",
+    "append_restarts",
+    "check_acceptance",
+    "check_runs",
+]
 
 _AT_ONCE = 100_000
 
@@ -167,3 +216,211 @@ def append_restarts(log: Log, record: Restart, offset: int) -> int:
     finally:
         producer.close()
     return last
+
+
+# ---- topics that are gone
+
+
+_ATTEMPTS = 8
+
+
+class TopicFate(StrEnum):
+    """What became of a topic since the newest snapshot."""
+
+    KEPT = "is there"
+    GONE = "is gone"
+    ANEW = "was made anew"
+
+
+class TopicLoss(NamedTuple):
+    """What a person is about to accept: the topics' fates, and the snapshot from which the log goes on."""
+
+    data: TopicFate
+    ledger: TopicFate
+    manifest: int
+    position: int
+
+
+def _agreed(_loss: TopicLoss) -> None:
+    """A caller who knows what is lost."""
+
+
+def accept_topic_loss(
+    name: str,
+    where: Where,
+    *,
+    reason: str,
+    operator: str,
+    confirm: Callable[[TopicLoss], None] = _agreed,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Log:
+    """Give up what a lost ledger held behind the newest snapshot, make what is gone anew, and open the log.
+
+    The commits behind that snapshot are given up, and so is every handle, stream and writer of before: a job resumes at
+    its writer's `last_commit`, which is the snapshot's. `confirm` hears first what is lost; what it raises ends it.
+
+    Raises ConfigError if nothing is lost, or there is no reason or operator; NotFound if there is no snapshot, or a run
+    of it is gone; IdentityChanged on another cluster, or if only the data topic is lost; AlreadyExists, UnsafeTopic for
+    a topic that cannot be taken over; OutcomeUnknown, Unavailable (run it again: it goes on).
+    """
+    check_acceptance(reason, operator)
+    with opened_ports(name, where) as (client, store, waived):
+        made = descriptor_or_none(store)
+        if made is None:
+            raise NotFound(f"there is no log {name}", url=store.url)
+        work = _Acceptance(made, client, store, waived, where.replication_factor, clock)
+        stored = work.snapshot()
+        confirm(work.look(stored))
+        sleep(LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.
+        for _ in range(_ATTEMPTS):
+            log = work.replace(stored, reason, operator)
+            if log is not None:
+                log.verify_anew()
+                return log
+            stored = work.snapshot()
+    hint = "Stop them, and accept it again"
+    raise ConfigError("others keep putting manifests in between", log=name, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Acceptance:
+    """The steps, for one log."""
+
+    made: Descriptor
+    client: Kafka
+    store: Store
+    waived: frozenset[Waiver]
+    replication_factor: int
+    clock: Callable[[], float]
+
+    def snapshot(self) -> StoredManifest:
+        """The newest snapshot, whole as far as a listing tells."""
+        self._check_cluster()
+        stored = ManifestChain(self.store, self.made).newest_of_any()
+        if stored is None:
+            raise NotFound(
+                "there is no snapshot, and without its ledger a log holds nothing else that counts",
+                log=self.made.name,
+                url=self.store.url,
+                hint="If the topics are gone for good: delete the log, and make it anew",
+            )
+        check_runs(self.store, stored.manifest)
+        return stored
+
+    def look(self, stored: StoredManifest) -> TopicLoss:
+        """What is lost. Raises ConfigError if nothing is, IdentityChanged if the ledger is there and the data is not,
+        or the snapshot is not the log's.
+        """
+        ids = stored.manifest.identity
+        if ids != self.made.identity and self._is_as_made():
+            raise IdentityChanged(
+                "the newest manifest was made for another log",
+                log=self.made.name,
+                manifest=stored.manifest.number,
+                hint="Files were copied between directories: restore this log's own",
+            )
+        data = self._fate(data_topic(self.made.name), ids.data_topic_id)
+        ledger = self._fate(ledger_topic(self.made.name), ids.ledger_topic_id)
+        if ledger is TopicFate.KEPT and data is TopicFate.KEPT:
+            raise ConfigError("the log's topics are there", log=self.made.name, hint="There is nothing to accept")
+        if ledger is TopicFate.KEPT:
+            raise IdentityChanged(
+                f"the data topic {data}, and the ledger still lists what it held",
+                log=self.made.name,
+                topic=data_topic(self.made.name),
+                hint="Restore it; or delete the ledger topic, too, and accept the loss of both",
+            )
+        return TopicLoss(data, ledger, stored.manifest.number, stored.manifest.position)
+
+    def replace(self, stored: StoredManifest, reason: str, operator: str) -> Log | None:
+        """Make a new ledger that goes on from `stored`; None if another manifest came in between. Safe to run again."""
+        base, name = stored.manifest, self.made.name
+        before = self.made.at(base.identity)
+        ledger = self._topic(TopicRole.LEDGER, ledger_topic(name), 1)
+        data = self._topic(TopicRole.DATA, data_topic(name), self.made.partitions)
+        identity = identity_of(self.client, data, ledger)
+        log = Log(self.made.at(identity), self.client, self.store, waived=self.waived)
+        if identity == base.identity:
+            return log  # Another process was faster.
+        log.verify(WRITING)
+        is_kept = data.topic_id == base.identity.data_topic_id
+        anchors = [one for one in base.anchors if one.topic == "data"] if is_kept else self._fill(base.next_offsets)
+        fold = LedgerFold(base.identity, base.state)
+        witness = furthest_witness(Log(before, self.client, self.store), fold) if is_kept else 0
+        # No reader of the old ledger passes this: what it began with, or read last, lies above 0 or is another record.
+        record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
+        last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))
+        log.ledger.verify_identity()
+        own = restart_manifest(
+            base,
+            stored.data,
+            nonce=os.urandom(16),
+            identity=identity,
+            restarted=last,
+            anchors=[*anchors, Anchor("ledger", 0, last, xxhash.xxh3_64_intdigest(encode(record)))],
+            created_s=self.clock(),
+        )
+        is_ours = log.manifests.put(own) and log.manifests.numbers()[-1] == own.number
+        return log if is_ours else None
+
+    def _check_cluster(self) -> None:
+        found, expected = self.client.cluster_id(), self.made.identity.cluster_id
+        if found != expected:
+            raise IdentityChanged(
+                "this is another cluster, and nothing could stop a writer on the log's own",
+                log=self.made.name,
+                expected=expected,
+                found=found,
+                hint="Check bootstrap.servers. If the log's cluster is gone, read the snapshot without it"
+                " (`statelog recover --snapshot`), and append that to a new log",
+            )
+
+    def _is_as_made(self) -> bool:
+        """Whether the topics are those that the log was made with: then no others can have been accepted."""
+        names = (data_topic(self.made.name), ledger_topic(self.made.name))
+        data, ledger = (self.client.describe_topic(name) for name in names)
+        return data is not None and ledger is not None and identity_of(self.client, data, ledger) == self.made.identity
+
+    def _fate(self, topic: str, topic_id: str) -> TopicFate:
+        found = look_for(self.client, topic)
+        if found is None:
+            return TopicFate.GONE
+        return TopicFate.KEPT if found.topic_id == topic_id else TopicFate.ANEW
+
+    def _topic(self, role: TopicRole, topic: str, partitions: int) -> TopicDescription:
+        """The topic, made if it is not there. Raises AlreadyExists if it is another log's, UnsafeTopic."""
+        found = look_for(self.client, topic)
+        if found is None:
+            return make_topic(self.client, topic, role, partitions, self.replication_factor, self.waived)
+        check_made(found, role, self.waived)
+        if found.partitions < partitions:
+            hint = "Delete it if it is not needed: it is made again as the log needs it"
+            raise UnsafeTopic("the topic was made anew with fewer partitions than the log has", topic=topic, hint=hint)
+        if role is TopicRole.LEDGER and self._owner(topic) not in (None, self.made.digest):
+            raise owned_elsewhere(topic)
+        return found
+
+    def _owner(self, topic: str) -> bytes | None:
+        try:
+            return owner_of(self.client, topic)
+        except Damaged:
+            return None  # Foreign bytes, below all that will ever be read.
+
+    def _fill(self, next_offsets: Mapping[int, int]) -> Sequence[Anchor]:
+        """Fill a new data topic up to the committed positions: below them no commit could list anything."""
+        topic = data_topic(self.made.name)
+        anchors: list[Anchor] = []
+        there = self.client.offsets(topic, sorted(next_offsets)) if next_offsets else {}
+        producer = self.client.producer()
+        try:
+            for partition, wanted in sorted(next_offsets.items()):
+                last = there[partition].end - 1
+                while last < wanted - 1:
+                    count = min(_AT_ONCE, wanted - 1 - last)
+                    last = max(append_all(producer, topic, partition, VOID_VALUE, count))
+                    if last == wanted - 1:
+                        anchors.append(Anchor("data", partition, last, xxhash.xxh3_64_intdigest(VOID_VALUE)))
+        finally:
+            producer.close()
+        return anchors

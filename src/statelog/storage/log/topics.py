@@ -1,39 +1,50 @@
-"""A log's two topics: made, checked against the policy, identified, and marked as the log's own.
+"""A log's two topics and its descriptor: made, checked against the policy, identified, marked as its own, deleted.
 
 Never opens a log.
 
+Which topics are a log's may change: the descriptor names the first ones and never changes, and a manifest of the chain
+names those in force when it was put. Ids never come back: so whatever the cluster shows is the log's if it is the
+descriptor's, or a manifest's.
+
 Invariants:
+- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
+  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
 - A topic that is taken over is empty and has the shape that was asked for.
 - The first record of a ledger names the one descriptor that it belongs to. Of two creates the first mark wins.
+- What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
 """
 
+import os
 import time
 from typing import NamedTuple
 
-from statelog.errors import AlreadyExists, IdentityChanged, NotFound, OffsetGone
+from statelog.errors import AlreadyExists, CorruptManifest, IdentityChanged, NotFound, OffsetGone
 from statelog.schemas.descriptor import Descriptor, verify
-from statelog.schemas.ledger.identity import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
-from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.topics.policy import TopicRole, Waiver, check_topic, topic_config
+from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
+from statelog.schemas.topic_policy import WRITING, TopicRole, Waiver, check_rights, check_topic, topic_config
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, append_record
-from statelog.storage.log.files import descriptor_or_none
-from statelog.storage.manifest_chain import ManifestChain
+from statelog.storage.log.files import ManifestChain, descriptor_or_none, put_descriptor, put_first_schema
+from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
 __all__ = [
     "IdentifiedTopics",
     "check_made",
     "check_owner",
+    "delete_log",
     "identify",
     "identity_of",
     "is_begun",
     "look_for",
+    "make_log",
     "make_topic",
     "mark_ledger",
     "owned_elsewhere",
     "owner_of",
+    "topics_in_force",
 ]
 
 _LOOKS = 3
@@ -193,3 +204,95 @@ def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
     return not any(
         end for topic in (data, ledger) for _, end in client.offsets(topic.name, range(topic.partitions)).values()
     )
+
+
+def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor:
+    """The descriptor with the topics that the cluster shows, if a manifest names them; else `made` as it is.
+
+    Raises StoreUnavailable, UnknownFormat, BrokerUnavailable.
+    """
+    data, ledger = client.describe_topic(data_topic(made.name)), client.describe_topic(ledger_topic(made.name))
+    if data is None or ledger is None:
+        return made
+    found = identity_of(client, data, ledger)
+    if found == made.identity or found.cluster_id != made.identity.cluster_id:
+        return made
+    chain = ManifestChain(store, made)
+    for number in reversed(chain.numbers()):
+        try:
+            if chain.read(number).manifest.identity == found:
+                return made.at(found)
+        except (NotFound, CorruptManifest):
+            continue  # Cleaned up since, or damaged: every manifest since then names them, too.
+    return made
+
+
+# ---- the life of a log
+
+
+def make_log(
+    client: Kafka,
+    store: Store,
+    name: str,
+    new: NewLog,
+    *,
+    replication_factor: int,
+    waived: frozenset[Waiver],
+) -> Descriptor:
+    """Make a log, or finish one whose create died; returns its descriptor. Raises as `Log.create`."""
+    store.check()
+    begun = descriptor_or_none(store)
+    if begun is not None and not is_begun(client, begun):
+        raise AlreadyExists(
+            f"the log {name} is there already",
+            hint="Open it (Log.open; every command but init does), or delete it first",
+            log=name,
+            url=store.url,
+        )
+    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived)
+    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived)
+    check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
+    descriptor = Descriptor(
+        name=name,
+        identity=identity_of(client, data, ledger),
+        partitions=new.partitions,
+        key_groups=new.key_groups,
+        hash_rule=new.hash_rule,
+        key_type=new.key_type,
+        value_schema_id=1 if new.value_schema else 0,
+        nonce=begun.nonce if begun else os.urandom(16),
+        prefix_bytes=new.prefix_bytes,
+    )
+    if new.value_schema is not None:
+        put_first_schema(store, new.value_schema.avsc)
+    if begun is None:
+        put_descriptor(store, descriptor)
+    elif begun != descriptor:
+        hint = "Create it with the same settings, or delete it first"
+        raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
+    mark_ledger(client, ledger.name, descriptor.digest)
+    return descriptor
+
+
+def delete_log(client: Kafka, store: Store, name: str) -> None:
+    """Delete a log: topics, snapshots, descriptor. Raises as `Log.delete`."""
+    descriptor = descriptor_or_none(store)
+    if descriptor is None:
+        raise NotFound(f"there is no log {name}", url=store.url)
+    descriptor = topics_in_force(client, store, descriptor)
+    ids = {
+        data_topic(name): descriptor.identity.data_topic_id,
+        ledger_topic(name): descriptor.identity.ledger_topic_id,
+    }
+    if client.cluster_id() != descriptor.identity.cluster_id:
+        raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
+    found = {topic: client.describe_topic(topic) for topic in ids}
+    own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
+    owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
+    for topic in own if owner in (None, descriptor.digest) else ():
+        client.delete_topic(topic)
+    for info in list(store.list()):
+        if info.path != DESCRIPTOR_PATH:
+            store.delete(info.path)
+    store.delete(DESCRIPTOR_PATH)
+    store.tidy()

@@ -1,4 +1,5 @@
-"""`Where`: where logs are, as a value: the brokers, the root, and what this cluster is excused from.
+"""`Where`: where logs are, as a value: the brokers, the root, and what this cluster is excused from; and `LogOptions`:
+how a log is that is made there.
 
 It connects to nothing. A log is opened at it by `opened_ports`, which makes the two ports out of settings where the
 caller brings none; who made a port closes it.
@@ -7,18 +8,20 @@ Invariants: equal values mean equal connections, so they are the keys of client 
 """
 
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from statelog.errors import ConfigError
-from statelog.schemas.names import check_log_name
-from statelog.schemas.topics.policy import Waiver, parse_waivers
-from statelog.storage.config.files import named_layers
-from statelog.storage.config.merge import DEFAULT_REPLICATION_FACTOR, Config, merge
+from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.names import check_log_name, parse_enum
+from statelog.schemas.topic_policy import Waiver, parse_waivers
+from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import check_kafka, check_password_in_clear, client_config
@@ -26,7 +29,19 @@ from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.url import mask_options, mask_url
 
-__all__ = ["KafkaSource", "Ports", "StoreSource", "Where", "configured_where", "opened_ports", "opened_store"]
+__all__ = [
+    "KafkaSource",
+    "LogOptions",
+    "NewLog",
+    "Ports",
+    "StoreSource",
+    "Where",
+    "check_replicas",
+    "configured_where",
+    "new_log",
+    "opened_ports",
+    "opened_store",
+]
 
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
@@ -121,6 +136,9 @@ def configured_where(config: Config) -> Where:
     )
 
 
+# ---- the ports
+
+
 class Ports(NamedTuple):
     """A log's two ports, and the checks that its caller waives."""
 
@@ -160,3 +178,94 @@ def _client(settings: Mapping[str, str], waived: frozenset[Waiver]) -> Confluent
     if Waiver.CLEARTEXT not in waived:
         check_password_in_clear(config)
     return ConfluentKafka(config)
+
+
+# ---- how a log is
+
+
+_MOST_REPLICAS = 10_000  # What the client can say.
+
+
+class NewLog(NamedTuple):
+    """A log that is about to be made: every option checked, and nothing left out."""
+
+    partitions: int
+    key_groups: int
+    key_type: KeyType
+    hash_rule: HashRule
+    prefix_bytes: int | None
+    value_schema: ValueSchema | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
+
+    None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
+    "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
+    text of an Avro record schema; values are opaque bytes without.
+    """
+
+    partitions: int | None = None
+    key_groups: int | None = None
+    key_type: KeyType | str | None = None
+    hash_rule: HashRule | str | None = None
+    prefix_bytes: int | None = None
+    value_schema: str | None = None
+
+    def given(self) -> set[str]:
+        """The names of the options that say something."""
+        return {one.name for one in fields(self) if getattr(self, one.name) is not None}
+
+    def check(self, descriptor: Descriptor, schemas: Callable[[], Collection[ValueSchema]]) -> None:
+        """Raise ConfigError if a log is not what these options say, and name all that differs.
+
+        `schemas` gives every value schema of the log: one that the log has moved on from still agrees with it.
+        """
+        different = [*self._differing(descriptor), *self._differing_schema(schemas)]
+        if different:
+            raise ConfigError(
+                f"the log {descriptor.name} was made with other options: {', '.join(different)}",
+                log=descriptor.name,
+                hint="Leave them out to open the log as it is, or choose another name",
+            )
+
+    def _differing(self, descriptor: Descriptor) -> Iterator[str]:
+        kinds = {"key_type": KeyType, "hash_rule": HashRule}
+        for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
+            wanted, found = getattr(self, name), getattr(descriptor, name)
+            if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
+                yield f"{name} is {found} and not {wanted}"
+
+    def _differing_schema(self, schemas: Callable[[], Collection[ValueSchema]]) -> Iterator[str]:
+        if self.value_schema is not None:
+            wanted = parse_value_schema(self.value_schema, 1)
+            if wanted.avsc not in {known.avsc for known in schemas()}:
+                yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
+
+
+def new_log(said: LogOptions) -> NewLog:
+    """The log that these options make. Raises ConfigError for what no log can be."""
+    groups = _whole("key_groups", 128 if said.key_groups is None else said.key_groups, 65536, "65536")
+    partitions = 8 if said.partitions is None else said.partitions
+    new = NewLog(
+        partitions=_whole("partitions", partitions, groups, f"key_groups, which is {groups}"),
+        key_groups=groups,
+        key_type=parse_enum(KeyType, "key_type", said.key_type or KeyType.BYTES),
+        hash_rule=parse_enum(HashRule, "hash_rule", said.hash_rule or HashRule.CRC32),
+        prefix_bytes=said.prefix_bytes,
+        value_schema=None if said.value_schema is None else parse_value_schema(said.value_schema, 1),
+    )
+    check_hashing(new.hash_rule, new.key_type, new.prefix_bytes)
+    return new
+
+
+def check_replicas(replication_factor: object) -> None:
+    """Raise ConfigError for a number of replicas that no topic can have."""
+    _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
+
+
+def _whole(name: str, value: object, most: int, most_text: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
+    return value

@@ -21,7 +21,7 @@ from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka.unreadable import read_past
+from statelog.storage.kafka.errors import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.schemas.changes.merge import merge_tables
+from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter

@@ -1,6 +1,6 @@
 """Writes sorted changes as one run, or as several where they are cut, each a file of its own.
 
-Never decides where to cut: `schemas.snapshot.merges.Cuts` does.
+Never decides where to cut: `schemas.snapshot.run_ref.Cuts` does.
 
 Invariants:
 - The pieces tile the key groups that were to be covered, whatever rows there are; without rows there is one piece.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from statelog.schemas.snapshot.merges import Cuts
+from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.storage.runs.write import RunWriter, WrittenRun
 

@@ -20,7 +20,7 @@ import xxhash
 
 from statelog.closing import Closing
 from statelog.errors import CorruptRun, Fact, NotFound, StoreUnavailable
-from statelog.schemas.changes.arrow_bytes import DECODING_ERRORS
+from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.snapshot.runs import (
     RowGroupSpan,
     RunFile,

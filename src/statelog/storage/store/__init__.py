@@ -1,7 +1,8 @@
 """The store port: everything that statelog asks of a distributed file system.
 
-Two implementations, one contract suite (`tests/contract/test_store_contract.py`):
-`fsspec.FsspecStore` on any fsspec file system, and `statelog.testing.MemoryStore`, its in-memory twin.
+Three implementations, one contract suite (`tests/contract/test_store_contract.py`):
+`fsspec.FsspecStore` on any fsspec file system, `local.LocalStore`, and `statelog.testing.MemoryStore`, their
+in-memory twin.
 
 Paths are relative to one log's directory, with '/' between parts and no '..'. What every implementation promises:
 

@@ -24,10 +24,14 @@ from fsspec.spec import AbstractFileSystem
 from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.store import FileInfo, Store
-from statelog.storage.store.errors import GuardedReader, guarded, is_conflict, is_missing, is_taken
-from statelog.storage.store.local import LocalStore, make_private
-from statelog.storage.store.probe import ProbeOperations, prove_put_if_absent, stale_temporaries
-from statelog.storage.store.repeats import Repeats
+from statelog.storage.store.errors import GuardedReader, Repeats, guarded, is_conflict, is_missing, is_taken
+from statelog.storage.store.local import (
+    LocalStore,
+    ProbeOperations,
+    make_private,
+    prove_put_if_absent,
+    stale_temporaries,
+)
 from statelog.storage.store.url import (
     RootUrl,
     check_options,

@@ -8,6 +8,11 @@ The rights of the log's directory are those of all that is made below it, whatev
 and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
 
 Invariant: a call that returned survives a power cut, and no name ever shows a part of a file.
+
+Owns, for every implementation, the proof that a store honours put-if-absent, which works on the few operations that it
+is handed; and the cleanup of what interrupted calls left. That touches temporary files only, which nothing names:
+removing one under a call that is still running makes that call fail, never lie. So its age limit serves liveness, and
+safety needs no clock.
 """
 
 import errno
@@ -15,23 +20,94 @@ import io
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from statelog.errors import AlreadyExists, UnsafeStore
+from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo
 from statelog.storage.store.errors import GuardedReader, guarded
-from statelog.storage.store.probe import ProbeOperations, prove_put_if_absent, stale_temporaries
 from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
 
-__all__ = ["LocalStore", "make_private"]
+__all__ = ["STALE_AFTER_S", "LocalStore", "ProbeOperations", "make_private", "prove_put_if_absent", "stale_temporaries"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _COPY_BYTES = 4 << 20
+
+
+# ---- the proof, for every implementation
+
+
+STALE_AFTER_S = 86_400.0
+_PROOF_HINT = "Use a store that honours conditional writes (If-None-Match), or another gateway in front of it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOperations:
+    """The operations of a store, on any path below the log's directory, temporary names included."""
+
+    create: Callable[[str, bytes], None]
+    read: Callable[[str], bytes]
+    delete: Callable[[str], None]
+
+
+def prove_put_if_absent(operations: ProbeOperations, *, url: str, token: str) -> None:
+    """Create a probe twice. Raises UnsafeStore if the second call succeeds, or if the first one's bytes are gone.
+
+    `token` makes the probe's name unique, so that AlreadyExists on the first call can only be an earlier try of it.
+    """
+    path = temporary_name(f"probe-{token}")
+    first, second = f"first {token}".encode(), f"second {token}".encode()
+    try:
+        _prove(operations, path, (first, second), url)
+    except BaseException:
+        with suppress(StatelogError):  # Why the proof failed is what counts; what it left is swept.
+            operations.delete(path)
+        raise
+    operations.delete(path)
+
+
+def _prove(operations: ProbeOperations, path: str, contents: tuple[bytes, bytes], url: str) -> None:
+    _create_first(operations, path, contents[0], url)
+    if _succeeds(operations, path, contents[1]):
+        raise UnsafeStore("The store overwrites a file that must only be created", hint=_PROOF_HINT, store=url)
+    if _content(operations, path, url) != contents[0]:
+        raise UnsafeStore("The store refused the second create, but kept its bytes", hint=_PROOF_HINT, store=url)
+
+
+def _create_first(operations: ProbeOperations, path: str, data: bytes, url: str) -> None:
+    try:
+        operations.create(path, data)
+    except AlreadyExists as error:
+        if _content(operations, path, url) != data:
+            raise StoreUnavailable("A probe of a new name is there already", store=url, path=path) from error
+
+
+def _succeeds(operations: ProbeOperations, path: str, data: bytes) -> bool:
+    try:
+        operations.create(path, data)
+    except AlreadyExists:
+        return False
+    return True
+
+
+def _content(operations: ProbeOperations, path: str, url: str) -> bytes:
+    try:
+        return operations.read(path)
+    except NotFound as error:
+        raise UnsafeStore("The store does not show a file that was just written", store=url, path=path) from error
+
+
+def stale_temporaries(files: Iterable[FileInfo], now_s: float) -> list[str]:
+    """The temporary files that no running call can still be waiting for; both clocks are the store's."""
+    return [file.path for file in files if is_temporary(file.path) and now_s - file.modified_s > STALE_AFTER_S]
+
+
+# ---- durable writes
 
 
 def _fsync_directory(directory: Path) -> None:

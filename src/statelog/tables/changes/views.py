@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, TypeVar, cast
 
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.changes.keys import KeyRule
 

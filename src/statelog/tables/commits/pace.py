@@ -20,8 +20,7 @@ import pyarrow as pa
 from statelog.errors import InvalidMetadata, Misuse
 from statelog.pending import Pending
 from statelog.producer.guard import is_refusal
-from statelog.schemas.ledger.metadata import Metadata, check_metadata
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.changes.layers import Layer, Layers
 from statelog.tables.commits.queue import CommitQueue

@@ -20,7 +20,7 @@ from statelog.environment import Clock
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.schemas.ledger.handle import Handle
-from statelog.schemas.ledger.metadata import Metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 
 __all__ = ["CommitQueue"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from statelog.environment import Environment
 from statelog.producer import Writer
-from statelog.schemas.choices import one_of
+from statelog.schemas.names import parse_enum
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.tables.changes.keys import KeyRule
@@ -63,7 +63,7 @@ def table(
     Raises NotFound without `create`, ConfigError, LogInUse if another table has the directory open, Fenced, Damaged,
     Unavailable, StorageFull.
     """
-    check_directory(one_of(BackendKind, "backend", backend), directory)
+    check_directory(parse_enum(BackendKind, "backend", backend), directory)
     chosen, machine = settings or TableSettings(), environment or Environment()
     with ExitStack() as opened:
         log = open_log(name, where, create=create)

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from statelog.schemas.arrays import binary_column
 from statelog.schemas.changes.changes import DELETE
-from statelog.schemas.keys.binary_column import binary_column
 
 __all__ = ["RowGroup", "RowGroupCache", "SortableKey", "sortable"]
 

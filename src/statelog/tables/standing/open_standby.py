@@ -19,7 +19,7 @@ from typing import Any
 from statelog.environment import Environment
 from statelog.errors import ConfigError, NotFound
 from statelog.recovery import RecoverySettings
-from statelog.schemas.choices import one_of
+from statelog.schemas.names import parse_enum
 from statelog.storage import Log, Where
 from statelog.storage import open as open_log
 from statelog.tables.changes.keys import KeyRule
@@ -61,7 +61,7 @@ def standby(
     behind. Raises NotFound if there is no such log, ConfigError, LogInUse if the directory is in use, Damaged,
     Unavailable, StorageFull.
     """
-    check_directory(one_of(BackendKind, "backend", backend), directory)
+    check_directory(parse_enum(BackendKind, "backend", backend), directory)
     if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
         hint = "A number of seconds; None: only `refresh` moves the state"
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)

@@ -6,7 +6,7 @@ of another format, and `missing` says which part; it changes in one batch with t
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from statelog.errors import Corrupt
@@ -77,7 +77,7 @@ class TableRecord:
             {
                 "format": _FORMAT,
                 "log": descriptor.name,
-                **descriptor.identity.to_datum(),
+                **asdict(descriptor.identity),
                 "key_type": descriptor.key_type.value,
                 "hash_rule": descriptor.hash_rule.value,
                 "key_groups": descriptor.key_groups,

@@ -34,7 +34,7 @@ from statelog.recovery.targets.rocksdb import rocksdb_options
 from statelog.recovery.targets.rocksdb_disk import rocksdb_error
 from statelog.recovery.targets.rocksdb_state import STATE_KEY
 from statelog.schemas.changes.changes import gone_and_live
-from statelog.schemas.keys.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
+from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule

@@ -16,14 +16,13 @@ from typing import Any, Literal
 
 from statelog.environment import Environment
 from statelog.errors import ConfigError, NotFound
-from statelog.schemas.choices import one_of
 from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.names import parse_enum
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.group_settings import group_settings
-from statelog.storage.kafka.member import ConfluentMember
+from statelog.storage.kafka.group import ConfluentMember, group_settings
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
 from statelog.tables.opening.open_table import table
@@ -121,7 +120,7 @@ def worker(
             start_opening=machine.start,
             reserves=Reserves(_wanted(standbys, found), doors.standby, machine.clock),
             join=lambda listener, note: ConfluentMember(group, topic, listener, note),
-            start=one_of(InputStart, "start", start),
+            start=parse_enum(InputStart, "start", start),
             accepts_input_loss=accept_input_loss,
             unsent_max=chosen.uncommitted_changes_max,
             environment=machine,

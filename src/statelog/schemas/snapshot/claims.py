@@ -1,34 +1,40 @@
-"""Subscriptions: a reader's durable claim on what it has not read yet. Truncation stops short of it, as of a lease.
+"""Claims: what readers still need, so that truncation and cleanup stop short of it: leases, and subscriptions. Pure.
 
-A lease ends soon after its reader; a subscription holds while its reader is stopped, too: until the reader has moved
-on, a person removes it, or the materializer's cap ends it. Each write of it is a file of its own with the next number,
-so that put-if-absent orders readers, people and materializers that write at once.
+A reader writes its lease, then checks manifest and log start again; it renews the lease by writing it again, with
+the offsets that it needs by then. A lease ends soon after its reader; a subscription holds while its reader is stopped,
+too: until the reader has moved on, a person removes it, or the materializer's cap ends it. Each write of one is a file
+of its own with the next number, so that put-if-absent orders readers, people and materializers that write at once.
 
 Invariants:
-- The newest file of a reader says how it stands, and is never deleted: so a number is never used twice.
-- Unless the newest says that it ended, every file of a reader holds: the older one until the newer one stands.
-- It carries the ledger folded to its position: a reader goes on from there without any manifest.
-- It belongs to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
+- Claims serve readers, never safety: one that ends too early costs a new plan.
+- A lease's expiry is decided by the store's clock alone: its time of the last write, and its time now. It ends `ttl_s`
+  after its last renewal, and at the latest `cap_s` after it was made, so that neither a dead nor a stuck reader holds
+  Kafka back for ever.
+- The newest file of a subscription says how it stands, and is never deleted: so a number is never used twice. Unless it
+  says that the subscription ended, every file of a reader holds: the older one until the newer one stands.
+- A subscription carries the ledger folded to its position: a reader goes on from there without any manifest. It belongs
+  to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol
 
-from statelog.errors import ConfigError, Corrupt, Misuse, ReaderInUse, SubscriptionEnded
-from statelog.schemas.avro import Datum, FileCodec, RecordCodec
-from statelog.schemas.ledger.identity import LogIdentity
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
+from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
 
 __all__ = [
-    "FORMAT_VERSION",
+    "Claim",
+    "Lease",
     "Subscription",
     "SubscriptionCap",
     "SubscriptionFile",
     "check_holder",
+    "expired",
     "following",
     "holding",
     "newest_files",
@@ -36,9 +42,87 @@ __all__ = [
     "superseded_paths",
 ]
 
-FORMAT_VERSION = 1
-_FILE = FileCodec("subscription", version=FORMAT_VERSION, error=Corrupt)
-_STATE = RecordCodec("ledger_state")
+_LEASES = FileCodec("lease", version=1, error=Corrupt)
+_SUBSCRIPTIONS = FileCodec("subscription", version=1, error=Corrupt)
+_STATES = RecordCodec("ledger_state")
+
+
+class Claim(Protocol):
+    """What a reader still needs: a live lease, or a subscription."""
+
+    @property
+    def name(self) -> str:
+        """What to call it, for people."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The next ledger offset that it needs."""
+        ...
+
+    @property
+    def next_offsets(self) -> Mapping[int, int]:
+        """The next data offset that it needs, of the partitions that it reads."""
+        ...
+
+
+def _offset_rows(next_offsets: Mapping[int, int]) -> list[Datum]:
+    return [{"partition": partition, "offset": offset} for partition, offset in sorted(next_offsets.items())]
+
+
+def _offsets(rows: Iterable[Datum]) -> dict[int, int]:
+    return {row["partition"]: row["offset"] for row in rows}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What `holder` still needs: a manifest (0: none), the ledger from `position`, and `next_offsets` per partition.
+
+    `created_s` is the store's time when the lease was made; renewals keep it. Raises InvalidName, ConfigError.
+    """
+
+    id: str
+    holder: str
+    manifest_number: int
+    next_offsets: Mapping[int, int]
+    position: int
+    ttl_s: float
+    created_s: float
+
+    def __post_init__(self) -> None:
+        check_name("lease", self.id)
+        numbers = [self.manifest_number, self.position, *self.next_offsets.keys(), *self.next_offsets.values()]
+        if min(numbers) < 0:
+            raise ConfigError("a lease holds a negative number", lease=self.id)
+        if not (math.isfinite(self.ttl_s) and self.ttl_s > 0 and math.isfinite(self.created_s)):
+            raise ConfigError("a lease needs a time to live above 0", lease=self.id, ttl_s=self.ttl_s)
+
+    @property
+    def name(self) -> str:
+        """What to call it where it holds something back."""
+        return f"lease {self.id} of {self.holder}"
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return _LEASES.encode(datum_of(self, next_offsets=_offset_rows(self.next_offsets)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Lease":
+        """From the file's bytes; `path` is for messages. Raises Corrupt, UnknownFormat."""
+        return _LEASES.decode(
+            data, path, lambda datum: cls(**{**datum, "next_offsets": _offsets(datum["next_offsets"])})
+        )
+
+
+def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:
+    """Whether the lease holds nothing back any more, at store time `now_s`, last written at `modified_s`.
+
+    `cap_s` bounds its whole life; `math.inf` for none. A lease that claims to be younger than its file counts from
+    the file's time.
+    """
+    renewed_until_s = modified_s + lease.ttl_s
+    capped_at_s = min(lease.created_s, modified_s) + cap_s
+    return now_s > min(renewed_until_s, capped_at_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,66 +175,35 @@ class Subscription:
 
     def to_bytes(self) -> bytes:
         """The file."""
-        return _FILE.encode(
-            {
-                "reader": self.reader,
-                "number": self.number,
-                "nonce": self.nonce,
-                "identity": self.identity.to_datum(),
-                "holder_id": self.holder_id,
-                "holder": self.holder,
-                "is_taken_up": self.is_taken_up,
-                "position": self.position,
-                "next_offsets": [
-                    {"partition": partition, "offset": offset}
-                    for partition, offset in sorted(self.next_offsets.items())
-                ],
-                "state": _STATE.encode(self.state.to_datum()),
-                "anchor_offset": self.place.last_offset,
-                "anchor_hash": self.place.last_hash,
-                "created_s": self.created_s,
-                "moved_s": self.moved_s,
-                "ended": self.ended,
-            }
+        return _SUBSCRIPTIONS.encode(
+            datum_of(
+                self,
+                identity=datum_of(self.identity),
+                next_offsets=_offset_rows(self.next_offsets),
+                state=_STATES.encode(self.state.to_datum()),
+                anchor_offset=self.place.last_offset,
+                anchor_hash=self.place.last_hash,
+            )
         )
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Subscription":
         """From the bytes of the file at `path`, which it must name. Raises Corrupt, UnknownFormat."""
-        datum = _FILE.decode(data, path)
-        try:
-            found = _from_datum(datum)
-        except (Misuse, Corrupt) as error:
-            raise Corrupt(f"{path} holds impossible values: {error}", path=path) from error
+        found = _SUBSCRIPTIONS.decode(data, path, _subscription)
         if subscription_slot(path) != (found.reader, found.number):
             raise Corrupt(f"{path} is another subscription's file", path=path, reader=found.reader, number=found.number)
         return found
 
 
-def _from_datum(datum: Datum) -> Subscription:
-    encoded = cast("bytes", datum["state"])
-    state, size = _STATE.decode(encoded)
-    if size != len(encoded):
-        raise Corrupt(f"{len(encoded) - size} bytes follow its ledger state")
-    offsets = cast("list[dict[str, int]]", datum["next_offsets"])
-    position, anchor_offset = cast("int", datum["position"]), cast("int", datum["anchor_offset"])
-    place = Place.of_fields(position, anchor_offset, cast("bytes", datum["anchor_hash"]))
-    return Subscription(
-        reader=cast("str", datum["reader"]),
-        number=cast("int", datum["number"]),
-        nonce=cast("bytes", datum["nonce"]),
-        identity=LogIdentity.from_datum(datum["identity"]),
-        holder_id=cast("str", datum["holder_id"]),
-        holder=cast("str", datum["holder"]),
-        is_taken_up=cast("bool", datum["is_taken_up"]),
-        position=position,
-        next_offsets={row["partition"]: row["offset"] for row in offsets},
-        state=LedgerState.from_datum(state),
-        anchor=place.last,
-        created_s=cast("float", datum["created_s"]),
-        moved_s=cast("float", datum["moved_s"]),
-        ended=cast("str", datum["ended"]),
-    )
+def _subscription(datum: Datum) -> Subscription:
+    others = {name: value for name, value in datum.items() if name not in ("anchor_offset", "anchor_hash")}
+    others |= {
+        "identity": LogIdentity(**datum["identity"]),
+        "next_offsets": _offsets(datum["next_offsets"]),
+        "state": LedgerState.from_datum(_STATES.decode_whole(datum["state"])),
+        "anchor": Place.of_fields(datum["position"], datum["anchor_offset"], datum["anchor_hash"]).last,
+    }
+    return Subscription(**others)
 
 
 class SubscriptionFile(NamedTuple):
@@ -180,7 +233,7 @@ class SubscriptionCap:
             raise ConfigError("the cap of subscriptions is a negative number of records", records=self.records)
 
 
-# ---- what holds
+# ---- which subscriptions hold
 
 
 def newest_files(files: Iterable[SubscriptionFile]) -> dict[str, SubscriptionFile]:

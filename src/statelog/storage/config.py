@@ -1,23 +1,44 @@
-"""Configuration: defaults < TOML file < environment (STATELOG_*) < flags, merged into one frozen value. Pure.
+"""Configuration: defaults < TOML file < environment (STATELOG_*) < flags, merged into one frozen value.
 
-Reads no file and no environment itself: their contents come in as values. Invariants: an unknown key is refused,
-naming file, key and the nearest known one; no value of the tables `kafka` and `storage` is ever part of a message
-or a repr, unless its name says that it is no secret.
+Layers are pure values; `config_layers` and `named_layers` read the files that they come from.
+
+A directory may be someone else's: a clone, a download, a shared disk. A file in it that names the brokers would receive
+the password that the user's environment holds.
+
+Invariants:
+- An unknown key is refused, naming file, key and the nearest known one.
+- No value of the tables `kafka` and `storage` is ever part of a message or a repr, unless its name says that it is no
+  secret.
+- A file that nobody named is the user's own, and no secret from another source goes to an address in it.
 """
 
 import difflib
+import os
 import re
 import tomllib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar, cast
 
-from statelog.errors import ConfigError
-from statelog.storage.config.keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
-from statelog.storage.kafka.config import client_config
-from statelog.storage.store.url import mask_options, mask_url, option_value
+from statelog.errors import ConfigError, NotFound
+from statelog.storage.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
+from statelog.storage.kafka.config import client_config, is_secret_setting
+from statelog.storage.store.url import is_secret_option, mask_options, mask_url, option_value
 
-__all__ = ["Config", "Layer", "environment_layer", "file_layer", "flag_layer", "merge"]
+__all__ = [
+    "Config",
+    "Layer",
+    "check_found_file",
+    "check_owner",
+    "config_layers",
+    "environment_layer",
+    "file_layer",
+    "flag_layer",
+    "merge",
+    "named_layers",
+    "read_text",
+]
 
 DEFAULT_REPLICATION_FACTOR = 3
 _PREFIX = "STATELOG_"
@@ -270,3 +291,107 @@ def _likely_variable(name: str, known: Iterable[str]) -> str:
     names = [one.removeprefix(_PREFIX) for one in known]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"The nearest known one is {_PREFIX}{near[0]}" if near else "docs/cli.md lists the variables; unset this one"
+
+
+# ---- the sources of a run
+
+
+_LOCAL_FILE = Path("statelog.toml")
+_NAMED = "STATELOG_CONFIG"
+
+
+def config_layers(file: str | None, environment: Mapping[str, str], flags: Layer) -> list[Layer]:
+    """The layers of a run, weakest first. Raises NotFound for a named file that is not there, ConfigError.
+
+    A file that was found in the working directory, not named, must be the user's own, and no secret goes where it says.
+    """
+    named = file or environment.get(_NAMED)
+    found = Path(named) if named else _default_file(environment)
+    stronger = [_environment_layer(environment), flags]
+    if found is None:
+        return stronger
+    if not named and found == _LOCAL_FILE:
+        there = found.stat()
+        check_owner(str(found), there.st_uid, there.st_mode, os.getuid())
+    layer = file_layer(read_text(found, "configuration file"), str(found))
+    if not named and found == _LOCAL_FILE:
+        check_found_file(layer, stronger)
+    return [layer, *stronger]
+
+
+def named_layers(environment: Mapping[str, str]) -> list[Layer]:
+    """The environment, over the file that it names: no other is looked for. Raises NotFound, ConfigError."""
+    named = environment.get(_NAMED)
+    files = [file_layer(read_text(Path(named), "configuration file"), named)] if named else []
+    return [*files, _environment_layer(environment)]
+
+
+def _environment_layer(environment: Mapping[str, str]) -> Layer:
+    return environment_layer({name: text for name, text in environment.items() if name != _NAMED})
+
+
+def _default_file(environment: Mapping[str, str]) -> Path | None:
+    home = environment.get("XDG_CONFIG_HOME") or "~/.config"
+    candidates = (_LOCAL_FILE, Path(home).expanduser() / "statelog" / "statelog.toml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that the user named. Raises NotFound, ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFound(f"the {what} does not exist", file=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the {what} cannot be read", file=str(path), problem=problem) from None
+
+
+# ---- a file that nobody named
+
+
+def check_owner(path: str, owner: int, mode: int, user: int) -> None:
+    """Raise ConfigError for a file of another user than this one or root, or that everybody may write."""
+    if owner not in (user, 0):
+        raise _refused("it belongs to another user", path)
+    if mode & 0o002:
+        raise _refused("every user may write to it", path)
+
+
+def check_found_file(file: Layer, stronger: Sequence[Layer]) -> None:
+    """Raise ConfigError if secrets of `stronger` layers would go where `file` says."""
+    sent = [name for layer in stronger for name in layer.kafka if is_secret_setting(name)]
+    places = _left(file.kafka, [layer.kafka for layer in stronger])
+    if "bootstrap" in file.values and not any(_names_brokers(layer) for layer in stronger):
+        places.append("bootstrap")
+    if sent and places:
+        raise _received(places, f"kafka.{sent[0]}", file.origin)
+    sent = [name for layer in stronger for name in layer.storage if is_secret_option(name)]
+    places = _left(file.storage, [layer.storage for layer in stronger])
+    if "root" in file.values and not any("root" in layer.values for layer in stronger):
+        places.append("root")
+    if sent and places:
+        raise _received(places, f"storage.{sent[0]}", file.origin)
+
+
+def _left(given: Mapping[str, object], stronger: Sequence[Mapping[str, object]]) -> list[str]:
+    """The settings that no stronger layer replaces."""
+    return [name for name in given if not any(name in layer for layer in stronger)]
+
+
+def _names_brokers(layer: Layer) -> bool:
+    return "bootstrap" in layer.values or _SERVERS in layer.kafka
+
+
+def _received(places: Sequence[str], secret: str, path: str) -> ConfigError:
+    return _refused(
+        f"{secret} comes from elsewhere, and would be sent to the address in the file's {', '.join(places)}", path
+    )
+
+
+def _refused(why: str, path: str) -> ConfigError:
+    return ConfigError(
+        f"the configuration file of this directory is not used: {why}",
+        file=path,
+        hint=f"If you trust it, name it: --config {path} or STATELOG_CONFIG={path}; else change directory",
+    )

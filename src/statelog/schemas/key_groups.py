@@ -1,4 +1,4 @@
-"""Key groups: the key group of a key, and the partition of a key group.
+"""Key groups: the key group of a key, the partition of a key group, and the shares of many workers. Pure.
 
 The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
 bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
@@ -10,11 +10,14 @@ This module answers for one key, for an Arrow column of keys, and as a Spark SQL
 Invariants:
 - `key_groups` is between 1 and 65536, so that a key group fits in uint16.
 - A partition holds adjacent key groups, and every partition holds at least one (`partitions <= key_groups`).
+- A share is a range of neighbours, which follows from three numbers. The shares of N workers are disjoint, lie in their
+  order, and together are everything; their sizes differ by at most one, and with more workers than things some are
+  empty. So every process works out its own, and starting with another number of workers re-assigns everything.
 - In a bitmap, bit i (least significant first) stands for the i-th key group of the partition.
 """
 
 import zlib
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -25,9 +28,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
-from statelog.schemas.choices import one_of
-from statelog.schemas.keys.binary_column import BinaryColumn, binary_column
-from statelog.schemas.numbers import numbers_of
+from statelog.schemas.arrays import BinaryColumn, binary_column, numbers_of
+from statelog.schemas.names import parse_enum
 
 __all__ = [
     "DEFAULT_KEY_GROUPS",
@@ -45,6 +47,8 @@ __all__ = [
     "merge_bitmaps",
     "partition_of",
     "partition_starts",
+    "ranges_text",
+    "share",
     "spark_expression",
     "to_bitmap",
 ]
@@ -147,7 +151,7 @@ def key_group_of(
     Raises InvalidChange as `key_bytes` does, ConfigError for a key type or a number that no log has.
     """
     if not isinstance(key_type, KeyType):
-        key_type = one_of(KeyType, "key_type", key_type)
+        key_type = parse_enum(KeyType, "key_type", key_type)
     check_counts(1, key_groups)
     check_prefix_bytes(prefix_bytes, key_type)
     return zlib.crc32(key_bytes(key, key_type)[:prefix_bytes]) % key_groups
@@ -332,7 +336,7 @@ def spark_expression(column: str, key_type: KeyType | str, key_groups: int, pref
     Raises ConfigError for a key type that there is not, and for a prefix of longs.
     """
     name = "`" + column.replace("`", "``") + "`"
-    kind = one_of(KeyType, "key_type", key_type)
+    kind = parse_enum(KeyType, "key_type", key_type)
     check_prefix_bytes(prefix_bytes, kind)
     if kind is KeyType.LONG:
         canonical = f"unhex(lpad(hex(CAST({name} AS BIGINT)), 16, '0'))"
@@ -341,3 +345,30 @@ def spark_expression(column: str, key_type: KeyType | str, key_groups: int, pref
     if prefix_bytes is not None:
         canonical = f"substring({canonical}, 1, {prefix_bytes})"
     return f"CAST(pmod(crc32({canonical}), {key_groups}) AS INT)"
+
+
+# ---- shares
+
+
+def share(count: int, *, worker: int, workers: int) -> range:
+    """The part of `range(count)` (partitions, or key groups) that belongs to worker 0, 1, ... or `workers - 1`.
+
+    By the rule that also lays key groups into partitions. Raises ConfigError for a worker that does not exist.
+    """
+    if count < 0 or not 0 <= worker < workers:
+        raise ConfigError(
+            f"there is no share for worker {worker} of {workers} in {count}",
+            hint="Workers are numbered from 0, and there is at least one",
+        )
+    return key_groups_of_partition(worker, workers, count)
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: single ones and half-open ranges, such as "0:4,6"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, number + 1])
+    return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges)

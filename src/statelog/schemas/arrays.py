@@ -1,24 +1,84 @@
-"""Fingerprints: 128 bits for each key of a column, equal for equal keys, for whoever remembers keys by the million.
+"""Arrow columns as numpy arrays and back, without a copy, and a fingerprint for each of their rows. Pure.
 
-Two different keys have one fingerprint about once in 10^20 times a million keys. They are not stored anywhere: another
-version may compute others.
+pyarrow's own conversions do the same, and import pandas at the first of them if it is installed: 0.2 s in every process
+of a job that has no use for it. Where pandas is loaded already, they are a few microseconds faster than ours.
 
-Invariant: a key's fingerprint depends on the key alone, not on its neighbours in the column.
+Nulls are the callers' to refuse first.
 """
+
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from statelog.schemas.keys.binary_column import BinaryColumn, binary_column
-from statelog.schemas.keys.key_groups import KeyType
-from statelog.schemas.numbers import numbers_of
+__all__ = ["BinaryColumn", "Fingerprints", "binary_column", "column_of", "fingerprints", "numbers_of", "whole_column"]
 
-__all__ = ["Fingerprints", "fingerprints"]
+
+class BinaryColumn(NamedTuple):
+    """The rows' bytes end to end, and where each row's bytes start and end: one offset more than rows, the first 0."""
+
+    offsets: NDArray[np.int32]
+    data: NDArray[np.uint8]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """The number of bytes of each row."""
+        return np.diff(self.offsets)
+
+
+def binary_column(column: pa.Array) -> BinaryColumn:
+    """The parts of a binary or string column (32-bit offsets), of a slice only its own."""
+    _, raw_offsets, raw_data = column.buffers()
+    if raw_offsets is None or len(column) == 0:
+        return BinaryColumn(np.zeros(1, np.int32), np.zeros(0, np.uint8))
+    # Counted, because a buffer that came from elsewhere may end with a part of a number.
+    offsets = np.frombuffer(memoryview(raw_offsets), np.int32, column.offset + len(column) + 1)[column.offset :]
+    if raw_data is None:
+        return BinaryColumn(offsets, np.zeros(0, np.uint8))
+    data = np.frombuffer(memoryview(raw_data), np.uint8)[offsets[0] : offsets[-1]]
+    return BinaryColumn(offsets - offsets[0] if offsets[0] else offsets, data)
+
+
+def numbers_of(column: pa.Array) -> NDArray[Any]:
+    """A column of integers or floats as an array that may not be written to. Raises pa.ArrowInvalid for a null."""
+    if "pandas" in sys.modules or column.null_count or column.type.bit_width < 8:
+        return column.to_numpy()
+    _, data = column.buffers()
+    if data is None:
+        return np.zeros(0, column.type.to_pandas_dtype())
+    # Counted, because a buffer that came from elsewhere may end with a part of a number.
+    return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
+
+
+def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, copied only if it is in several."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def column_of(numbers: NDArray[Any]) -> pa.Array:
+    """An array of integers or floats as a column, which keeps it alive: it is not to be written to from then on."""
+    if "pandas" in sys.modules:
+        return pa.array(numbers)
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
+
+
+# ---- fingerprints
+
 
 Fingerprints = tuple[NDArray[np.uint64], NDArray[np.uint64]]
-"""The two halves, a row for each key."""
+"""128 bits for each key, as two halves: a key's depend on the key alone, and equal keys have equal ones.
+
+Two different keys of a million have the same about once in 10^20 columns. They are not stored anywhere: another version
+may compute others.
+"""
 
 _WIDEST = 256  # As for key groups: longer keys are hashed one by one, which costs little next to so many bytes.
 _BLOCK_ROWS = 8192
@@ -31,7 +91,7 @@ def fingerprints(keys: pa.Array) -> Fingerprints:
     """The fingerprints of a column of keys without nulls, of a key type of ours. About 10 ns for a key of 16 bytes."""
     if len(keys) == 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-    if KeyType.of(keys.type) is KeyType.LONG:
+    if pa.types.is_int64(keys.type):
         longs = numbers_of(keys).view(np.uint64)
         return longs, longs  # Exact already.
     column = binary_column(keys)

@@ -1,27 +1,16 @@
-"""`Spare`: a producer made ahead, for an Open that has to be quick: a new client connects before its first send.
+"""Producers of a log: one that is made ahead (`Spare`), and many equal records at once (`append_all`)."""
 
-Belongs to a log, and is closed with it. Whoever may have to open keeps one (`keep`), and an Open takes it (`take`); a
-log that nobody keeps one for has none, and an Open makes its producer itself.
-
-It is here for the goal of a takeover within 100 ms: from `promote` to the first acknowledged commit a standby needs 23
-ms at best and 57 ms in the median with it, 71 and 125 ms without (40 of each in turns, a broker on loopback, no TLS).
-
-Invariants:
-- What is taken has sent nothing, and is nobody else's: it is as good as a new one.
-- One that is old, or whose client has told of any error, is never taken. A network drops idle connections without a
-  word, so "old" comes before that.
-- That none can be made is no failure here: whoever needs a producer makes one, and hears why.
-"""
-
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from statelog.errors import StatelogError
-from statelog.storage.kafka import Producer
+from statelog.errors import OutcomeUnknown, StatelogError
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
-__all__ = ["Spare"]
+__all__ = ["Spare", "append_all"]
 
 _FRESH_S = 180.0
 """So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
@@ -46,7 +35,22 @@ class _Made(NamedTuple):
 
 
 class Spare:
-    """At most one producer ahead. `keep` is called by one thread at a time; `take` and `close` by any meanwhile."""
+    """At most one producer, made ahead for an Open that has to be quick: a new client connects before its first send.
+
+    Belongs to a log, and is closed with it. Whoever may have to open keeps one (`keep`), and an Open takes it (`take`);
+    a log that nobody keeps one for has none, and an Open makes its producer itself. `keep` is called by one thread at a
+    time; `take` and `close` by any meanwhile.
+
+    It is here for the goal of a takeover within 100 ms: from `promote` to the first acknowledged commit a standby needs
+    23 ms at best and 57 ms in the median with it, 71 and 125 ms without (40 of each in turns, a broker on loopback, no
+    TLS).
+
+    Invariants:
+    - What is taken has sent nothing, and is nobody else's: it is as good as a new one.
+    - One that is old, or whose client has told of any error, is never taken. A network drops idle connections without a
+      word, so "old" comes before that.
+    - That none can be made is no failure here: whoever needs a producer makes one, and hears why.
+    """
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
@@ -103,3 +107,41 @@ class Spare:
             return self._held.pop()
         except IndexError:
             return None
+
+
+_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
+
+
+def append_all(
+    producer: Producer,
+    topic: str,
+    partition: int,
+    value: bytes,
+    count: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[int]:
+    """Append `value` `count` times, as many in flight as the client takes; returns the offsets.
+
+    Waits for as long as they flow. Raises OutcomeUnknown if one of them may be missing: the producer must not be used
+    again.
+    """
+    stall_s = min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+    reports: list[Delivery] = []
+    sent, heard, deadline_s = 0, 0, clock() + stall_s
+    while len(reports) < count and clock() < deadline_s:
+        while sent < count and producer.send(topic, partition, value, reports.append):
+            sent += 1
+        producer.poll(0.2)
+        if len(reports) > heard:
+            heard, deadline_s = len(reports), clock() + stall_s
+    failed = [report for report in reports if report.status is not DeliveryStatus.OK]
+    if failed or len(reports) < count:
+        raise OutcomeUnknown(
+            "whether all void records are there is not known",
+            topic=topic,
+            partition=partition,
+            reason=failed[0].reason if failed else "no delivery report",
+            hint="Try again: what is there already does no harm",
+        )
+    return [report.offset for report in reports]

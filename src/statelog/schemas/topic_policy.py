@@ -1,8 +1,11 @@
-"""Topic policy: the settings of new topics, and the settings of existing ones that are refused.
+"""Topic policy: the settings of new topics, those of existing ones that are refused, and the rights that roles need.
 
 Two kinds of findings. A *wrong* setting deletes or rewrites what was committed (retention, compaction, a second
 ledger partition): never usable. An *unsafe* one can lose acknowledged records when a broker dies: usable only if
 the operator waives it by its name.
+
+`docs/security.md` has the same rights, and those that Kafka asks for besides: DESCRIBE_CONFIGS on both topics, and
+DESCRIBE on the readers' group. Names are Kafka's own. Pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +14,21 @@ from typing import NamedTuple
 
 from statelog.errors import ConfigError, UnsafeTopic
 
-__all__ = ["MAX_RECORD_BYTES", "TopicRole", "Waiver", "check_topic", "parse_waivers", "topic_config"]
+__all__ = [
+    "LEDGER_WRITING",
+    "MAX_RECORD_BYTES",
+    "NO_RIGHTS",
+    "READING",
+    "ROLLING_UP",
+    "WRITING",
+    "Rights",
+    "TopicRole",
+    "Waiver",
+    "check_rights",
+    "check_topic",
+    "parse_waivers",
+    "topic_config",
+]
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
@@ -114,3 +131,38 @@ def _unsafe(replication_factor: int, config: Mapping[str, str]) -> list[_Finding
     if config.get("unclean.leader.election.enable", "false") != "false":
         found.append(_Finding("unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION))
     return found
+
+
+# ---- rights
+
+
+class Rights(NamedTuple):
+    """Operations on the data topic and on the ledger topic."""
+
+    data: frozenset[str]
+    ledger: frozenset[str]
+
+
+NO_RIGHTS = Rights(frozenset(), frozenset())
+READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
+LEDGER_WRITING = Rights(READING.data, frozenset({"READ", "WRITE"}))
+"""For a reader that appends to the ledger alone: a barrier, the acceptance of a loss."""
+WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
+ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}))
+
+
+def check_rights(needed: Mapping[str, frozenset[str]], held: Mapping[str, frozenset[str] | None]) -> None:
+    """Raise ConfigError for the first right that is missing; both are operations by topic.
+
+    None says that the cluster does not tell, as old brokers do not: then the operation itself will.
+    """
+    for topic, operations in needed.items():
+        known = held[topic]
+        missing = sorted(operations - known) if known is not None else []
+        if missing:
+            raise ConfigError(
+                f"Kafka does not allow this client {' and '.join(missing)} on topic {topic}",
+                hint="Grant its principal what docs/security.md lists for the role",
+                topic=topic,
+                missing=", ".join(missing),
+            )
