@@ -135,7 +135,7 @@ def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
     position = twins.rig.manifests[-1].position
     twins.cluster.lose_tail("rig.ledger", 0, position - 1)
     error = _fails(twins, BeyondEnd)
-    assert (error.facts["position"], error.facts["end_offset"]) == (position, position - 1)
+    assert (error.facts["position"], error.facts["log_end"]) == (twins.log.position, position - 1)
 
 
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])

@@ -8,7 +8,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import NotFound
-from statelog.reading.at import AtPosition
+from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import expired

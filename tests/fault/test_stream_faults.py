@@ -26,11 +26,10 @@ from statelog.errors import (
     UnknownFormat,
 )
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtPosition
-from statelog.recovery.planned_recovery import Recovery
+from statelog.reading.plan import AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import recover
+from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.portion import Portion
 from statelog.schemas.ledger.place import Place

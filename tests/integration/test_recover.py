@@ -8,7 +8,7 @@ import pytest
 
 from statelog.errors import IdentityChanged, NotFound, OffsetGone
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id

@@ -16,7 +16,7 @@ from statelog.errors import DataLoss, RoundGivenUp, Unavailable
 from statelog.materializer.engine.engine import RoundWork
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.materializer.round.round import Round, run_round
-from statelog.reading.at import AtPosition
+from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
 from statelog.spark.engine.spark_engine import SparkEngine, SparkEngineMaker

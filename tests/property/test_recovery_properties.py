@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import NotFound
-from statelog.reading.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from tests.sim.plays.history import history_world

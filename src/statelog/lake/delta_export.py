@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, NotFound, OffsetGone, StoreUnavailable
 from statelog.lake.delta_table import DELETED, DeltaExport, DeltaPlace, Merged, TableMoved
-from statelog.reading.at import AtPosition
-from statelog.reading.plan import Plan
-from statelog.reading.plan_changes import plan_changes
-from statelog.recovery.history.newest_changes import newest_changes
+from statelog.reading.changes import plan_changes
+from statelog.reading.plan import AtPosition, Plan
+from statelog.recovery.changes import newest_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE

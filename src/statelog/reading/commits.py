@@ -11,16 +11,17 @@ Invariants:
 
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from statelog.closing import Closing
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit, LedgerState
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LedgerBase, ValidCommit
+from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
-from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["Commits", "Folded"]
 
@@ -100,9 +101,9 @@ class Commits(Closing):
         if end_position > self.position:
             self._ledger.fold_to(end_position)
 
-    def check(self, seen: Collection[Place] = ()) -> None:
+    def check(self, seen: Collection[Place] = (), *, there: Mapping[int, OffsetRange] | None = None) -> None:
         """Whether the ledger, which was folded to its end, is the one that was seen: see `check_ledger`."""
-        check_ledger(self._log, self._ledger, places=seen)
+        check_ledger(self._log, self._ledger, places=seen, there=there)
 
     def close(self) -> None:
         """Release the ledger's reader. Idempotent."""

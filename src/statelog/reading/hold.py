@@ -18,7 +18,7 @@ from statelog.closing import Closing
 from statelog.environment import REAL, Environment
 from statelog.errors import NotFound, OffsetGone, Unavailable
 from statelog.reading.plan import Plan
-from statelog.reading.preflight import check_held
+from statelog.reading.planner import check_held
 from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store

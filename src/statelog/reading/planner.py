@@ -1,275 +1,274 @@
-"""`Planner`: lists the manifests, takes the target once, folds the ledger to it, and checks that the log reaches back.
+"""`Planner`: plans states: takes the target once, folds the ledger to it, and checks that the log reaches back.
 
-Owns the choice of the snapshot and what is known to be wrong with the others. Never reads a run or a chunk.
+Owns the choice of the snapshot, and the checks of a plan. Whether the snapshot is there and the log reaches back is
+looked at again once the lease is written: what is found then stays as long as the lease does. Anchors are compared
+when a plan is made, because what is read is verified record by record anyway. Never reads a run or a chunk.
 
 Invariants:
-- Manifests are listed before the target is taken, so no snapshot that was listed can lie above it.
 - A plan is never older than what this process was told or has read through this log, nor than what the caller knows of.
 - The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
-- A snapshot that failed is never used again, it is never passed over in silence, and if the log does not reach back to
-  an older one, its error is what the caller gets.
+- If the log does not reach back to the snapshot before one that failed, that one's error is what the caller gets.
+- The first plan may begin at a snapshot that this process read a moment ago: one that is gone by now is found missing
+  under the lease, and planned anew.
 """
 
-import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from statelog.errors import (
-    BeyondEnd,
-    BrokerUnavailable,
-    CorruptManifest,
-    IdentityChanged,
-    NotFound,
-    OffsetGone,
-    StatelogError,
-)
-from statelog.reading.at import At, AtCheckpoint, AtPosition
+from statelog.errors import BeyondEnd, CorruptRun, NotFound, OffsetGone, StatelogError
 from statelog.reading.commits import Commits
-from statelog.reading.plan import Plan, make_plan, wanted_key_groups
-from statelog.reading.preflight import LogOffsets, check_reach, log_offsets
+from statelog.reading.plan import At, AtPosition, Plan, make_plan, wanted_key_groups
+from statelog.reading.retained_history import Manifests, RetainedHistory, Snapshots
 from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.log.evidence import check_anchors, check_data_anchors
+from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
-__all__ = ["Planner"]
+__all__ = [
+    "LogOffsets",
+    "Planner",
+    "SnapshotFailed",
+    "check_held",
+    "check_manifest",
+    "check_plan",
+    "check_reach",
+    "data_offsets",
+]
 
-_LOG = logging.getLogger("statelog.recovery")
 _NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
 _PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
 
 
 class Planner:
-    """Makes plans for one request until one of them can be carried out."""
+    """Makes plans for one request until one of them can be carried out.
+
+    `seen` is what the caller remembers of the ledger: no newest state lies below it. `is_alone`: a snapshot is planned,
+    and nothing behind it, without Kafka.
+    """
 
     def __init__(
-        self, log: Log, at: At | None, key_groups: frozenset[int] | None, *, seen: Collection[Place] = ()
+        self,
+        log: Log,
+        at: At | None,
+        key_groups: frozenset[int] | None,
+        *,
+        seen: Collection[Place] = (),
+        is_alone: bool = False,
     ) -> None:
-        """`seen` is what the caller remembers of the ledger: no newest state lies below it."""
         self.log = log
         self.at = at
-        self._seen = seen
         self.key_groups = wanted_key_groups(key_groups, log.descriptor)
+        self.snapshots = Snapshots(log)
+        self._seen = seen
+        self._is_alone = is_alone
         self._target: int | None = None
         self._is_pinned = False
-        self._failed: dict[int, StatelogError] = {}
-        self.warnings: list[str] = []
-        self.found: LogOffsets | None = None
-        """Log start and log end, as they were when the newest plan was made of them; None for a snapshot alone."""
+        self._max_age_s = log.look_again_s
 
     def plan(self) -> Plan:
         """The best plan as things are now.
 
         Raises NotFound if the log does not hold the state asked for (and says what it holds), OffsetGone if truncation
         was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
-        BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
+        AnchorMismatch if records were replaced, BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
         """
+        if self._is_alone:
+            return self._plan_alone(self.snapshots.listed())
         self.log.verify(READING)
+        max_age_s, self._max_age_s = self._max_age_s, 0.0
         with self.log.asking_who_answers():
-            return self._plan()
-
-    def _plan(self) -> Plan:
-        manifests = self.manifests()
-        end = self.ledger_end(manifests)
-        target = self._take_target(manifests, end)
-        base = next((manifest for manifest in manifests if manifest.position <= target), None)
-        try:
-            plan = self._plan_from(base, target, end, self.seen(manifests))
-            self.found = log_offsets(self.log, plan)
-            check_reach(plan, self.found, self.log.name)
-        except OffsetGone as error:
-            raise self._out_of_reach(error, base, manifests, end) from error
-        return plan
-
-    def manifests(self) -> "_Manifests":
-        """Those that there are now, newest first."""
-        return _Manifests(self, self.log.manifests.numbers())
-
-    @property
-    def failure(self) -> StatelogError | None:
-        """What is wrong with the newest snapshot that was passed over."""
-        return self._failed[max(self._failed)] if self._failed else None
-
-    @property
-    def damaged_snapshots(self) -> int:
-        """How many snapshots were passed over."""
-        return len(self._failed)
-
-    def ledger_end(self, manifests: Iterable[Manifest]) -> int:
-        """The ledger's end, asked now. An answer below what is known to be there is asked again, and never believed.
-
-        Raises BeyondEnd if it ends below a snapshot or what was seen of it, BrokerUnavailable.
-        """
-        newest = next(iter(manifests), None)
-        snapshot = newest.position if newest else 0
-        known = max((self.log.place, *self._seen), key=lambda place: place.position)
-        end = self.log.ledger.end(at_least=max(known.position, snapshot))
-        if newest is not None and end < snapshot:
-            raise BeyondEnd(
-                "the ledger ends below the newest snapshot",
-                topic=self.log.ledger_topic,
-                end_offset=end,
-                manifest=newest.number,
-                position=newest.position,
-                hint="The ledger lost records that were committed: restore the topic",
+            history = RetainedHistory(
+                self.log, self.key_groups, seen=self._seen, snapshots=self.snapshots, max_age_s=max_age_s
             )
-        if end >= known.position:
-            return end
-        if known.last is not None:
-            raise BeyondEnd(
-                "the ledger ends below what was seen of it",
-                topic=self.log.ledger_topic,
-                log_end=end,
-                position=known.position,
-                hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
-            )
-        raise BrokerUnavailable(  # A position without its record may be a slip.
-            "Kafka shows an older end of the ledger than the caller knows of",
-            topic=self.log.ledger_topic,
-            log_end=end,
-            position=known.position,
-            hint="Check the position: if it came from a commit, an old leader may have answered; try again. If it"
-            " stays so, the ledger lost its tail",
-        )
-
-    def seen(self, manifests: Iterable[Manifest]) -> list[Place]:
-        """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
-        return [*self._seen, *(manifest.place for manifest in islice(manifests, 1))]
-
-    def find(self, at: AtCheckpoint, manifests: Iterable[Manifest], end: int) -> int | None:
-        """The position right after a checkpoint's commit, searched backwards from `end`; None if it is nowhere."""
-        upper = end
-        for manifest in manifests:
-            position = self._find_between(at, manifest, upper)
-            if position is not None:
-                return position
-            last = manifest.state.last_commit(at.writer)
-            if last is not None and last.checkpoint.id == at.checkpoint_id:
-                return last.offset + 1
-            upper = manifest.position
-        return self._find_between(at, None, upper)
+            target = self._take_target(history)
+            base = next((manifest for manifest in history.manifests if manifest.position <= target), None)
+            try:
+                return self._plan_from(base, target, history)
+            except OffsetGone as error:
+                raise self._out_of_reach(error, base, history) from error
 
     def pin(self, position: int) -> None:
         """From now on only this position is planned, also if the newest state was asked for."""
         self.at, self._target, self._is_pinned = AtPosition(position), position, True
 
-    def read_manifest(self, number: int, *, is_newest: bool) -> Manifest | None:
-        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
-
-        Raises IdentityChanged if the newest one is of others, UnknownFormat.
-        """
-        if number in self._failed:
-            return None
-        try:
-            manifest = self.log.manifests.read(number).manifest
-        except NotFound:
-            return None  # Superseded and cleaned up since it was listed.
-        except CorruptManifest as error:
-            hint = error.hint or "Restore the file from a copy of the store"
-            self.pass_over(number, error.restated(hint=hint))
-            return None
-        if manifest.identity != self.log.descriptor.identity:
-            if not is_newest and self.log.descriptor.made_with is not None:
-                return None  # A person accepted that those are lost: no state of theirs is held any more.
-            raise IdentityChanged(
-                "a manifest was made for another log",
-                log=self.log.name,
-                manifest=number,
-                url=self.log.store.url,
-                hint="Files were copied between directories: restore this log's own",
-            )
-        return manifest
-
-    def pass_over(self, number: int, error: StatelogError) -> None:
-        """Never use this snapshot again, and say so."""
-        self._failed[number] = error
-        text = f"{self.log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
-        self.warnings.append(text)
-        _LOG.warning(text)
-
     # ---- target
 
-    def _take_target(self, manifests: "_Manifests", end: int) -> int:
-        newest = next(iter(manifests), None)
+    def _take_target(self, history: RetainedHistory) -> int:
+        newest = next(iter(history.manifests), None)
         passed = self.at is None and newest is not None and newest.position > (self._target or 0)
         if self._target is None or passed:
-            self._target = self._resolve(manifests, end)
+            found = history.end_position if self.at is None else history.find(self.at)
+            if found is None:
+                raise self._not_held(history)
+            self._target = found
         return self._target
-
-    def _resolve(self, manifests: "_Manifests", end: int) -> int:
-        match self.at:
-            case None:
-                return end
-            case AtPosition(position):
-                if position > end:
-                    raise self._not_held(manifests, end)
-                return position
-            case AtCheckpoint() as at:
-                found = self.find(at, manifests, end)
-                if found is None:
-                    raise self._not_held(manifests, end)
-                return found
-
-    def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
-        wanted = (at.writer, at.checkpoint_id)
-        try:
-            with Commits(self.log, base) as ledger:
-                found = [one.position for one in ledger.read_to(end) if (one.writer, one.checkpoint_id) == wanted]
-        except OffsetGone:
-            return None  # The ledger does not reach back this far, so no state there can be recovered either.
-        return found[-1] if found else None
 
     # ---- plan
 
-    def _plan_from(self, base: Manifest | None, target: int, end: int, seen: Collection[Place]) -> Plan:
+    def _plan_from(self, base: Manifest | None, target: int, history: RetainedHistory) -> Plan:
         """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
         with Commits(self.log, base) as ledger:
             commits, folded = ledger.read_to(target), ledger.folded
-            ledger.pass_to(end)
-            ledger.check(seen)
-        bodies = (valid.commit.read_body() for valid in commits)  # Decoded one by one: there may be many.
-        return make_plan(self.log.descriptor, base, folded, bodies, self.key_groups)
+            ledger.pass_to(history.end_position)
+            bodies = (valid.commit.read_body() for valid in commits)  # Decoded one by one: there may be many.
+            plan = make_plan(self.log.descriptor, base, folded, bodies, self.key_groups)
+            there = data_offsets(self.log, plan)
+            ledger.check(history.seen, there=there)
+        check_reach(plan, LogOffsets(there, history.ledger), self.log.name)
+        check_data_anchors(self.log, base, plan.partitions, plan.state.accepted, there)
+        return plan
+
+    def _plan_alone(self, manifests: Manifests) -> Plan:
+        """The newest snapshot that can be read, or the one asked for."""
+        found = list(manifests)
+        wanted = self.at.position if isinstance(self.at, AtPosition) else None
+        chosen = next((one for one in found if wanted in (None, one.position)), None)
+        if chosen is None:
+            raise self.snapshots.failure or NotFound(
+                f"the log {self.log.name} has no such snapshot",
+                log=self.log.name,
+                url=self.log.store.url,
+                positions=", ".join(str(one.position) for one in found) or None,
+            )
+        return replace(make_plan(self.log.descriptor, chosen, chosen, (), self.key_groups), is_alone=True)
 
     # ---- what cannot be
 
-    def _out_of_reach(
-        self, error: OffsetGone, base: Manifest | None, manifests: "_Manifests", end: int
-    ) -> StatelogError:
+    def _out_of_reach(self, error: OffsetGone, base: Manifest | None, history: RetainedHistory) -> StatelogError:
         """Why there is no plan: a failed snapshot that nothing replaces, a state that is not kept, or truncation."""
-        if self.failure:
-            return self.failure
-        if base is None and self.at is not None and next(iter(manifests), None) is not None:
-            return self._not_held(manifests, end)
+        if self.snapshots.failure:
+            return self.snapshots.failure
+        if base is None and self.at is not None and next(iter(history.manifests), None) is not None:
+            return self._not_held(history)
         return error
 
-    def _not_held(self, manifests: "_Manifests", end: int) -> NotFound:
-        positions = [manifest.position for manifest in manifests]
-        start = self.log.kafka.offsets(self.log.ledger_topic, [0])[0].start
-        reaches_back = start == 0 and self.log.descriptor.made_with is None
-        oldest = 0 if reaches_back else min(positions, default=end)
+    def _not_held(self, history: RetainedHistory) -> NotFound:
+        positions = [manifest.position for manifest in history.manifests]
         return NotFound(
             f"the log {self.log.name} does not hold the state at {self.at}",
             log=self.log.name,
-            oldest_position=oldest,
-            newest_position=end,
+            oldest_position=0 if history.holds_mark else min(positions, default=history.end_position),
+            newest_position=history.end_position,
             snapshots=len(positions),
             hint=_PASSED_HINT if self._is_pinned else _NOT_HELD_HINT,
         )
 
 
-class _Manifests:
-    """The readable manifests out of those listed, newest first, each read when it is first looked at."""
+# ---- the checks of a plan
 
-    def __init__(self, planner: Planner, numbers: Sequence[int]) -> None:
-        self._planner = planner
-        self._numbers = numbers
-        self._read: dict[int, Manifest | None] = {}
 
-    def __iter__(self) -> Iterator[Manifest]:
-        for number in reversed(self._numbers):
-            if number not in self._read:
-                is_newest = number == self._numbers[-1]
-                self._read[number] = self._planner.read_manifest(number, is_newest=is_newest)
-            manifest = self._read[number]
-            if manifest is not None:
-                yield manifest
+class SnapshotFailed(Exception):
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
+
+    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
+    """
+
+    def __init__(self, error: CorruptRun | NotFound) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.is_copy = False
+
+
+class LogOffsets(NamedTuple):
+    """Log start and log end, half-open, of the data partitions and of the ledger."""
+
+    data: Mapping[int, OffsetRange]
+    ledger: OffsetRange
+
+
+def data_offsets(log: Log, plan: Plan) -> dict[int, OffsetRange]:
+    """Of all partitions, now. What the plan knows to have been there is asked for again before it is taken for lost."""
+    return log.data_offsets(at_least=not_given_up(plan.state.accepted, plan.state.committed_positions))
+
+
+def check_held(log: Log, plan: Plan) -> LogOffsets | None:
+    """Whether the log and the store still hold what the plan reads; the offsets, or None for a snapshot alone.
+
+    Raises OffsetGone, after which planning again may help, BeyondEnd, BrokerUnavailable, StoreUnavailable.
+    """
+    if plan.manifest is not None:
+        check_manifest(log, plan.manifest)
+    if plan.is_alone:
+        return None
+    ledger = log.kafka.offsets(log.ledger_topic, [0], at_least={0: plan.position})[0]
+    found = LogOffsets(data_offsets(log, plan), ledger)
+    check_reach(plan, found, log.name)
+    return found
+
+
+def check_plan(log: Log, plan: Plan) -> None:
+    """As `check_held`, and whether the records are still those that the snapshot was built on.
+
+    Raises as that, and AnchorMismatch if records were replaced.
+    """
+    found = check_held(log, plan)
+    if found is not None:
+        anchors = plan.manifest.anchors if plan.manifest else ()
+        check_anchors(log, [one for one in anchors if one.topic == "ledger"], there={0: found.ledger})
+        check_data_anchors(log, plan.manifest, plan.partitions, plan.state.accepted, found.data)
+
+
+def check_manifest(log: Log, manifest: Manifest) -> None:
+    """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up."""
+    try:
+        found = log.manifests.read(manifest.number).manifest.nonce
+    except NotFound:
+        found = b""
+    if found != manifest.nonce:
+        raise OffsetGone(
+            "the snapshot was superseded and cleaned up while the recovery was planned",
+            log=log.name,
+            manifest=manifest.number,
+            hint="Recover again",
+        )
+
+
+def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
+    """Compare a plan with what the log holds now.
+
+    Raises BeyondEnd if the ledger ends below the position, or a partition below its committed position without an
+    accepted loss; OffsetGone if a partition starts above what is to be read, or the ledger above what a follower
+    reads next, which planning again may mend.
+    """
+    check_reaches(log, offsets.ledger.end, plan.position)
+    if plan.position < offsets.ledger.start and not plan.is_of_changes:
+        raise OffsetGone(
+            "the ledger starts above the position of the plan",
+            log=log,
+            position=plan.position,
+            log_start=offsets.ledger.start,
+            hint="The log was truncated past this state: recover again",
+        )
+    for partition in plan.partitions:
+        _check_end(plan, partition, offsets.data[partition].end, log)
+    for partition, first_offset in plan.next_offsets.items():
+        log_start = offsets.data[partition].start
+        if log_start > first_offset:
+            raise OffsetGone(
+                "the log starts above an offset that has to be replayed",
+                log=log,
+                partition=partition,
+                needed_offset=first_offset,
+                log_start=log_start,
+                manifest=plan.manifest_number,
+                position=plan.position,
+                hint="More was truncated than the snapshots cover: restore the topic or a newer manifest",
+            )
+
+
+def _check_end(plan: Plan, partition: int, end_offset: int, log: str) -> None:
+    committed = plan.state.committed_positions.get(partition, 0)
+    if committed > end_offset and not given_up(plan.state.accepted, partition, end_offset, committed):
+        raise BeyondEnd(
+            "a partition ends below an offset that was committed",
+            log=log,
+            partition=partition,
+            end_offset=end_offset,
+            committed_position=committed,
+            hint="Acknowledged records are gone: restore the topic, or accept the loss",
+        )

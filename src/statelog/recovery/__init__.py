@@ -1,19 +1,14 @@
 """Recovery: the state of a log, from a snapshot and the committed tail. Writes nothing but its lease."""
 
-from statelog.reading.at import At, AtCheckpoint, AtPosition, AtTime, Bound
-from statelog.reading.plan import CommitFacts, CommitSpan, Plan, RunPart
-from statelog.reading.plan_changes import plan_changes
-from statelog.reading.splitting import split_changes
+from statelog.reading.changes import plan_changes, split_changes
+from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, Bound, CommitFacts, CommitSpan, Plan, RunPart
 from statelog.recovery.cache.opener import DirectOpener, NoCache, OpenerSettings, RunOpener
 from statelog.recovery.cache.run_cache import CacheStatistics
 from statelog.recovery.cache.shared import CachedOpener, CacheSettings
-from statelog.recovery.history.newest_changes import newest_changes
-from statelog.recovery.history.read_changes import read_changes
-from statelog.recovery.planned_recovery import Recovery
+from statelog.recovery.changes import newest_changes, read_changes
 from statelog.recovery.reading.progress import Phase, Progress
-from statelog.recovery.recover import recover
+from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.snapshot import recover_snapshot
 from statelog.recovery.spill.frame import Applied
 from statelog.recovery.spill.queue import SpillStatistics
 from statelog.recovery.streaming.cursor import Cursor

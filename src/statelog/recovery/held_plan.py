@@ -20,8 +20,7 @@ from statelog.environment import Environment
 from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
-from statelog.reading.planner import Planner
-from statelog.reading.preflight import SnapshotFailed, check_held, check_plan, check_records
+from statelog.reading.planner import Planner, SnapshotFailed, check_held, check_plan
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
@@ -76,12 +75,12 @@ class HeldPlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was damaged and gone around."""
-        return tuple(self._planner.warnings)
+        return tuple(self._planner.snapshots.warnings)
 
     @property
     def damaged_snapshots(self) -> int:
         """How many snapshots were passed over."""
-        return self._planner.damaged_snapshots
+        return self._planner.snapshots.damaged
 
     def take_plan_s(self) -> float:
         """The seconds that planning took since this was asked last."""
@@ -94,8 +93,7 @@ class HeldPlan:
         started_s = self._clock()
         while self._plan is None:
             try:
-                check_records(self.log, self._make(), self._planner.found)
-                self._is_checked = True
+                self._make()
             except OffsetGone as error:
                 self.replan(error)
             except BaseException:
@@ -170,7 +168,7 @@ class HeldPlan:
             self._lease = None
 
     def _make(self) -> Plan:
-        self._plan, self._is_checked = self._planner.plan(), False
+        self._plan, self._is_checked = self._planner.plan(), True
         self.plans += 1
         return self._plan
 
@@ -193,14 +191,15 @@ class HeldPlan:
 
     def _say_without(self) -> None:
         text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
-        if self.settings.lease and not self.had_lease and text not in self._planner.warnings:
-            self._planner.warnings.append(text)
+        warnings = self._planner.snapshots.warnings
+        if self.settings.lease and not self.had_lease and text not in warnings:
+            warnings.append(text)
 
     def _drop_snapshot(self, failed: SnapshotFailed) -> None:
         """After a bad copy, or a cleanup that took the manifest too, plan again. Else the snapshot is damaged."""
         number = self.plan.manifest_number
         if not failed.is_copy and number in self.log.manifests.numbers():
-            self._planner.pass_over(number, failed.error)
+            self._planner.snapshots.pass_over(number, failed.error)
 
 
 def _nothing() -> None:

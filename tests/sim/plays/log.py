@@ -13,7 +13,7 @@ from statelog.errors import AlreadyExists, Fenced, StatelogError
 from statelog.materializer.round.outcome import CompletedRound
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.guard import Life
-from statelog.reading.at import At
+from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, Portion, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.streaming.stream import Stream

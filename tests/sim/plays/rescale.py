@@ -19,7 +19,7 @@ from statelog.errors import Fenced
 from statelog.materializer.round.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtPosition
+from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of, share
 from statelog.schemas.ledger.state import LastCommit

@@ -11,7 +11,7 @@ from pathlib import Path
 from statelog.environment import Environment
 from statelog.errors import Fenced
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtPosition
+from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from statelog.errors import Fenced
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtPosition
+from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
 from statelog.schemas.ledger.state import LastCommit

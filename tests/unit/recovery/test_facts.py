@@ -9,10 +9,8 @@ import pytest
 from statelog.errors import CorruptRun, NotFound
 from statelog.producer.writer import Writer
 from statelog.reading.hold import needed
-from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.recover import recover
+from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.snapshot import recover_snapshot
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster

@@ -12,8 +12,7 @@ import pytest
 
 from statelog.errors import AlreadyExists, StoreUnavailable
 from statelog.producer.writer import Writer
-from statelog.recovery.planned_recovery import Recovery
-from statelog.recovery.recover import recover
+from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.targets.parquet import fill_parquet
 from statelog.storage.held_lease import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore

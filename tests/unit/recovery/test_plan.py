@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
 from statelog.reading.commits import Folded
 from statelog.reading.plan import Plan, make_plan, wanted_key_groups
-from statelog.reading.preflight import LogOffsets, check_reach
+from statelog.reading.planner import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
@@ -18,6 +18,7 @@ from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
+from statelog.storage.kafka import OffsetRange
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(
@@ -88,7 +89,9 @@ def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) 
 def _offsets(
     starts: tuple[int, ...] = (5, 5, 5, 6), ends: tuple[int, ...] = (8, 5, 5, 9), ledger: tuple[int, int] = (10, 12)
 ) -> LogOffsets:
-    return LogOffsets(dict(enumerate(zip(starts, ends, strict=True))), ledger)
+    return LogOffsets(
+        {p: OffsetRange(*held) for p, held in enumerate(zip(starts, ends, strict=True))}, OffsetRange(*ledger)
+    )
 
 
 def test_all_key_groups_read_everything() -> None:

@@ -10,7 +10,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
-from statelog.reading.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery.reading import sources
 from statelog.recovery.reading.progress import Phase, Progress
 from statelog.recovery.recover import recover

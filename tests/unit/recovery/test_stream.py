@@ -9,8 +9,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
-from statelog.reading.planner import Planner
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import Planner, SnapshotFailed
 from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.recover import recover

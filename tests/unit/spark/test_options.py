@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidName, NotFound
-from statelog.reading.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options.address import address_options, log_address
 from statelog.spark.options.read import read_options

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
 
 from statelog.errors import ConfigError
-from statelog.reading.at import AtCheckpoint, AtPosition, AtTime
+from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LogIdentity

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, Corrupt, Damaged, IdentityChanged, InvalidName, UnknownFormat
-from statelog.reading.at import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.spark.options.stream import Beginning, names_stream, stream_options
 from statelog.spark.stream.offset import StreamOffset, batch_start

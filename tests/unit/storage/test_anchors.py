@@ -6,7 +6,7 @@ from statelog.errors import AnchorMismatch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Anchor
-from statelog.storage.log.anchors import check_anchors, take_anchors
+from statelog.storage.log.evidence import check_anchors, take_anchors
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinRig, twin_rig
 

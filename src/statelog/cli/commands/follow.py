@@ -23,7 +23,7 @@ from statelog.cli.which_state import (
     rows_of,
 )
 from statelog.materializer import Control, install_signal_handlers
-from statelog.reading.reach import Reach
+from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -193,9 +193,9 @@ def _at(log: Log, start: Start, output: Output, *, once: bool) -> AtPosition | N
         case From.NOW | From.STATE:
             return None
         case From.OLDEST:
-            return AtPosition(Reach(log, None).oldest_position)
+            return AtPosition(RetainedHistory(log, None).oldest_position)
         case _:
-            reach = Reach(log, None)
+            reach = RetainedHistory(log, None)
             position = reach.resolve(start)
             # By the brokers' clocks it may have come.
             if isinstance(start, AtTime) and position == reach.end_position and start.timestamp_ms > time.time() * 1000:

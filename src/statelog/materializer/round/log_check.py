@@ -12,7 +12,7 @@ from statelog.schemas.ledger.records import LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.anchors import check_anchors, check_data_anchors
+from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
 __all__ = ["check_data", "check_ledger", "prove_truncation"]

@@ -28,7 +28,7 @@ from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, choose_merges, in_order
-from statelog.storage.log.anchors import take_anchors
+from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 

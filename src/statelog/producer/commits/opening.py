@@ -27,10 +27,9 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
-from statelog.storage.log.anchors import check_data_anchors
+from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
-from statelog.storage.log.witnesses import check_ledger
 
 __all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from statelog.environment import GRACE_S, Environment
 from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan, RunPart
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery.cache.opener import DirectOpener, RunOpener
 from statelog.recovery.reading.newest import MemoryTail, cut, newest
 from statelog.recovery.reading.prefetch import Allowance, Piece, Prefetch

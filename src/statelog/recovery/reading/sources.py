@@ -20,7 +20,7 @@ import pyarrow as pa
 from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
 from statelog.reading.converter import Converter
 from statelog.reading.plan import Plan, RunPart
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery.reading.newest import select_key_groups
 from statelog.recovery.reading.prefetch import Piece
 from statelog.recovery.reading.retry import Pause, RetryingReader, RetryWindow

@@ -22,7 +22,7 @@ import pyarrow as pa
 from statelog.environment import GRACE_S
 from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.reading.plan import Plan
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase

@@ -9,7 +9,7 @@ remembers a position beyond one call remembers a place: cursors, offsets of stre
 and the witnesses in Opens and chunks.
 
 Invariants:
-- Two places of one ledger at the same position have the same record below. `storage.log.witnesses` compares them.
+- Two places of one ledger at the same position have the same record below. `storage.log.evidence` compares them.
 - What was written by earlier formats has a position only. It is compared as a position.
 - Metadata that passed `check_metadata` can be encoded, and decodes to an equal mapping of the same types.
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from statelog.errors import ConfigError
-from statelog.reading.at import AtCheckpoint, AtPosition, AtTime, Bound
+from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime, Bound
 from statelog.spark.options.parsing import number
 
 __all__ = ["BOUNDS", "bound"]

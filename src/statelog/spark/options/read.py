@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import ConfigError
-from statelog.reading.at import At, AtCheckpoint, AtPosition, Bound
+from statelog.reading.plan import At, AtCheckpoint, AtPosition, Bound
 from statelog.spark.options.address import LogAddress, log_address
 from statelog.spark.options.bounds import BOUNDS, bound
 from statelog.spark.options.parsing import COMMON, flag, key_texts, lowered, number, refuse_unknown

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from statelog.errors import ConfigError
-from statelog.reading.at import Bound
+from statelog.reading.plan import Bound
 from statelog.schemas.names import check_name
 from statelog.spark.options.address import LogAddress
 from statelog.spark.options.bounds import bound

@@ -11,11 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError
+from statelog.reading.changes import LEAST_BYTES, plan_changes, split_changes
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan
-from statelog.reading.plan_changes import plan_changes
-from statelog.reading.splitting import LEAST_BYTES, split_changes
-from statelog.recovery.history.read_changes import read_changes
+from statelog.recovery.changes import read_changes
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import change_batches, change_columns, check_columns, chosen, spark_arrow_schema
 from statelog.spark.options.read import ChangeOptions, change_options

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from statelog.errors import IdentityChanged, NotFound, OffsetGone
-from statelog.reading.at import At, AtPosition
 from statelog.reading.hold import Hold
-from statelog.reading.plan import Plan
+from statelog.reading.plan import At, AtPosition, Plan
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id

@@ -12,9 +12,8 @@ from contextlib import closing
 import pyarrow as pa
 
 from statelog.errors import OffsetGone
-from statelog.reading.at import AtPosition
-from statelog.reading.plan import Plan
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.plan import AtPosition, Plan
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.recovery.reading.progress import Phase
 from statelog.recovery.recover import recover

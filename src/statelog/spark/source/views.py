@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.errors import NotFound
 from statelog.reading.commits import Commits
 from statelog.reading.plan import CommitFacts, commit_facts
-from statelog.reading.reach import Reach
+from statelog.reading.retained_history import RetainedHistory
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.storage.held_subscription import list_subscriptions
@@ -112,7 +112,7 @@ def _snapshots(log: Log, _: int) -> Iterator[pa.Table]:
 
 def _commits(log: Log, position: int) -> Iterator[pa.Table]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
-    reach = Reach(log, None, seen=[Place(position)])
+    reach = RetainedHistory(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
     with Commits(log, reach.base_for(start), start) as ledger:
         while ledger.position < position:
@@ -136,7 +136,7 @@ def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
 
 def _writers(log: Log, position: int) -> Iterator[pa.Table]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
-    reach = Reach(log, None, seen=[Place(position)])
+    reach = RetainedHistory(log, None, seen=[Place(position)])
     with Commits(log, reach.base_for(position), position) as ledger:
         state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}

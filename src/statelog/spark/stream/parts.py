@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from statelog.reading.plan import Plan
-from statelog.recovery.history.read_changes import read_changes
+from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor
 from statelog.spark.columns import change_batches
 from statelog.spark.source.changes import ChangeSlice, change_slices

@@ -16,11 +16,10 @@ from dataclasses import replace
 from statelog.closing import Closing
 from statelog.environment import REAL, Environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
-from statelog.reading.at import AtPosition, AtTime
+from statelog.reading.changes import plan_changes
 from statelog.reading.converter import newer_values
-from statelog.reading.plan import Plan
-from statelog.reading.plan_changes import plan_changes
-from statelog.reading.reach import Reach
+from statelog.reading.plan import AtPosition, AtTime, Plan
+from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN
@@ -64,7 +63,7 @@ class StreamPlanner(Closing):
             case Beginning.LATEST:
                 position = self._log.ledger.end(at_least=self._log.position)
             case Beginning.EARLIEST:
-                position = Reach(self._log, self._groups).oldest_position
+                position = RetainedHistory(self._log, self._groups).oldest_position
             case AtTime() as time if time.timestamp_ms / 1000 > self._environment.wall_clock() + _CLOCKS_APART_S:
                 raise ConfigError(
                     f"the option startingTime lies in the future: {time}",
@@ -72,7 +71,7 @@ class StreamPlanner(Closing):
                     " startingPosition=latest begins with what is committed from now on",
                 )
             case bound:
-                position = Reach(self._log, self._groups).resolve(bound)
+                position = RetainedHistory(self._log, self._groups).resolve(bound)
         place = self._log.ledger.place_at(position)
         return StreamOffset.initial(identity, reading, place, awaits_state=False)
 
@@ -161,7 +160,7 @@ class StreamPlanner(Closing):
         if self._window is not None:
             self._window.close()
             self._window = None
-        reach = Reach(self._log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
+        reach = RetainedHistory(self._log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
         base = reach.base_for(offset.position)
         self._window = CommitWindow(self._log, base, offset.place, self._groups)
         return self._window
@@ -181,7 +180,7 @@ class StreamPlanner(Closing):
         """See that the snapshot is there, which is kept from when its position is held. Nothing of it is in Spark's
         checkpoint yet: started again, the query begins with another one.
         """
-        if all(one.position != position for one in Reach(self._log, self._groups).manifests):
+        if all(one.position != position for one in RetainedHistory(self._log, self._groups).manifests):
             raise NotFound(
                 "the snapshot where the stream was to begin was dropped at the same moment",
                 position=position,

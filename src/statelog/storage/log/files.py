@@ -6,7 +6,8 @@ Invariants:
 - A value schema, `schemas/<id>.avsc` with ids from 1, is stored before the first chunk that uses it is sent: an id that
   is found in a chunk has its schema. Id 0 means opaque bytes and has no file.
 - A slot of the chain is written once. Who put it is told by the nonce inside, never by the outcome of the put.
-- "Newest" is the highest number listed; a listing is never cached.
+- "Newest" is the highest number listed. A listing, or the manifest that was read last, is handed on only to a caller
+  that says how old it may be: what it names may be superseded by then, which a look under a lease finds.
 - An empty listing is believed only beside the log's own descriptor, and no listing that ends below a number that this
   process has seen: the newest manifest is never deleted, so the directory is not the one that it was.
 - Nothing is put before this process has seen the store refuse a second create: a gateway may have changed since the log
@@ -14,6 +15,7 @@ Invariants:
 """
 
 import json
+import time
 from typing import NamedTuple
 
 from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
@@ -83,16 +85,21 @@ class ManifestChain:
         self._descriptor = descriptor
         self._highest = 0
         self._is_proved = False
+        self._listing: tuple[dict[int, FileInfo], float] | None = None
+        self._read: tuple[StoredManifest, float] | None = None
 
-    def numbers(self) -> list[int]:
+    def numbers(self, *, max_age_s: float = 0.0) -> list[int]:
         """The numbers that there are, ascending. Raises as `listed`."""
-        return sorted(self.listed())
+        return sorted(self.listed(max_age_s=max_age_s))
 
-    def listed(self) -> dict[int, FileInfo]:
-        """The files that there are, by number.
+    def listed(self, *, max_age_s: float = 0.0) -> dict[int, FileInfo]:
+        """The files that there are, by number; as they were less than `max_age_s` ago, if that was asked then.
 
         Raises StoreUnavailable, also if the directory is not there or went back, IdentityChanged if it is another's.
         """
+        known, now_s = self._listing, time.monotonic()
+        if known is not None and now_s - known[1] < max_age_s:
+            return known[0]
         seen = self._highest  # Asked for before the listing: other threads may put meanwhile.
         found = ((manifest_number(info.path), info) for info in self._store.list("manifests/"))
         listed = {number: info for number, info in found if number is not None}
@@ -108,6 +115,7 @@ class ManifestChain:
                 seen=seen,
             )
         self._highest = max(self._highest, newest)
+        self._listing = (listed, now_s)
         return listed
 
     def check_place(self) -> None:
@@ -128,17 +136,26 @@ class ManifestChain:
                 found=found.identity.ledger_topic_id,
             )
 
-    def read(self, number: int) -> StoredManifest:
-        """One manifest. Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable."""
+    def read(self, number: int, *, max_age_s: float = 0.0) -> StoredManifest:
+        """One manifest; as it was read less than `max_age_s` ago, if it was the last one.
+
+        Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable.
+        """
+        known, now_s = self._read, time.monotonic()
+        if known is not None and known[0].manifest.number == number and now_s - known[1] < max_age_s:
+            return known[0]
         path = manifest_path(number)
         data = self._store.read(path)
-        return StoredManifest(Manifest.from_bytes(data, path), data)
+        found = StoredManifest(Manifest.from_bytes(data, path), data)
+        self._read = (found, now_s)
+        return found
 
-    def newest(self) -> StoredManifest | None:
-        """The newest manifest, or None before the first. Raises IdentityChanged if it is that of other topics,
-        StoreUnavailable if it is listed and cannot be read.
+    def newest(self, *, max_age_s: float = 0.0) -> StoredManifest | None:
+        """The newest manifest, or None before the first; as it was less than `max_age_s` ago, if it was read then.
+
+        Raises IdentityChanged if it is that of other topics, StoreUnavailable if it is listed and cannot be read.
         """
-        found = self.newest_of_any()
+        found = self.newest_of_any(max_age_s=max_age_s)
         if found is not None and found.manifest.identity != self._descriptor.identity:
             raise IdentityChanged(
                 "the newest manifest was made for other topics",
@@ -150,12 +167,12 @@ class ManifestChain:
             )
         return found
 
-    def newest_of_any(self) -> StoredManifest | None:
+    def newest_of_any(self, *, max_age_s: float = 0.0) -> StoredManifest | None:
         """The newest manifest, whichever topics it was made for. Raises as `newest`, but for those."""
         missed: list[int] = []
-        while numbers := self.numbers():
+        while numbers := self.numbers(max_age_s=0.0 if missed else max_age_s):
             try:
-                return self.read(numbers[-1])
+                return self.read(numbers[-1], max_age_s=max_age_s)
             except NotFound as error:
                 # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
                 missed.append(numbers[-1])
@@ -174,6 +191,7 @@ class ManifestChain:
         cannot be told whose manifest it is; StorageFull.
         """
         self._prove()
+        self._listing = None
         path, data = manifest_path(manifest.number), manifest.to_bytes()
         try:
             self._store.put_if_absent(path, data)

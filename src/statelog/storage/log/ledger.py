@@ -20,7 +20,7 @@ from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
 from statelog.storage.store import Store
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "check_reaches"]
 
 _ASK_AGAIN_S = 0.25
 
@@ -48,14 +48,20 @@ class Ledger:
         """The topic of the ledger."""
         return ledger_topic(self.descriptor.name)
 
-    def end(self, *, at_least: int = 0) -> int:
-        """The ledger's end now. An answer below `at_least` is asked again for `patience_s`: it may be an old one."""
+    def range(self, *, at_least: int = 0) -> OffsetRange:
+        """The ledger's start and end now. An end below `at_least` is asked again for `patience_s`: it may be an old
+        answer.
+        """
         deadline_s = time.monotonic() + self.patience_s
         while True:
-            end = self.kafka.offsets(self.topic, [0])[0].end
-            if end >= at_least or time.monotonic() >= deadline_s:
-                return end
+            found = self.kafka.offsets(self.topic, [0])[0]
+            if found.end >= at_least or time.monotonic() >= deadline_s:
+                return found
             time.sleep(_ASK_AGAIN_S)
+
+    def end(self, *, at_least: int = 0) -> int:
+        """The ledger's end now, asked as `range` does."""
+        return self.range(at_least=at_least).end
 
     def place_at(self, position: int) -> Place:
         """A position that the ledger reaches, with the record below it, if that is still there. Raises as `end`."""
@@ -126,3 +132,15 @@ class Ledger:
                 url=self.store.url,
                 hint="Restore the manifests, or check that the root URL is the right one",
             )
+
+
+def check_reaches(log: str, end: int, position: int) -> None:
+    """Raise BeyondEnd if the ledger of a log, which ends at `end`, lacks a part of what was seen of it."""
+    if end < position:
+        raise BeyondEnd(
+            "the ledger ends below what was seen of it",
+            topic=ledger_topic(log),
+            log_end=end,
+            position=position,
+            hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
+        )

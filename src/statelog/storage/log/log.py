@@ -40,6 +40,7 @@ from statelog.schemas.topic_policy import (
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
+from statelog.storage.log.evidence import Witnesses, check_ledger
 from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_or_none
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.producers import Spare, append_all
@@ -53,7 +54,6 @@ from statelog.storage.log.topics import (
     topics_in_force,
 )
 from statelog.storage.log.where import LogOptions, Where, check_replicas, new_log, opened_ports
-from statelog.storage.log.witnesses import Witnesses, check_ledger
 from statelog.storage.store import Store
 
 __all__ = ["Log", "LogDescription", "open"]

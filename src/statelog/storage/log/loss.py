@@ -58,13 +58,12 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest, restart_manifes
 from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicRole, Waiver
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
-from statelog.storage.log.anchors import check_anchors
+from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
 from statelog.storage.log.where import Where, opened_ports
-from statelog.storage.log.witnesses import furthest_witness
 from statelog.storage.store import Store
 
 __all__ = [

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, OffsetGone, StatelogError
 from statelog.reading.hold import Hold, Needs
-from statelog.reading.preflight import SnapshotFailed, check_manifest
+from statelog.reading.planner import SnapshotFailed, check_manifest
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.remote.row_group import RowGroup

@@ -16,7 +16,7 @@ from typing import TypeVar
 from statelog.environment import Environment, begin
 from statelog.errors import CorruptRun, NotFound
 from statelog.reading.converter import Converter
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery import RunOpener
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.schemas.snapshot.run_ref import RunRef

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound
-from statelog.reading.preflight import SnapshotFailed
+from statelog.reading.planner import SnapshotFailed
 from statelog.tables.changes.keys import KeyRule
 from statelog.tables.changes.values import ValueRule
 from statelog.tables.remote.base import Base

@@ -1,0 +1,309 @@
+"""`RetainedHistory`: what a log holds of its history now: its snapshots, its ledger, and where a state lies in it.
+
+Changes can be read from a position on if the fold of the ledger can begin at or below it (at a snapshot, or at the
+ledger's first record) and the data topic still has what was committed behind it. Never reads a run or a chunk.
+
+Invariants:
+- Manifests are listed before the ledger's end is asked, so no snapshot that was listed can lie above it.
+- No end is believed that lies below what this process was told or has read through this log, nor below what the caller
+  knows of.
+- A snapshot that failed is never used again, and is never passed over in silence.
+"""
+
+import logging
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
+from itertools import islice
+
+from statelog.errors import (
+    BrokerUnavailable,
+    CorruptManifest,
+    IdentityChanged,
+    Misuse,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
+from statelog.reading.commits import Commits, Folded
+from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime, Bound, partitions_of
+from statelog.schemas.ledger.place import Place
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase
+from statelog.storage.log.ledger import check_reaches
+from statelog.storage.log.log import Log
+
+__all__ = ["Manifests", "RetainedHistory", "Snapshots"]
+
+_LOG = logging.getLogger("statelog.recovery")
+_HINT = (
+    "Ask for changes from the oldest to the newest position (earliest: all that is held); what lies below is in the"
+    " state only"
+)
+_CLOCKS_APART_S = 600
+"""By how much the materializer's clock and the store's are believed to be behind the brokers' at most, both of them."""
+
+
+class RetainedHistory:
+    """One look at a log: `manifests` newest first, then the ledger's start and end.
+
+    `base` is a fold that the caller has kept, for a start that no snapshot is left for; `seen` is what it remembers of
+    the ledger. The manifests may be as old as `max_age_s`.
+
+    Raises BeyondEnd if the ledger ends below a snapshot or what was seen of it, BrokerUnavailable.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        key_groups: frozenset[int] | None,
+        base: LedgerBase | None = None,
+        *,
+        seen: Collection[Place] = (),
+        snapshots: "Snapshots | None" = None,
+        max_age_s: float = 0.0,
+    ) -> None:
+        self._log = log
+        self._partitions = partitions_of(key_groups, log.descriptor)
+        self._base = base
+        self.manifests = (snapshots or Snapshots(log)).listed(max_age_s=max_age_s)
+        self.seen = [*seen, *(manifest.place for manifest in islice(self.manifests, 1))]
+        """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
+        self.ledger = self._ledger_range()
+
+    @property
+    def end_position(self) -> int:
+        """The ledger's end."""
+        return self.ledger.end
+
+    @property
+    def holds_mark(self) -> bool:
+        """Whether the ledger has its first record."""
+        return self.ledger.start == 0 and self._log.descriptor.made_with is None
+
+    @property
+    def oldest_position(self) -> int:
+        """The lowest position from which changes can be read."""
+        if self._reaches_back(Folded()):
+            return 0
+        positions = [base.state.position for base in self._bases() if self._reaches_back(base)]
+        return min(positions, default=self.end_position)
+
+    def base_for(self, start_position: int) -> LedgerBase | None:
+        """The nearest fold at or below a position; None for the ledger's first record. Raises NotFound if none is left.
+
+        Whether the data topic has all that follows is for the plan to tell.
+        """
+        below = [base for base in self._bases() if base.state.position <= start_position]
+        if below:
+            return max(below, key=lambda base: base.state.position)
+        if self.holds_mark:
+            return None
+        raise self.not_held(f"changes from position {start_position} on")
+
+    def find(self, bound: Bound) -> int | None:
+        """The position that a bound names, None if the log does not hold it. Raises Misuse if it has no times."""
+        match bound:
+            case AtPosition(position):
+                return position if position <= self.end_position else None
+            case AtCheckpoint():
+                return self._find_checkpoint(bound)
+            case AtTime(timestamp_ms):
+                found = self._first_since(timestamp_ms)
+                if found == self.ledger.start and not self.holds_mark and not self._all_older(timestamp_ms):
+                    return None  # What was truncated may be of that time, too: it is not skipped.
+                return found
+
+    def resolve(self, bound: Bound) -> int:
+        """As `find`. Raises NotFound if the log does not hold it, too."""
+        found = self.find(bound)
+        if found is None:
+            raise self.not_held(str(bound))
+        return found
+
+    def not_held(self, what: str) -> NotFound:
+        """That the log does not hold something, and what it holds."""
+        return NotFound(
+            f"the log {self._log.name} does not hold {what}",
+            log=self._log.name,
+            oldest_position=self.oldest_position,
+            newest_position=self.end_position,
+            hint=_HINT,
+        )
+
+    def _ledger_range(self) -> OffsetRange:
+        places = [self._log.place, *self.seen]
+        known = max(place.position for place in places)
+        found = self._log.ledger.range(at_least=known)
+        check_reaches(self._log.name, found.end, max((one.position for one in places if one.last), default=0))
+        if found.end < known:
+            raise BrokerUnavailable(  # A position without its record may be a slip.
+                "Kafka shows an older end of the ledger than the caller knows of",
+                topic=self._log.ledger_topic,
+                log_end=found.end,
+                position=known,
+                hint="Check the position: if it came from a commit, an old leader may have answered; try again. If it"
+                " stays so, the ledger lost its tail",
+            )
+        return found
+
+    # ---- where a fold may begin
+
+    def _bases(self) -> list[LedgerBase]:
+        """Those whose position the ledger still follows on, in no order."""
+        kept = [] if self._base is None else [self._base]
+        return [base for base in (*kept, *self.manifests) if base.state.position >= self.ledger.start]
+
+    def _reaches_back(self, base: LedgerBase) -> bool:
+        """Whether all that was committed behind a base is there."""
+        if base.state.position == 0 and not self.holds_mark:
+            return False
+        committed = base.state.committed_positions
+        return all(self._data[partition].start <= committed.get(partition, 0) for partition in self._partitions)
+
+    @cached_property
+    def _data(self) -> dict[int, OffsetRange]:
+        return self._log.data_offsets()
+
+    # ---- checkpoints
+
+    def _find_checkpoint(self, at: AtCheckpoint) -> int | None:
+        """The position right after a checkpoint's commit, searched backwards."""
+        upper = self.end_position
+        for manifest in self.manifests:
+            position = self._find_between(at, manifest, upper)
+            if position is not None:
+                return position
+            last = manifest.state.last_commit(at.writer)
+            if last is not None and last.checkpoint.id == at.checkpoint_id:
+                return last.offset + 1
+            upper = manifest.position
+        return self._find_between(at, None, upper)
+
+    def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
+        wanted = (at.writer, at.checkpoint_id)
+        try:
+            with Commits(self._log, base) as ledger:
+                found = [one.position for one in ledger.read_to(end) if (one.writer, one.checkpoint_id) == wanted]
+        except OffsetGone:
+            return None  # The ledger does not reach back this far, so no state there can be recovered either.
+        return found[-1] if found else None
+
+    # ---- times
+
+    def _first_since(self, timestamp_ms: int) -> int:
+        """The offset of the ledger's first record of this time or later, by halving; the end if there is none.
+
+        Brokers stamp records as they append them, so times go up, but for a new leader whose clock is behind.
+        """
+        low, high = self.ledger
+        with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
+            while low < high:
+                middle = (low + high) // 2
+                found = _first_record(reader, middle, high)
+                if found is None or self._time_of(found) >= timestamp_ms:
+                    high = middle
+                else:
+                    low = found.offset + 1
+        return low
+
+    def _all_older(self, timestamp_ms: int) -> bool:
+        """Whether all that lay below the ledger's start is older: a snapshot of it was there before that time."""
+        since_s = timestamp_ms / 1000 - _CLOCKS_APART_S
+        put_s = {number: info.modified_s for number, info in self._log.manifests.listed().items()}
+        return any(
+            one.position >= self.ledger.start and max(one.created_s, put_s.get(one.number, math.inf)) <= since_s
+            for one in self.manifests
+        )
+
+    def _time_of(self, record: Record) -> int:
+        if record.timestamp_ms < 0:
+            raise Misuse(
+                "the ledger's records have no times of the broker's",
+                topic=self._log.ledger_topic,
+                hint="Ask by position or checkpoint; the topic's message.timestamp.type is not LogAppendTime",
+            )
+        return record.timestamp_ms
+
+
+def _first_record(reader: Reader, start: int, end: int) -> Record | None:
+    return next(reader.read({0: OffsetRange(start, end)}, stall_timeout_s=STALL_TIMEOUT_S), None)
+
+
+class Snapshots:
+    """The snapshots of a log, and what is known to be wrong with them."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._failed: dict[int, StatelogError] = {}
+        self.warnings: list[str] = []
+
+    def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
+        """Those that there are now, or were less than `max_age_s` ago. Raises as `ManifestChain.listed`."""
+        return Manifests(self, self._log.manifests.numbers(max_age_s=max_age_s), max_age_s)
+
+    @property
+    def failure(self) -> StatelogError | None:
+        """What is wrong with the newest snapshot that was passed over."""
+        return self._failed[max(self._failed)] if self._failed else None
+
+    @property
+    def damaged(self) -> int:
+        """How many snapshots were passed over."""
+        return len(self._failed)
+
+    def pass_over(self, number: int, error: StatelogError) -> None:
+        """Never use this snapshot again, and say so."""
+        self._failed[number] = error
+        text = f"{self._log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
+        self.warnings.append(text)
+        _LOG.warning(text)
+
+    def read(self, number: int, *, is_newest: bool, max_age_s: float) -> Manifest | None:
+        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
+
+        Raises IdentityChanged if the newest one is of others, UnknownFormat.
+        """
+        if number in self._failed:
+            return None
+        try:
+            manifest = self._log.manifests.read(number, max_age_s=max_age_s).manifest
+        except NotFound:
+            return None  # Superseded and cleaned up since it was listed.
+        except CorruptManifest as error:
+            hint = error.hint or "Restore the file from a copy of the store"
+            self.pass_over(number, error.restated(hint=hint))
+            return None
+        if manifest.identity != self._log.descriptor.identity:
+            if not is_newest and self._log.descriptor.made_with is not None:
+                return None  # A person accepted that those are lost: no state of theirs is held any more.
+            raise IdentityChanged(
+                "a manifest was made for another log",
+                log=self._log.name,
+                manifest=number,
+                url=self._log.store.url,
+                hint="Files were copied between directories: restore this log's own",
+            )
+        return manifest
+
+
+class Manifests:
+    """The readable manifests out of those listed, newest first, each read when it is first looked at."""
+
+    def __init__(self, snapshots: Snapshots, numbers: Sequence[int], max_age_s: float) -> None:
+        self._snapshots = snapshots
+        self._numbers = numbers
+        self._max_age_s = max_age_s
+        self._found: dict[int, Manifest | None] = {}
+
+    def __iter__(self) -> Iterator[Manifest]:
+        for number in reversed(self._numbers):
+            if number not in self._found:
+                self._found[number] = self._snapshots.read(
+                    number, is_newest=number == self._numbers[-1], max_age_s=self._max_age_s
+                )
+            manifest = self._found[number]
+            if manifest is not None:
+                yield manifest

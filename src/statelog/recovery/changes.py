@@ -1,0 +1,193 @@
+"""`read_changes`: the changes of a plan, or of a part of one, as Arrow batches. Run by each task.
+
+It goes the one replay path and asks for nothing but the data topic (and value schemas, once): no manifest, no ledger,
+no lease. Memory: a batch, and what the Kafka client reads ahead.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.environment import Environment
+from statelog.errors import IdentityChanged
+from statelog.reading.converter import Converter
+from statelog.reading.hold import Hold, Terms
+from statelog.reading.plan import CommitFacts, Plan
+from statelog.recovery.reading.sources import ReadCount, committed_chunks
+from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.recovery.settings import RecoverySettings, disk_queue
+from statelog.storage.log.log import Log
+from statelog.storage.replay import CommittedChunk
+from statelog.storage.runs.merge import merge_streams
+
+__all__ = ["ChangeBatches", "check_identity", "history_schema", "newest_changes", "planned_chunks", "read_changes"]
+
+
+def read_changes(
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
+) -> Generator[pa.RecordBatch]:
+    """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
+    timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
+
+    Within a key group they come in commit order, and in the order of their appends. Rows count once the generator has
+    ended: only then is it known that nothing of what was committed is missing. A reader that cannot take rows back
+    keeps them until then; a Spark task is such a reader, and does.
+
+    Raises IncompleteChangeSet and others of Damaged, OffsetGone if the log was truncated past the plan, IdentityChanged
+    if it is another log's, IncompatibleSchema if the plan's value schema is older than some value, Unavailable.
+    """
+    chosen = settings or RecoverySettings()
+    check_identity(log, plan)
+    if plan.is_empty:
+        return
+    converter = Converter(log, plan.value_schema_id, drops_fields=False)
+    batches = ChangeBatches(plan.commits, converter.schema)
+    with closing(planned_chunks(log, plan, converter, chosen, environment or Environment())) as chunks:
+        for chunk in chunks:
+            yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
+    yield from batches.finish()
+
+
+def check_identity(log: Log, plan: Plan) -> None:
+    """Raise IdentityChanged if the plan is another log's."""
+    if plan.identity != log.descriptor.identity:
+        raise IdentityChanged(
+            "the plan was made for another log, or for topics that this one had before",
+            log=log.name,
+            expected=log.descriptor.identity.ledger_topic_id,
+            found=plan.identity.ledger_topic_id,
+            hint="Plan again",
+        )
+
+
+def planned_chunks(
+    log: Log, plan: Plan, converter: Converter, settings: RecoverySettings, environment: Environment
+) -> Generator[CommittedChunk]:
+    """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
+    return committed_chunks(
+        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=environment.clock
+    )
+
+
+def _pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 8 << 20
+_TIME = pa.timestamp("ms", tz="UTC")
+
+
+def history_schema(change_schema: pa.Schema) -> pa.Schema:
+    """The columns of committed changes, where changes have `change_schema`.
+
+    key, op (0 put, 1 delete), value, key_group as there, and of the commit: writer, checkpoint, position (the one right
+    behind it), timestamp (the broker's, UTC; null if the ledger has none).
+    """
+    own = [change_schema.field(name) for name in ("key", "op", "value", "key_group")]
+    facts = [("writer", pa.string()), ("checkpoint", pa.int64()), ("position", pa.int64()), ("timestamp", _TIME)]
+    return pa.schema([*own, *(pa.field(name, kind) for name, kind in facts)])
+
+
+class ChangeBatches:
+    """Joins chunks to batches of at most 65,536 rows or about 8 MiB; a chunk that is larger goes as it is.
+
+    `commits` are those of the plan: `add` names one by its number.
+    """
+
+    def __init__(self, commits: Sequence[CommitFacts], change_schema: pa.Schema) -> None:
+        self.schema = history_schema(change_schema)
+        self._change_schema = change_schema
+        times = [one.timestamp_ms for one in commits]
+        self._writers = pa.array([one.writer for one in commits], pa.string())
+        self._checkpoints = np.array([one.checkpoint_id for one in commits], np.int64)
+        self._positions = np.array([one.position for one in commits], np.int64)
+        self._times = pa.array([None if time < 0 else time for time in times], pa.int64()).cast(_TIME)
+        self._chunks: list[pa.RecordBatch] = []
+        self._numbers: list[int] = []
+        self._rows = 0
+        self._bytes = 0
+
+    def add(self, changes: pa.RecordBatch, commit: int) -> Iterator[pa.RecordBatch]:
+        """The next changes, of one commit; yields what is ready."""
+        if not changes.num_rows:
+            return
+        if self._chunks and (
+            self._rows + changes.num_rows > _BATCH_ROWS or self._bytes + changes.nbytes > _BATCH_BYTES
+        ):
+            yield self._take()
+        self._chunks.append(changes)
+        self._numbers.append(commit)
+        self._rows += changes.num_rows
+        self._bytes += changes.nbytes
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The rest."""
+        if self._chunks:
+            yield self._take()
+
+    def _take(self) -> pa.RecordBatch:
+        lengths = [chunk.num_rows for chunk in self._chunks]
+        number = np.repeat(np.array(self._numbers, np.int64), lengths)
+        changes = self._chunks[0] if len(self._chunks) == 1 else _joined(self._chunks, self._change_schema)
+        which = pa.array(number)
+        columns = [changes.column(name) for name in ("key", "op", "value", "key_group")]
+        columns += [
+            self._writers.take(which),
+            pa.array(self._checkpoints[number]),
+            pa.array(self._positions[number]),
+            self._times.take(which),
+        ]
+        self._chunks, self._numbers, self._rows, self._bytes = [], [], 0, 0
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _joined(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.concat_arrays([chunk.column(i) for chunk in chunks]) for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_FRAME_BYTES = 256 * 1024
+
+
+def newest_changes(
+    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
+) -> Generator[pa.Table]:
+    """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
+
+        plan = plan_changes(log, AtPosition(0))
+        for table in newest_changes(log, plan):
+            print(table.num_rows)
+
+    Memory is about three times `fold_bytes`; what does not fit is spilled. Close the generator to release the disk.
+    Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
+    truncated past the plan, StorageFull, and as `read_changes`.
+    """
+    chosen, machine = settings or RecoverySettings(), environment or Environment()
+    check_identity(log, plan)
+    numbers = count()
+    tail = SpilledTail(
+        fold_bytes=chosen.fold_bytes,
+        frame_bytes=_FRAME_BYTES,
+        open_queue=lambda: disk_queue(chosen, machine.open_spill_file, number=next(numbers)),
+    )
+    with closing(tail):
+        _fill(tail, log, plan, chosen, machine)
+        yield from merge_streams(tail.streams(), drop_deletes=False)
+
+
+def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> None:
+    converter = Converter(log, plan.value_schema_id)
+    terms = Terms(settings.holder, settings.lease_ttl_s)
+    with (
+        Hold.on(log, plan, terms, environment=environment) as hold,
+        closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
+    ):
+        for chunk in chunks:
+            tail.add(chunk.partition, chunk.changes)
+            hold.renew()

@@ -1,0 +1,226 @@
+"""Evidence that a log's topics are those that were seen before: anchors of a snapshot, and witnesses in chunks.
+
+Anchors are hashes of the records that a snapshot was built on, compared by every later reader. They notice a topic that
+was restored, rewound or re-filled behind an unchanged id: offsets would still look right.
+
+Witnesses: a writer names in every chunk how far it had folded the ledger, and which record it found there. A ledger
+that ends below such a place, or has another record there, has lost what was acknowledged, however far it has grown
+again. The chunks that can say so are those that no commit lists: whatever is listed lies below a commit that is there.
+
+Invariants:
+- A record that is gone by truncation proves nothing, in either direction. One that is there must be the same.
+- Offsets whose loss a person accepted carry no anchor, and nothing up to the newest Restart counts.
+- Every record from a partition's committed position to its end is looked at, in every partition: whatever lies behind
+  a witness, be it a stranger's, hides nothing. It is read once in the life of a `Log`, however often it is asked.
+- A chunk whose seal is not the log's says nothing, nor does a record that is no chunk.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from statelog.errors import AnchorMismatch, Corrupt, OffsetGone, UnknownFormat
+from statelog.schemas.changes.chunk import decode_head
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.records import LossRange, given_up
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Anchor, Manifest
+from statelog.storage.kafka import Kafka, OffsetRange, Reader
+from statelog.storage.kafka.errors import read_past
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient, is_restarted
+from statelog.storage.log.ledger import check_reaches
+
+if TYPE_CHECKING:
+    from statelog.storage.log.log import Log
+
+__all__ = ["Witnesses", "check_anchors", "check_data_anchors", "check_ledger", "furthest_witness", "take_anchors"]
+
+
+def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
+    """The last record below the ledger position and below each committed position.
+
+    The anchor of a partition that did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
+    known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
+    last = {p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)}
+    held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
+    moved = {p: offset for p, offset in last.items() if p not in held}
+    data = {p: Anchor("data", p, moved[p], value) for p, value in _hashes(log, log.data_topic, moved).items()}
+    at = {0: state.position - 1} if state.position else {}
+    ledger = [Anchor("ledger", p, at[p], value) for p, value in _hashes(log, log.ledger_topic, at).items()]
+    return (*(anchor for _, anchor in sorted((held | data).items())), *ledger)
+
+
+def check_anchors(
+    log: "Log",
+    anchors: Iterable[Anchor],
+    accepted: tuple[LossRange, ...] = (),
+    there: Mapping[int, OffsetRange] | None = None,
+) -> None:
+    """Compare those anchors of one topic whose records are still there with what is there now.
+
+    `there` are log start and log end of the partitions, if the caller has just asked for them. Raises AnchorMismatch,
+    BeyondEnd, BrokerUnavailable.
+    """
+    expected = {
+        a.partition: a
+        for a in anchors
+        if a.topic == "ledger" or not given_up(accepted, a.partition, a.offset, a.offset + 1)
+    }
+    if not expected:
+        return
+    topic = log.data_topic if next(iter(expected.values())).topic == "data" else log.ledger_topic
+    while True:
+        there = there or log.kafka.offsets(topic, sorted(expected))
+        held = {p: anchor.offset for p, anchor in expected.items() if anchor.offset >= there[p].start}
+        try:
+            found = _hashes(log, topic, held)
+        except OffsetGone:
+            there = None  # Truncated since it was asked, by a round that won; every turn here follows a higher start.
+            continue
+        break
+    for partition, offset in held.items():
+        if found.get(partition) != expected[partition].hash and not (
+            topic == log.ledger_topic and _is_restarted(log, offset)
+        ):
+            raise _mismatch(topic, partition, offset)
+
+
+def check_data_anchors(
+    log: "Log",
+    newest: Manifest | None,
+    partitions: Collection[int],
+    accepted: tuple[LossRange, ...],
+    there: Mapping[int, OffsetRange],
+) -> None:
+    """As `check_anchors`, for those that a snapshot has of these data partitions; None: there is no snapshot."""
+    anchors = newest.anchors if newest else ()
+    data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
+    check_anchors(log, data, accepted, there)
+
+
+def _is_restarted(log: "Log", offset: int) -> bool:
+    reader = log.kafka.reader(log.ledger_topic)
+    try:
+        return is_restarted(reader, log.ledger.end(), offset)
+    finally:
+        reader.close()
+
+
+def _mismatch(topic: str, partition: int, offset: int) -> AnchorMismatch:
+    return AnchorMismatch(
+        "a record is not the one that the newest snapshot was built on",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        hint="The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name",
+    )
+
+
+def _values(reader: Reader, offsets: Mapping[int, int]) -> dict[int, bytes]:
+    """One record of each partition; a partition is absent if there is no record at the offset."""
+    ranges = {partition: OffsetRange(offset, offset + 1) for partition, offset in offsets.items()}
+    return {record.partition: record.value for record in reader.read(ranges, stall_timeout_s=STALL_TIMEOUT_S)}
+
+
+def _hashes(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+    """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
+    if not offsets:
+        return {}
+    reader = log.kafka.reader(topic)
+    try:
+        return {p: xxhash.xxh3_64_intdigest(value) for p, value in _values(reader, offsets).items()}
+    finally:
+        reader.close()
+
+
+class _Tail(NamedTuple):
+    """What was read of a partition: up to `end`, and the places that its chunks name."""
+
+    end: int
+    places: frozenset[Place]
+
+
+class Witnesses:
+    """The places that uncommitted chunks of one topic name, sealed with `key`. Reads what is new, and nothing twice."""
+
+    def __init__(self, kafka: Kafka, topic: str, key: bytes) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._key = key
+        self._tails: Mapping[int, _Tail] = {}
+
+    def behind(self, fold: LedgerFold, there: Mapping[int, OffsetRange]) -> set[Place]:
+        """The places named behind the committed positions of a fold, up to the log ends in `there`.
+
+        Raises Unavailable.
+        """
+        while True:
+            known = {
+                p: self._known(p, max(held.start, fold.committed_position(p)), held.end) for p, held in there.items()
+            }
+            try:
+                found = self._read(known, there)
+            except OffsetGone:
+                there = self._kafka.offsets(self._topic, sorted(there))  # Truncated since it was asked.
+                continue
+            self._tails = {**self._tails, **found}  # Replaced as a whole: others may ask at the same time.
+            return {place for tail in found.values() for place in tail.places}
+
+    def _known(self, partition: int, start: int, end: int) -> _Tail:
+        """What was read of the records from `start` on, in a log that ends at `end`."""
+        known = self._tails.get(partition)
+        return known if known is not None and start <= known.end <= end else _Tail(start, frozenset())
+
+    def _read(self, known: Mapping[int, _Tail], there: Mapping[int, OffsetRange]) -> dict[int, _Tail]:
+        """All that is known once the rest was read."""
+        wanted = {p: OffsetRange(tail.end, there[p].end) for p, tail in known.items() if tail.end < there[p].end}
+        named: dict[int, set[Place]] = {p: set(tail.places) for p, tail in known.items()}
+        if wanted:
+            with closing(self._kafka.reader(self._topic)) as reader:
+                for record in read_past(reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=_never):
+                    place = self._named(record.value)
+                    if place is not None:
+                        named[record.partition].add(place)
+        return {p: _Tail(max(tail.end, there[p].end), frozenset(named[p])) for p, tail in known.items()}
+
+    def _named(self, value: bytes) -> Place | None:
+        """The place that a record names; None if it is no chunk of somebody who knows the log's descriptor."""
+        try:
+            found = decode_head(value)
+        except (Corrupt, UnknownFormat):
+            return None
+        return found[0].place if found and found[0].is_sealed(self._key) else None
+
+
+def _never(_partition: int, _offsets: OffsetRange) -> bool:
+    """What no commit lists and cannot be unpacked is no chunk."""
+    return False
+
+
+def furthest_witness(log: "Log", fold: LedgerFold) -> int:
+    """The highest position that a chunk behind the committed positions of a fold names; 0 if none does."""
+    return max((place.position for place in log.witnesses.behind(fold, log.data_offsets())), default=0)
+
+
+def check_ledger(
+    log: "Log", ledger: LedgerClient, *, places: Iterable[Place] = (), there: Mapping[int, OffsetRange] | None = None
+) -> None:
+    """Whether the ledger, folded to its end, is the one that was seen before: by this process (`Log.place`), by whoever
+    remembers one of `places`, and by the writers of all chunks that no commit lists. `there` are log start and log end
+    of every data partition, if the caller has just asked for them.
+
+    Raises BeyondEnd, AnchorMismatch, Unavailable.
+    """
+    fold = ledger.fold
+    named = log.witnesses.behind(fold, there or log.data_offsets())
+    open_to_doubt = {place for place in named if max(place.position - 1, place.last_offset) > fold.restarted}
+    seen = {log.place, *places, *open_to_doubt}
+    furthest = max(place.position for place in seen)
+    if furthest > fold.position:
+        check_reaches(log.name, log.ledger.end(at_least=furthest), furthest)
+    ledger.check(seen)
+    log.saw(ledger.place)
