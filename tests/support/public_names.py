@@ -1,15 +1,15 @@
-"""Public names, read from source: what the faces export, and which names of ours stand in the signatures of that."""
+"""Public names, read from source: what the faces export, and which names of ours a program needs to call that."""
 
 import ast
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 from tests.support.rooms import SOURCE
 from tests.support.style import declared_names
 
-__all__ = ["Name", "exported", "homeless", "named_by"]
+__all__ = ["Name", "exported", "homeless", "taken_by"]
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Signature = tuple[str, str, ast.expr]  # whose it is, the module that its names are looked up in, an annotation
@@ -30,23 +30,31 @@ def exported(face: str) -> dict[str, Name]:
     return {name: _definition(Name(face, name)) for name in declared_names(_source(face)) or []}
 
 
-def homeless(faces: Iterable[str]) -> dict[Name, str]:
-    """What no face exports, although it stands in a public signature: of an exported name, or of what that leads to."""
+def homeless(faces: Iterable[str], excused: Collection[str] = ()) -> dict[Name, str]:
+    """What no face exports, although a program passes it to an exported name. An alias needs no home if its parts have.
+
+    What is `excused`, by its name, needs none, nor do its parts.
+    """
     homes = {name for face in faces for name in exported(face).values()}
     found: dict[Name, str] = {}
     queue = deque(sorted(homes))
+    seen = set(queue)
     while queue:
-        for where, name in named_by(queue.popleft()):
-            if name not in homes and name not in found:
-                found[name] = where
-                queue.append(name)
+        for where, name in taken_by(queue.popleft()):
+            if name not in seen and name.name not in excused:
+                seen.add(name)
+                if isinstance(_node(name), ast.Assign):
+                    queue.append(name)
+                else:
+                    found[name] = where
     return found
 
 
-def named_by(owner: Name) -> Iterator[tuple[str, Name]]:
-    """The names of ours in the public signatures of a name, its methods and its attributes, each with whose it is.
+def taken_by(owner: Name) -> Iterator[tuple[str, Name]]:
+    """The names of ours that a function takes, or a class in its methods or as its settings; each with whose it is.
 
-    The constructor of a class that is "made by `...`", as its docstring says, is not for its users.
+    The constructor of a class that is "made by `...`", as its docstring says, is not for its users, nor are the methods
+    of a protocol.
     """
     for where, module, annotation in _signatures(owner):
         for word in _words(annotation):
@@ -75,15 +83,13 @@ def _of_class(owner: Name, node: ast.ClassDef, overridden: frozenset[str]) -> It
         base = _definition(Name(owner.module, word))
         if isinstance(inherited := _node(base), ast.ClassDef):
             yield from _of_class(base, inherited, own)
+    if any(word == "Protocol" for base in node.bases for word in _words(base)):
+        return
     for part in node.body:
-        if isinstance(part, _Function) and part.name in overridden:
-            continue
-        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and _is_public(part.target.id):
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and _is_setting(owner, part.target.id):
             yield f"{owner}.{part.target.id}", owner.module, part.annotation
-        elif isinstance(part, _Function):
-            if _is_public(part.name) and not (part.name == "__init__" and _is_made_by_us(node)):
-                yield from ((f"{owner}.{part.name}", owner.module, annotation) for annotation in _of_function(part))
-            yield from ((f"{owner}.{name}", owner.module, annotation) for name, annotation in _of_self(part))
+        elif isinstance(part, _Function) and part.name not in overridden and _is_called(part.name, node):
+            yield from ((f"{owner}.{part.name}", owner.module, annotation) for annotation in _of_function(part))
 
 
 def _of_function(node: _Function) -> Iterator[ast.expr]:
@@ -91,19 +97,6 @@ def _of_function(node: _Function) -> Iterator[ast.expr]:
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
         if argument is not None and argument.annotation is not None:
             yield argument.annotation
-    if node.returns is not None:
-        yield node.returns
-
-
-def _of_self(node: _Function) -> Iterator[tuple[str, ast.expr]]:
-    """The annotated public attributes that a method gives its object."""
-    for part in ast.walk(node):
-        match part:
-            case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name), annotation=annotation):
-                if _is_public(name):
-                    yield name, annotation
-            case _:
-                continue
 
 
 def _words(annotation: ast.AST) -> Iterator[str]:
@@ -121,8 +114,15 @@ def _is_public(name: str) -> bool:
     return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
 
 
-def _is_made_by_us(node: ast.ClassDef) -> bool:
-    return "made by `" in " ".join((ast.get_docstring(node) or "").lower().split())
+def _is_setting(owner: Name, field: str) -> bool:
+    """Whether it is a field of a value that programs make."""
+    return owner.name.endswith(("Settings", "Options", "Policy", "Cap", "Where")) and _is_public(field)
+
+
+def _is_called(method: str, node: ast.ClassDef) -> bool:
+    if method != "__init__":
+        return _is_public(method)
+    return "made by `" not in " ".join((ast.get_docstring(node) or "").lower().split())
 
 
 def _is_alias(value: ast.expr) -> bool:

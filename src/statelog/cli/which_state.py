@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange
-from statelog.recovery import At, AtCheckpoint, AtPosition, AtTime
+from statelog.reading.plan import At
+from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.storage.config_keys import duration_s
 

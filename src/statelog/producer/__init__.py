@@ -3,21 +3,17 @@
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
-from statelog.producer.sending.change_maker import Key, Value
 from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import Summary, WriterStatistics
+from statelog.producer.statistics import WriterStatistics
 from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 
 __all__ = [
     "Coordinator",
     "Grant",
-    "Key",
     "Life",
-    "Summary",
     "TaskGrant",
     "TaskWriter",
-    "Value",
     "Writer",
     "WriterSettings",
     "WriterStatistics",

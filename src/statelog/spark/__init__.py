@@ -11,11 +11,10 @@ if _typing.TYPE_CHECKING:
     from statelog.spark.key_groups import key_group_column, repartition_by_key_group
     from statelog.spark.registering import register
     from statelog.spark.reported import error_of
-    from statelog.spark.sink.upsert import Upsert, upsert
+    from statelog.spark.sink.upsert import upsert
     from statelog.spark.source.held_state import state
 
 __all__ = [
-    "Upsert",
     "error_of",
     "key_group_column",
     "materialize",
@@ -31,7 +30,7 @@ _HOMES = {
     "statelog.spark.key_groups": ("key_group_column", "repartition_by_key_group"),
     "statelog.spark.registering": ("register",),
     "statelog.spark.reported": ("error_of",),
-    "statelog.spark.sink.upsert": ("Upsert", "upsert"),
+    "statelog.spark.sink.upsert": ("upsert",),
     "statelog.spark.source.held_state": ("state",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

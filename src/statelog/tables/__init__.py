@@ -1,6 +1,5 @@
 """Tables: keyed state that survives, for a person's own loop. Holds no protocol of its own."""
 
-from statelog.tables.changes.views import TableItems, TableValues
 from statelog.tables.opening.open_table import table
 from statelog.tables.settings import Loading, TableSettings
 from statelog.tables.standing.open_standby import standby
@@ -11,20 +10,16 @@ from statelog.tables.table import Table
 from statelog.tables.working.input import InputStart
 from statelog.tables.working.open_worker import worker
 from statelog.tables.working.worker import Worker
-from statelog.tables.working.workplace import Hook
 
 __all__ = [
     "BackendKind",
-    "Hook",
     "InputStart",
     "Loading",
     "Look",
     "Opening",
     "Standby",
     "Table",
-    "TableItems",
     "TableSettings",
-    "TableValues",
     "Worker",
     "standby",
     "table",

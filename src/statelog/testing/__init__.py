@@ -4,14 +4,13 @@ No other room imports it but the command line, whose `statelog dev` is the broke
 """
 
 from statelog.testing.broker import EmbeddedBroker
-from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
+from statelog.testing.cluster import MemoryCluster, Sending
 from statelog.testing.faults import (
     HALF,
     LOST,
     TRUE,
     UNAVAILABLE,
     Answer,
-    AnswerKind,
     Call,
     Fate,
     Faults,
@@ -20,7 +19,7 @@ from statelog.testing.faults import (
     ScriptedQuestions,
     SendAttempt,
 )
-from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
+from statelog.testing.kafka import MemoryKafka
 from statelog.testing.process import ProcessId
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
 
@@ -30,7 +29,6 @@ __all__ = [
     "TRUE",
     "UNAVAILABLE",
     "Answer",
-    "AnswerKind",
     "Call",
     "EmbeddedBroker",
     "Fate",
@@ -40,10 +38,7 @@ __all__ = [
     "MemoryCluster",
     "MemoryDisk",
     "MemoryKafka",
-    "MemoryProducer",
-    "MemoryReader",
     "MemoryStore",
-    "PartitionLog",
     "ProcessId",
     "QuestionHook",
     "ScriptedFaults",

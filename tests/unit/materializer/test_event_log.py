@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable
-from statelog.materializer import Cleanup, Event, EventKind, Materializer, RoundCause, run_round
+from statelog.materializer import Event, EventKind, Materializer, run_round
 from statelog.materializer.daemon.events import log_event
-from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.daemon.schedule import RoundCause
+from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from tests.support.rigs.log import TwinLog, settings_for
 
 _LOGGER = "statelog.materializer"

@@ -9,10 +9,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import CorruptManifest, RoundGivenUp
-from statelog.materializer import CRASH_POINTS, run_round
+from statelog.materializer import run_round
 from statelog.materializer.daemon.events import EventKind
 from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
 from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
+from statelog.materializer.round.roll_up import CRASH_POINTS
 from statelog.materializer.round.round import Round
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import Rights

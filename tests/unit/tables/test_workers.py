@@ -21,7 +21,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Metadata
-from statelog.storage import OffsetRange
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import group_settings
 from statelog.tables.working.input import Input, InputStart, check_fits
 from statelog.tables.working.roster import FAILURES_MAX, IN_USE_MAX_S, Roster

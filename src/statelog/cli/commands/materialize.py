@@ -12,9 +12,9 @@ from statelog.cli.round_report import event_fields, event_line, materializer_set
 from statelog.cli.screen.streams import give_up_stdout
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, NotFound
-from statelog.materializer import Control, EngineMaker, Event, Materializer, install_signal_handlers
+from statelog.materializer import Control, Event, Materializer, install_signal_handlers
 from statelog.materializer import claim_root as claim
-from statelog.materializer.engine.engine import LocalEngine
+from statelog.materializer.engine.engine import EngineMaker, LocalEngine
 from statelog.storage.config import Config
 from statelog.storage.log.where import configured_where
 

@@ -43,7 +43,8 @@ class Rates:
 
     The defaults are used until something has been measured:
 
-        >>> from statelog.materializer import Rates, Speed
+        >>> from statelog.materializer import Rates
+        >>> from statelog.materializer.daemon.restore_time import Speed
         >>> Rates(download=Speed(amount=64e6, seconds=1.0)).download.per_second
         64000000.0
     """

@@ -17,7 +17,7 @@ from statelog.environment import Environment, begin
 from statelog.errors import CorruptRun, NotFound
 from statelog.reading.converter import Converter
 from statelog.reading.planner import SnapshotFailed
-from statelog.recovery import RunOpener
+from statelog.recovery.cache.opener import RunOpener
 from statelog.recovery.reading.run_handles import RunHandles
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.runs.read import KeyBounds

@@ -19,7 +19,8 @@ import pyarrow as pa
 from statelog.environment import Environment
 from statelog.reading.converter import Converter
 from statelog.reading.plan import make_plan
-from statelog.recovery import RecoverySettings, RunOpener
+from statelog.recovery import RecoverySettings
+from statelog.recovery.cache.opener import RunOpener
 from statelog.recovery.reading.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log

@@ -13,7 +13,7 @@ from enum import StrEnum
 from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, OffsetGone
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Metadata
-from statelog.storage import OffsetRange
+from statelog.storage.kafka import OffsetRange
 
 __all__ = ["Input", "InputStart", "check_fits"]
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from statelog.environment import Environment, Start
 from statelog.errors import ConfigError, NotFound
-from statelog.storage import Kafka, OffsetRange
+from statelog.storage import Kafka
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
 from statelog.tables.table import Table
 from statelog.tables.working.input import Input, InputStart
