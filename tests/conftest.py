@@ -14,6 +14,7 @@ impatient   nobody waits for a simulated broker to catch up, from tests/support/
 
 import os
 import re
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -36,6 +37,12 @@ pytest_plugins = [
     "tests.support.rigs.impatient",
     "tests.support.told",
 ]
+
+
+def pytest_configure() -> None:
+    """A shell ignores Ctrl-C in what it starts by `&`, and Python leaves that so: no test that sends one would end."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

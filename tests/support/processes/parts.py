@@ -26,6 +26,7 @@ _PARTS = {
     "stream_memory": "memory",
     "fork_of_a_stream": "forked_stream",
     "interrupted": "interrupted",
+    "moved_coordinator": "moved_coordinator",
 }
 """The module of each part, which is a function of its name there."""
 _REPOSITORY = Path(__file__).parents[3]

@@ -8,17 +8,25 @@ offset, an end that lies below one that this process has seen (`positions`).
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition, admin
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+    admin,
+)
 
 from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
-from statelog.storage.kafka.admin import AdminSession, Leaders, Request
-from statelog.storage.kafka.config import ClientConfig
+from statelog.storage.kafka.admin import AdminSession, Answers, Leaders
+from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import client_error
-from statelog.storage.kafka.native import Refused
+from statelog.storage.kafka.native import Refused, kafka_error, make_client, native
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.kafka.reader import ConfluentReader, IdleConsumers
@@ -35,8 +43,11 @@ _MOVING = _ABSENT | {
 _INCLUDED = "READ, WRITE and DELETE include it"
 _LONGER_S = 600.0
 """A request to a group may take so much longer than it is waited for: the client is gone by then."""
-_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"})
+_LOOK_S = 0.5
+"""A consumer is asked for so long at a time what its group's coordinator says; then, what went wrong."""
+_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT"})
 """Answers about a group that pass by themselves."""
+_REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 
 
 class ConfluentKafka:
@@ -211,44 +222,68 @@ class ConfluentKafka:
     def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset, metadata)])
-        self._ask_group(
-            lambda client, limit_s: [
-                client.alter_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)
-            ],
-            "publishing a group offset",
-            request,
-        )
 
-    def published(self, group: str, topic: str, partition: int) -> str:
-        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-        places = self._ask_group(
-            lambda client, limit_s: [
-                client.list_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)
-            ],
-            "asking for a group offset",
-            request,
-        )
-        return "".join(place.metadata or "" for place in places)
+        def commit(client: admin.AdminClient, limit_s: float) -> list[Answers]:
+            return [client.alter_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)]
 
-    def _ask_group(self, ask: Request, doing: str, request: ConsumerGroupTopicPartitions) -> list[TopicPartition]:
-        """What the group's coordinator says of the one partition of the request."""
-        group, (place,) = request.group_id, request.topic_partitions or []
-        facts: dict[str, Fact] = {"group": group, "topic": place.topic, "partition": place.partition}
         self._admin.guard.check()
         # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
         # then finds it, it frees the request a second time.
         session = AdminSession(self._config, self._timeout_s, self._clock)
-        retries = self._retries()
         try:
-            while isinstance(answer := self._group_answer(session, ask, group), Refused):
-                # A broker that has just started loads its groups first.
-                if answer.name not in _LOADING or not retries.again(drop=False):
-                    needs = f"READ on group {group}, and on topic {place.topic}"
-                    raise self._error(answer, doing, needs, **facts)
-            return answer
+            self._ask_group(
+                lambda: session.ask(commit)[0][group].topic_partitions or [],
+                "publishing a group offset",
+                group=group,
+                topic=topic,
+                partition=partition,
+            )
         finally:
             session.close()
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
+        self._admin.guard.check()
+        # A consumer that joins no group: where a coordinator has moved, librdkafka's admin client kills the process.
+        properties = {**consumer_properties(self._config), "group.id": group}
+        consumer = make_client(Consumer, "a consumer", properties, self._config, deque(maxlen=4))
+        try:
+            places = self._ask_group(
+                lambda: self._committed(consumer, TopicPartition(topic, partition)),
+                "asking for a group offset",
+                group=group,
+                topic=topic,
+                partition=partition,
+            )
+        finally:
+            native(consumer.close)
+        return "".join(place.metadata or "" for place in places)
+
+    def _committed(self, consumer: Consumer, place: TopicPartition) -> list[TopicPartition]:
+        """What the group's coordinator says of a partition, if it answers soon. Raises Refused."""
+        try:
+            return native(consumer.committed, [place], _LOOK_S)
+        except KafkaException as error:
+            told = native(consumer.poll, 0)  # Without the right to look for a coordinator, no answer ever comes.
+            refused = told.error() if told is not None else None
+            is_told = refused is not None and refused.name() in _REFUSED
+            raise Refused(*kafka_error(KafkaException(refused) if is_told else error, self._config)) from None
+
+    def _ask_group(self, ask: Callable[[], list[TopicPartition]], doing: str, **facts: Fact) -> list[TopicPartition]:
+        """What the group's coordinator says of a partition. A broker that has just started loads its groups first."""
+        retries = self._retries()
+        while True:
+            try:
+                places = ask()
+                errors = [place.error for place in places if place.error is not None]
+                if not errors:
+                    return places
+                refused = Refused(errors[0].name(), self._config.redact(errors[0].str()))
+            except Refused as error:
+                refused = error
+            if refused.name not in _LOADING or not retries.again(drop=False):
+                needs = f"READ on group {facts['group']}, and on topic {facts['topic']}"
+                raise self._error(refused, doing, needs, **facts)
 
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
@@ -276,16 +311,6 @@ class ConfluentKafka:
         self._admin.close()
         if self._idle is not None:
             self._idle.close()
-
-    def _group_answer(self, session: AdminSession, ask: Request, group: str) -> list[TopicPartition] | Refused:
-        """The partitions' places; or why not: the group as a whole was refused, or one of its partitions."""
-        try:
-            (answers,) = session.ask(ask)
-        except Refused as refused:
-            return refused
-        places: list[TopicPartition] = answers[group].topic_partitions or []
-        errors = [place.error for place in places if place.error is not None]
-        return Refused(errors[0].name(), self._config.redact(errors[0].str())) if errors else places
 
     def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: "_Retries") -> dict[int, Listed]:
         """One answer of the leaders, which may have to be elected first."""
