@@ -14,7 +14,7 @@ from bench.logs import bench_log, bulk_append
 from bench.remote_store import Link, RemoteStore
 from bench.setting import Setting
 from bench.workload import batches, every_key
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import CacheSettings, Recovery, RecoverySettings, recover
 from statelog.storage import Log

@@ -14,7 +14,7 @@ from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
 from statelog.recovery import recover
-from statelog.recovery.targets.raw_keys import raw_keys
+from statelog.recovery.rocksdb_target import raw_keys
 from statelog.storage import Log
 from statelog.storage.replay import replay
 

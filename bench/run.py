@@ -14,7 +14,7 @@ from bench.logs import bench_log, bulk_append, put_singly
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import batches, every_key, pairs
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover

@@ -22,7 +22,7 @@ from bench.logs import bench_log, bench_where, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
 from statelog.materializer import MaterializerSettings, run_round
-from statelog.materializer.engine.engine import EngineMaker, LocalEngine
+from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.storage import Log
 
 if TYPE_CHECKING:

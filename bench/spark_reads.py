@@ -19,7 +19,7 @@ from bench.setting import Setting
 from bench.spark_floors import Floor
 from bench.spark_session import our_reader, spark_session
 from bench.workload import batches, every_key, pairs
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from tests.support.spark.connector import CONNECTOR
 

@@ -11,7 +11,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IncompatibleSchema, Misuse, NotFound, OffsetGone
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from statelog.errors import NotFound, OffsetGone
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover

@@ -12,7 +12,7 @@ import pytest
 import rocksdict
 
 from statelog.errors import IncompatibleSchema, InvalidChange
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
 from statelog.schemas.key_groups import key_group_of, partition_of

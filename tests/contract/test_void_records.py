@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from statelog.environment import Environment
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover

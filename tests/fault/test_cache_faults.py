@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import NotFound, StorageFull, StoreUnavailable
-from statelog.recovery.cache.directory import CacheDirectory
+from statelog.recovery.run_cache import CacheDirectory
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.cache import CacheRig
 

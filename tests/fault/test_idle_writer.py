@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import Fenced
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log

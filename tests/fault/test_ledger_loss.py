@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.ledger.handle import NO_CHECKPOINT

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from statelog.cli.exit_codes import DAMAGED
 from statelog.cli.program import program
 from statelog.errors import BeyondEnd, DataLoss
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of

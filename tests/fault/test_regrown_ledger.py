@@ -7,7 +7,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, DataLoss
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.records import LossRange

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import DataLoss, Unreadable
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange, Restart

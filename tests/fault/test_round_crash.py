@@ -14,8 +14,8 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import StatelogError
 from statelog.materializer import run_round
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.roll_up import CRASH_POINTS
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.roll_up import CRASH_POINTS
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault
 from tests.sim.actors import Crash

@@ -8,10 +8,10 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import NotFound, OffsetGone
-from statelog.materializer.round import cleanup
-from statelog.materializer.round.kept_manifests import VerifiedRuns
-from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
-from statelog.materializer.round.round import run_round
+from statelog.materializer import cleanup
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
@@ -217,7 +217,7 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
             log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, environment
         )
 
-    monkeypatch.setattr("statelog.materializer.round.roll_up.run_cleanup", with_a_new_list)
+    monkeypatch.setattr("statelog.materializer.roll_up.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     with pytest.raises(NotFound):
         state_of(twin.open())

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Unavailable
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.retention import RetentionPolicy

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from statelog.errors import Unavailable
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log

@@ -20,8 +20,8 @@ from statelog.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.key_groups import key_group_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import UnsafeStore
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 

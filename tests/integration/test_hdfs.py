@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, StatelogError
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.log.log import Log

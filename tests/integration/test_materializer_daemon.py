@@ -8,7 +8,7 @@ import pytest
 
 from statelog.errors import NotFound, StatelogError, Unavailable
 from statelog.materializer import Event, EventKind, Materializer, Rates
-from statelog.materializer.daemon.restore_time import Speed
+from statelog.materializer.schedule import Speed
 from statelog.producer import Writer
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where

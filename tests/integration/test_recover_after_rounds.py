@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.reading.progress import Progress
+from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy

@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
-from statelog.materializer.round.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log

@@ -15,8 +15,8 @@ import pytest
 
 from statelog.errors import ConfigError, Unavailable
 from statelog.materializer import Materializer
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover

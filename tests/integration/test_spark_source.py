@@ -17,7 +17,7 @@ from pyspark.sql import Row, SparkSession
 
 from pyspark_statelog import DefaultSource
 from statelog.errors import ConfigError, NotFound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.names import subscription_path

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from statelog.errors import CorruptRun
-from statelog.recovery.cache.run_cache import CachedRun
+from statelog.recovery.run_cache import CachedRun
 from statelog.schemas.snapshot.runs import RunFile
 from tests.support.rigs.cache import CacheRig, until
 

@@ -108,7 +108,7 @@ def _believed(data: bytes, wanted: range) -> pa.Table | None:
     """What a reader makes of a damaged file: a table, or None if it noticed."""
     _, run, _ = _sample()
     try:
-        with RunReader(_damaged_store(data, run), run) as reader:
+        with RunReader(_damaged_store(data, run).open(run.path), run) as reader:
             return reader.table(wanted)
     except CorruptRun as error:
         assert error.facts["path"] == run.path

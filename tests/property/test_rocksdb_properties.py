@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, read_rocksdb_state, recover
-from statelog.recovery.targets.raw_keys import in_raw_order, raw_keys
+from statelog.recovery.rocksdb_target import in_raw_order, raw_keys
 from statelog.schemas.key_groups import KeyType, key_bytes
 from tests.support.rigs.history import history_rig
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.materializer.round import cleanup
+from statelog.materializer import cleanup
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionFile
 from statelog.schemas.snapshot.manifest import Manifest

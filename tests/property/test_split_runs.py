@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.recovery import recover
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
@@ -57,7 +57,7 @@ class _History:
             rows = recover(log).to_parquet(self.scratch / "state.parquet")
             assert rows == len(self.twin.model)
             for run in manifest.runs:
-                with RunReader(log.store, run.file) as reader:
+                with RunReader(log.store.open(run.path), run.file) as reader:
                     held = reader.table()
                 assert set(held.column("key_group").to_pylist()) <= set(range(run.first_key_group, run.end_key_group))
                 if run.start_position == 0:

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.producer.writer import Writer
+from statelog.recovery.cursor import Applied, Cursor
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.spill.frame import Applied
-from statelog.recovery.streaming.cursor import Cursor
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.storage.held_lease import list_leases
 from tests.support.rigs.history import HistoryRig, history_rig

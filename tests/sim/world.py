@@ -15,11 +15,11 @@ from typing import Any
 
 from statelog.environment import CrashPoint, Environment, NewNonce
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
-from statelog.materializer.round.kept_manifests import VerifiedRuns
-from statelog.materializer.round.outcome import CompletedRound, SkippedRound
-from statelog.materializer.round.round import Round
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.outcome import CompletedRound, SkippedRound
+from statelog.materializer.round import Round
 from statelog.producer import Coordinator, Writer
-from statelog.recovery.streaming.cursor import Cursor
+from statelog.recovery.cursor import Cursor
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.tables import TableSettings

@@ -25,8 +25,8 @@ MOST = 120
 EXCUSED = {
     "EngineMaker": "opaque: spark_engine makes one",
     "LedgerBase": "plan_changes(base=), which a stream passes to itself",
-    "OpenerSettings": "RecoverySettings.cache takes CacheSettings or NoCache",
     "Rights": "Log.verify(rights), which the rooms call",
+    "RunFile": "RunOpener.open, which readers call",
     **dict.fromkeys(("Checkpoint", "Step"), "Grant.handle, which writers call"),
     **dict.fromkeys(("Delivery", "OffsetRange", "TopicSpec"), "the twins' methods, which the rooms call"),
 }

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from statelog.cli.screen.output import Fact, Report, Unit
 from statelog.materializer import CompletedRound, Event, LostRound, MaterializerSettings, SkippedRound
-from statelog.materializer.round.outcome import RoundOutcome
+from statelog.materializer.outcome import RoundOutcome
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config

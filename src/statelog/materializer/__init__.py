@@ -1,19 +1,19 @@
 """The materializer: rolls the committed tail into snapshots and truncates the log below them. Serves no state."""
 
-from statelog.materializer.daemon.control import Control, install_signal_handlers
-from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.daemon.restore_time import Rates
-from statelog.materializer.daemon.statistics import MaterializerStatistics
-from statelog.materializer.daemon.tail import tail_now
-from statelog.materializer.round.cleanup import claim_root
-from statelog.materializer.round.outcome import (
+from statelog.materializer.cleanup import claim_root
+from statelog.materializer.control import Control, install_signal_handlers
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.outcome import (
     CompletedRound,
     LostRound,
     SkippedRound,
 )
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
+from statelog.materializer.schedule import Rates
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.materializer.tail import tail_now
 
 __all__ = [
     "CompletedRound",

@@ -2,18 +2,14 @@
 
 from statelog.reading.changes import plan_changes, split_changes
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime, Plan
-from statelog.recovery.cache.opener import NoCache
-from statelog.recovery.cache.shared import CacheSettings
 from statelog.recovery.changes import newest_changes, read_changes
-from statelog.recovery.reading.progress import Progress
+from statelog.recovery.cursor import Cursor
+from statelog.recovery.progress import Progress, RecoveryStatistics
 from statelog.recovery.recover import Recovery, recover, recover_snapshot
+from statelog.recovery.rocksdb_state import RocksdbState, read_rocksdb_state
+from statelog.recovery.run_opener import CacheSettings, RunOpener
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.cursor import Cursor
-from statelog.recovery.streaming.portion import Portion
-from statelog.recovery.streaming.stream import Stream
-from statelog.recovery.targets.rocksdb_read import read_rocksdb_state
-from statelog.recovery.targets.rocksdb_state import RocksdbState
-from statelog.recovery.targets.statistics import RecoveryStatistics
+from statelog.recovery.stream import Portion, Stream
 
 __all__ = [
     "AtCheckpoint",
@@ -21,7 +17,6 @@ __all__ = [
     "AtTime",
     "CacheSettings",
     "Cursor",
-    "NoCache",
     "Plan",
     "Portion",
     "Progress",
@@ -29,6 +24,7 @@ __all__ = [
     "RecoverySettings",
     "RecoveryStatistics",
     "RocksdbState",
+    "RunOpener",
     "Stream",
     "newest_changes",
     "plan_changes",

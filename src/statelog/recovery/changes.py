@@ -7,7 +7,6 @@ no lease. Memory: a batch, and what the Kafka client reads ahead.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +16,9 @@ from statelog.errors import IdentityChanged
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
 from statelog.reading.plan import CommitFacts, Plan
-from statelog.recovery.reading.sources import ReadCount, committed_chunks
-from statelog.recovery.reading.spilled_tail import SpilledTail
-from statelog.recovery.settings import RecoverySettings, disk_queue
+from statelog.reading.sorted_tail import SortedTail
+from statelog.recovery.settings import RecoverySettings, sorted_tail
+from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk
 from statelog.storage.runs.merge import merge_streams
@@ -152,9 +151,6 @@ def _joined(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-_FRAME_BYTES = 256 * 1024
-
-
 def newest_changes(
     log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
 ) -> Generator[pa.Table]:
@@ -170,18 +166,13 @@ def newest_changes(
     """
     chosen, machine = settings or RecoverySettings(), environment or Environment()
     check_identity(log, plan)
-    numbers = count()
-    tail = SpilledTail(
-        fold_bytes=chosen.fold_bytes,
-        frame_bytes=_FRAME_BYTES,
-        open_queue=lambda: disk_queue(chosen, machine.open_spill_file, number=next(numbers)),
-    )
-    with closing(tail):
+    with sorted_tail(chosen, machine.open_spill_file) as tail:
         _fill(tail, log, plan, chosen, machine)
+        tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=False)
 
 
-def _fill(tail: SpilledTail, log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> None:
+def _fill(tail: SortedTail, log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> None:
     converter = Converter(log, plan.value_schema_id)
     terms = Terms(settings.holder, settings.lease_ttl_s)
     with (

@@ -21,6 +21,7 @@ from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.planner import Planner, SnapshotFailed, check_held, check_plan
+from statelog.recovery.run_opener import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.log.log import Log
@@ -52,7 +53,7 @@ class HeldPlan:
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._plan: Plan | None = None
         self._lease: Hold | None = None
-        self.opener = settings.cache.opener(log)
+        self.opener = RunOpener(log, settings.cache)
         self._plan_s = 0.0
         self._failures = 0
         self._is_checked = False

@@ -8,11 +8,11 @@ How a target is filled, step by step (docs/protocol-recover.md):
 
     1  plan    target position, fold of the ledger, snapshot; nothing is written    reading/planner.py
     2  hold    the plan gets its lease and is checked with that in place            held_plan.py
-    3  read    runs and tail at the same time, every byte verified                  reading/plan_reader.py
-    4  load    the target takes the newest change of each key                       targets/
+    3  read    runs and tail at the same time, every byte verified                  plan_reader.py
+    4  load    the target takes the newest change of each key                       targets.py
     5  leave   the lease is removed, whatever happened
 
-A stream takes the same steps in a thread of its own (streaming/read_ahead.py). `recover_snapshot` asks nothing of
+A stream takes the same steps in a thread of its own (read_ahead.py). `recover_snapshot` asks nothing of
 Kafka: so what was committed behind the snapshot, and whether its ledger still exists, is unknown then.
 
 Invariants:
@@ -34,20 +34,15 @@ from statelog.environment import Environment
 from statelog.errors import Misuse, NotFound, OffsetGone
 from statelog.reading.plan import At, AtPosition, Plan
 from statelog.reading.planner import Planner, SnapshotFailed
+from statelog.recovery.cursor import Cursor
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.reading.plan_reader import PlanReader
-from statelog.recovery.reading.progress import Phase
+from statelog.recovery.plan_reader import PlanReader
+from statelog.recovery.progress import Monitor, OnProgress, Phase, RecoveryStatistics
+from statelog.recovery.read_ahead import ReadAhead
+from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.cursor import Cursor
-from statelog.recovery.streaming.read_ahead import ReadAhead
-from statelog.recovery.streaming.stream import Stream
-from statelog.recovery.targets.arrow import ArrowTarget
-from statelog.recovery.targets.dict import DictTarget
-from statelog.recovery.targets.monitor import Monitor, OnProgress
-from statelog.recovery.targets.parquet import ParquetTarget
-from statelog.recovery.targets.rocksdb_read import require_rocksdict
-from statelog.recovery.targets.statistics import RecoveryStatistics
-from statelog.recovery.targets.target import Target
+from statelog.recovery.stream import Stream
+from statelog.recovery.targets import Target, dict_target, parquet_target, table_target
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
@@ -168,7 +163,7 @@ class Recovery(Closing):
 
         In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable.
         """
-        return self._fill(DictTarget(with_group=self.descriptor.hash_rule is HashRule.CALLER))
+        return self._fill(dict_target(with_group=self.descriptor.hash_rule is HashRule.CALLER))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
         """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
@@ -178,7 +173,7 @@ class Recovery(Closing):
         Rows come by partition and in no order within it; `ordered` sorts by (key group, key), which takes a little
         longer, and beside the table only the memory of `to_parquet`. Raises Damaged, Unavailable, StorageFull.
         """
-        return self._fill(ArrowTarget(ordered))
+        return self._fill(table_target(ordered=ordered))
 
     def to_parquet(self, path: str | PathLike[str]) -> int:
         """Write the same table, sorted by (key group, key), to a local file; returns the rows.
@@ -190,7 +185,7 @@ class Recovery(Closing):
         ahead (six of a megabyte or more, up to 64 MB in their files). The file appears whole or not at all, replacing
         an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
         """
-        return self._fill(ParquetTarget(Path(path)))
+        return self._fill(parquet_target(Path(path)))
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
@@ -203,9 +198,9 @@ class Recovery(Closing):
         of one key group. Raises AlreadyExists, ConfigError, StorageFull, Damaged, Unavailable.
         """
         require_rocksdict()
-        from statelog.recovery.targets.rocksdb import RocksdbTarget
+        from statelog.recovery.rocksdb_target import rocksdb_target
 
-        return self._fill(RocksdbTarget(Path(path), sst_bytes))
+        return self._fill(rocksdb_target(Path(path), sst_bytes))
 
     # ---- streams
 
@@ -309,16 +304,15 @@ class Recovery(Closing):
             raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
         self._monitor.start()
         try:
-            target.check()
             while True:
                 reader = self._reader(self._held.claim())
                 try:
-                    filled = target.fill(reader)
+                    result, rows = target(reader)
                 except (OffsetGone, SnapshotFailed) as trouble:
                     self._held.replan(trouble)
                 else:
-                    self._monitor.done(reader, filled.rows)
-                    return filled.result
+                    self._monitor.done(reader, rows)
+                    return result
         finally:
             self._held.release()
 
@@ -330,14 +324,15 @@ class Recovery(Closing):
             held.renew()
             monitor.report(reader, phase, reader.loaded)
 
-        monitor.follow(plan)
+        monitor.begin()
         reader = PlanReader(held.log, plan, held.settings, beat, opener=held.opener, environment=held.environment)
         return reader
 
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()
         self._monitor.start()
-        self._monitor.follow(self._held.claim())
+        self._held.claim()
+        self._monitor.begin()
         try:
             self._read_ahead = ReadAhead(self._held, self._resume, poll_s=poll_s)
         except BaseException:

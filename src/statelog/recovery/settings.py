@@ -9,16 +9,14 @@ from tempfile import gettempdir
 from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
 from statelog.reading.hold import ATTEMPTS, Terms
-from statelog.recovery.cache.opener import NoCache, OpenerSettings
-from statelog.recovery.spill.queue import SpillQueue
+from statelog.reading.sorted_tail import SortedTail
+from statelog.recovery.run_opener import CacheSettings
 from statelog.storage.local.copy import check_directory
+from statelog.storage.local.spill_queue import SpillQueue
 
-__all__ = ["RecoverySettings", "disk_queue", "memory_queue", "terms_of"]
-
-_NO_CACHE = NoCache()
+__all__ = ["RecoverySettings", "memory_queue", "sorted_tail", "terms_of"]
 
 _FRAME_BYTES = 4 * 1024 * 1024
-_STREAM_SEGMENT_BYTES = 1 << 30
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
 
 
@@ -47,7 +45,7 @@ class RecoverySettings:
     value_schema_id      the value schema to convert to; None for the newest
     local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
                          read there if every change set of it is there, else from Kafka, with a log line
-    cache                how runs are opened: CacheSettings for local copies, NoCache for ranges of the store's files
+    cache                how runs are opened: CacheSettings for local copies, None for ranges of the store's files
 
     Raises ConfigError.
     """
@@ -66,7 +64,7 @@ class RecoverySettings:
     progress_interval_s: float = 0.2
     value_schema_id: int | None = None
     local_copies: Path | None = None
-    cache: OpenerSettings = _NO_CACHE
+    cache: CacheSettings | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -89,31 +87,20 @@ def terms_of(settings: RecoverySettings) -> Terms:
     return Terms(settings.holder, settings.lease_ttl_s, settings.lease)
 
 
-def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile | None = None) -> SpillQueue:
+def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile | None) -> SpillQueue:
     """A queue that spills what its memory does not hold. Raises ConfigError for directories that cannot be used."""
     return SpillQueue(
         memory_bytes=settings.memory_bytes,
         segment_bytes=settings.segment_bytes,
-        directories=_directories(settings, 0),
+        directories=_directories(settings),
         open_file=open_file,
     )
 
 
-def disk_queue(settings: RecoverySettings, open_file: OpenSpillFile | None = None, *, number: int = 0) -> SpillQueue:
-    """A queue that keeps nothing in memory, for the sorted stream of this number. Raises as `memory_queue`.
-
-    There may be many, so each has few files.
-    """
-    return SpillQueue(
-        memory_bytes=0,
-        segment_bytes=max(settings.segment_bytes, _STREAM_SEGMENT_BYTES),
-        directories=_directories(settings, number),
-        open_file=open_file,
-    )
+def sorted_tail(settings: RecoverySettings, open_file: OpenSpillFile | None) -> SortedTail:
+    """A tail to fill, within the bounds of the settings."""
+    return SortedTail(fold_bytes=settings.fold_bytes, directories=_directories(settings), open_file=open_file)
 
 
-def _directories(settings: RecoverySettings, first: int) -> tuple[Path, ...]:
-    """All spill directories, beginning with this one, so that they are used in turn."""
-    paths = tuple(Path(directory) for directory in settings.spill_directories)
-    first %= max(1, len(paths))
-    return paths[first:] + paths[:first]
+def _directories(settings: RecoverySettings) -> tuple[Path, ...]:
+    return tuple(Path(directory) for directory in settings.spill_directories)

@@ -5,7 +5,7 @@ import time
 
 from statelog.errors import NotFound, Unavailable
 from statelog.recovery import AtPosition, Cursor, Portion, recover
-from statelog.recovery.cache.shared import CacheSettings
+from statelog.recovery.run_opener import CacheSettings
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.storage.log.log import Log

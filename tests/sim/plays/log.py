@@ -10,13 +10,13 @@ from pathlib import Path
 
 from statelog.environment import Environment
 from statelog.errors import AlreadyExists, Fenced, StatelogError
-from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.outcome import CompletedRound
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.guard import Life
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, Portion, recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.stream import Stream
+from statelog.recovery.stream import Stream
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from statelog.environment import Environment
 from statelog.errors import Fenced
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StoreUnavailable, SubscriptionEnded
-from statelog.materializer.round.outcome import CompletedRound, LostRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound, LostRound
+from statelog.materializer.round import run_round
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import Subscription, SubscriptionCap, newest_files

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statelog.environment import SpillFile
 from statelog.errors import StorageFull
-from statelog.recovery.spill.file import open_spill_file
+from statelog.storage.local.spill import NamelessFile
 
 __all__ = ["Disks"]
 
@@ -24,18 +23,17 @@ class Disks:
     opened: list[Path] = field(default_factory=list[Path])
     open_files: int = 0
 
-    def open(self, directory: Path) -> SpillFile:
+    def open(self, directory: Path) -> NamelessFile:
         """An OpenSpillFile."""
         self.opened.append(directory)
         self.open_files += 1
         return _File(self, directory)
 
 
-class _File:
+class _File(NamelessFile):
     def __init__(self, disks: Disks, directory: Path) -> None:
+        super().__init__(directory)
         self._disks = disks
-        self._directory = directory
-        self._file = open_spill_file(directory)
         self._size = 0
         self._is_open = True
 
@@ -49,7 +47,7 @@ class _File:
         data = data[: min(len(data) * 3 // 4 + 1, room)]
         if not data:
             raise StorageFull("the test's disk is full", path=str(self._directory))
-        written = self._file.write_at(data, offset)
+        written = super().write_at(data, offset)
         self._take(max(0, offset + written - self._size))
         self._size = max(self._size, offset + written)
         return written
@@ -57,7 +55,7 @@ class _File:
     def read_at(self, size_bytes: int, offset: int) -> bytes:
         if self._disks.cut_at is not None:
             size_bytes = min(size_bytes, max(0, self._disks.cut_at - offset))
-        data = bytearray(self._file.read_at(size_bytes, offset))
+        data = bytearray(super().read_at(size_bytes, offset))
         at = -1 if self._disks.flip_at is None else self._disks.flip_at - offset
         if 0 <= at < len(data):
             data[at] ^= 1
@@ -66,14 +64,11 @@ class _File:
     def cut(self, size_bytes: int) -> None:
         self._take(size_bytes - self._size)
         self._size = size_bytes
-        self._file.cut(size_bytes)
-
-    def size_bytes(self) -> int:
-        return self._file.size_bytes()
+        super().cut(size_bytes)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self._disks.open_files -= 1
             self._take(-self._size)
-        self._file.close()
+        super().close()

@@ -16,7 +16,7 @@ from typing import Any
 import statelog
 from statelog.environment import Environment
 from statelog.errors import CheckpointMismatch
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log

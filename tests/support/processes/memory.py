@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from statelog.materializer.engine.delta import fold
+from statelog.materializer.work import fold
 from statelog.producer.writer import Writer
 from statelog.reading.converter import Converter
 from statelog.recovery.recover import recover
@@ -90,7 +90,13 @@ class _AsTheyAre:
 
 def _fold(mib: int, fold_mib: int) -> int:
     with tempfile.TemporaryDirectory() as scratch:
-        tables = fold(_chunks(mib), cast("Converter", _AsTheyAre()), Path(scratch), fold_mib << 20)
+        tables = fold(
+            _chunks(mib),
+            cast("Converter", _AsTheyAre()),
+            Path(scratch),
+            drop_deletes=False,
+            fold_bytes=fold_mib << 20,
+        )
         return sum(table.num_rows for table in tables)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statelog.environment import Environment
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
 from statelog.storage.log.log import Log

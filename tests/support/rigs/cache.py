@@ -8,8 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as threads_alive
 
-from statelog.recovery.cache.directory import CacheDirectory
-from statelog.recovery.cache.run_cache import RunCache
+from statelog.recovery.run_cache import CacheDirectory, RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from statelog.environment import Environment, Start
-from statelog.materializer.daemon.control import Control
-from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.daemon.restore_time import Rates
+from statelog.materializer.control import Control
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.schedule import Rates
 from statelog.testing.store import Fault
 from tests.support.rigs.log import TwinLog, settings_for
 

@@ -112,7 +112,7 @@ class HistoryRig:
         if merge:
             merged: dict[Any, Change] = {}
             for run in runs:
-                merged.update(_rows(RunReader(self.log.store, run.file).table()))
+                merged.update(_rows(RunReader(self.log.store.open(run.path), run.file).table()))
             merged.update(delta)
             delta, runs, start = {key: row for key, row in merged.items() if row[1] == PUT}, [], 0
         if delta or (not runs and state.committed_positions):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka import admin
 
 from statelog.environment import Environment
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import DELETE
@@ -253,7 +253,7 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
     """The state that a manifest's runs hold."""
     state: State = {}
     for run in manifest.runs if manifest else ():
-        with RunReader(log.store, run.file) as reader:
+        with RunReader(log.store.open(run.path), run.file) as reader:
             _apply(reader.table(), state)
     return state
 

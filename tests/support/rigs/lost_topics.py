@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicLoss, accept_topic_loss

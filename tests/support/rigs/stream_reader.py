@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from statelog.recovery.streaming.cursor import Cursor
-from statelog.recovery.streaming.portion import Portion
+from statelog.recovery.cursor import Cursor
+from statelog.recovery.stream import Portion
 from statelog.schemas.changes.changes import DELETE
 
 __all__ = ["Reader", "rows_of"]

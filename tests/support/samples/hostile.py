@@ -12,17 +12,15 @@ import resource
 import struct
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import xxhash
 
 from statelog.errors import Damaged
-from statelog.recovery.spill.frame import Applied, decode_frame, encode_frame
-from statelog.recovery.streaming.cursor import Cursor
+from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame
 from statelog.schemas.changes.changes import apply_to_dict, change_schema
 from statelog.schemas.changes.chunk import decode_batch, decode_head
 from statelog.schemas.key_groups import KeyType
@@ -224,16 +222,6 @@ def _frame() -> Target:
     return Target(frame, lambda data: decode_frame(memoryview(data))[0].to_pylist(), bytes)
 
 
-class _Bytes:
-    """The source of a run that is these bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        return nullcontext(io.BytesIO(self._data))
-
-
 def _run(scratch: Path, *, sealed: bool) -> Target:
     changes = change_table([(group, op, key, value) for group, op, key, value in _ROWS])
     with RunWriter(scratch / "run", changes.schema, LABEL, target_rows=16) as writer:
@@ -249,7 +237,7 @@ def _run(scratch: Path, *, sealed: bool) -> Target:
 
     def decode(data: bytes) -> object:
         run = _refaced(honest, data) if sealed else honest
-        with RunReader(_Bytes(data), run) as reader:
+        with RunReader(nullcontext(io.BytesIO(data)), run) as reader:
             reader.verify()
             return reader.table().to_pylist(), reader.label
 

@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from statelog.materializer.engine.engine import EngineMaker
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import Round, run_round
+from statelog.materializer.engine import EngineMaker
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot

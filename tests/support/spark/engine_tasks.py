@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pyspark import TaskContext
 
-from statelog.materializer.engine.engine import EngineMaker
-from statelog.materializer.engine.tasks import Task
+from statelog.materializer.engine import EngineMaker
+from statelog.materializer.tasks import Task
 from statelog.spark.engine.spark_engine import SparkEngine, SparkEngineMaker
 from statelog.spark.engine.task_work import TaskDone, TaskWork
 from tests.support.spark.job import parent_of

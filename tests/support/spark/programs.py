@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.utils import is_remote
 
 from statelog.errors import InvalidChange
-from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
 from statelog.cli.session import Session
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.log.log import Log

@@ -4,7 +4,7 @@ import pytest
 
 from statelog.cli.commands.materialize import engine_for
 from statelog.errors import ConfigError
-from statelog.materializer.engine.engine import LocalEngine
+from statelog.materializer.engine import LocalEngine
 from statelog.storage.config import Config, environment_layer, merge
 
 

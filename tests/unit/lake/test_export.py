@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
 from statelog.lake import export
 from statelog.lake.delta_table import DeltaExport
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptManifest, CorruptRun, StoreUnavailable
-from statelog.materializer.daemon.control import Control, install_signal_handlers
-from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.round.round import run_round
+from statelog.materializer.control import Control, install_signal_handlers
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.round import run_round
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 

@@ -8,9 +8,9 @@ import pytest
 
 from statelog.errors import BrokerUnavailable
 from statelog.materializer import Event, EventKind, Materializer, run_round
-from statelog.materializer.daemon.events import log_event
-from statelog.materializer.daemon.schedule import RoundCause
-from statelog.materializer.round.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.events import log_event
+from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.schedule import RoundCause
 from tests.support.rigs.log import TwinLog, settings_for
 
 _LOGGER = "statelog.materializer"

@@ -10,11 +10,11 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import CorruptManifest, RoundGivenUp
 from statelog.materializer import run_round
-from statelog.materializer.daemon.events import EventKind
-from statelog.materializer.daemon.statistics import MaterializerStatistics, with_outcome
-from statelog.materializer.round.outcome import CompletedRound, LostRound, SkippedRound
-from statelog.materializer.round.roll_up import CRASH_POINTS
-from statelog.materializer.round.round import Round
+from statelog.materializer.events import EventKind
+from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRound
+from statelog.materializer.roll_up import CRASH_POINTS
+from statelog.materializer.round import Round
+from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import Rights
 from tests.support.rigs.daemon import DaemonBench

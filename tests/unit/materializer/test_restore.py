@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.materializer.daemon.events import EventKind
-from statelog.materializer.daemon.restore_time import (
+from statelog.materializer.events import EventKind
+from statelog.materializer.schedule import (
     Rates,
     RestoreEstimate,
     RestoreOutlook,
     RestoreWork,
+    ScheduleState,
     Speed,
+    cause_of_round,
     estimate,
+    look_every_s,
     outlook,
 )
-from statelog.materializer.daemon.schedule import ScheduleState, cause_of_round, look_every_s
 from statelog.materializer.settings import MaterializerSettings
 from tests.support.rigs.daemon import DaemonBench
 

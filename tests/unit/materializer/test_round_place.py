@@ -10,8 +10,8 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, NotFound, StoreUnavailable
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import manifest_path

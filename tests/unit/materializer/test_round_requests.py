@@ -7,11 +7,11 @@ import pytest
 
 from statelog.errors import CorruptManifest, StoreUnavailable
 from statelog.materializer import run_round
-from statelog.materializer.daemon.tail import TailGauge
-from statelog.materializer.round.kept_manifests import VerifiedRuns
-from statelog.materializer.round.outcome import CompletedRound
-from statelog.materializer.round.round import Round
-from statelog.materializer.round.target import choose_target
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import Round
+from statelog.materializer.tail import TailGauge
+from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
@@ -92,7 +92,7 @@ def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
 
 def test_a_look_holds_no_more_metadata_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on where it ended, in several looks, and counts each commit once."""
-    monkeypatch.setattr("statelog.materializer.daemon.tail._LOOK_BYTES", 50_000)
+    monkeypatch.setattr("statelog.materializer.tail._LOOK_BYTES", 50_000)
     twin = TwinLog()
     _write_with_metadata(twin, 20)
     gauge = TailGauge(twin.open(), clock=twin.clock)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, Damaged
-from statelog.materializer.round.outcome import CompletedRound, SkippedRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.outcome import CompletedRound, SkippedRound
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.log.log import Log
@@ -114,7 +114,7 @@ def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: st
 
 def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few Opens make no snapshot; many of them do, so that the ledger can be truncated."""
-    monkeypatch.setattr("statelog.materializer.round.round.QUIET_RECORDS", 20)
+    monkeypatch.setattr("statelog.materializer.round.QUIET_RECORDS", 20)
     twin = TwinLog(partitions=1)
     settings = settings_for(tmp_path)
     log = twin.open()

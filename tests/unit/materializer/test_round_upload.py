@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
-from statelog.materializer.daemon.events import EventKind
-from statelog.materializer.round.outcome import CompletedRound, LostRound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.events import EventKind
+from statelog.materializer.outcome import CompletedRound, LostRound
+from statelog.materializer.round import run_round
 from statelog.testing.store import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from statelog.errors import ConfigError
-from statelog.materializer.daemon.schedule import first_delay_s
+from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
 
 

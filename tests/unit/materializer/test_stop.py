@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
-from statelog.materializer.daemon.control import Control, install_signal_handlers
-from statelog.materializer.daemon.daemon import Materializer, ask_first_delay_s
-from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.daemon.schedule import first_delay_s
-from statelog.materializer.round.round import run_round
+from statelog.materializer.control import Control, install_signal_handlers
+from statelog.materializer.daemon import Materializer, ask_first_delay_s
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.round import run_round
+from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where

@@ -8,11 +8,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import OffsetGone
-from statelog.materializer.daemon.control import Control
-from statelog.materializer.daemon.daemon import Materializer
-from statelog.materializer.daemon.events import Event, EventKind
-from statelog.materializer.daemon.tail import TailGauge, Watchdog
-from statelog.materializer.round.round import run_round
+from statelog.materializer.control import Control
+from statelog.materializer.daemon import Materializer
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.round import run_round
+from statelog.materializer.tail import TailGauge, Watchdog
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
@@ -93,7 +93,7 @@ def _write_at(twin: TwinLog, skew_s: float) -> None:
 
 def test_a_long_ledger_is_followed_in_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look folds a bounded number of records; looks add up to the whole."""
-    monkeypatch.setattr("statelog.materializer.daemon.tail._LOOK_RECORDS", 3)
+    monkeypatch.setattr("statelog.materializer.tail._LOOK_RECORDS", 3)
     twin = TwinLog()
     for i in range(5):
         twin.write({b"a": str(i).encode()})
@@ -178,7 +178,7 @@ def test_rounds_that_are_skipped_by_mistake_do_not_calm_the_watchdog(
     def has_no_news(_newest: object, _target: object) -> bool:
         return False
 
-    monkeypatch.setattr("statelog.materializer.round.round._has_news", has_no_news)
+    monkeypatch.setattr("statelog.materializer.round._has_news", has_no_news)
     bench = DaemonBench(tmp_path, alarm_age_s=500.0)
     bench.at(50, lambda: bench.twin.write({b"a": b"1"}))
     bench.run(until_s=600)

@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from statelog.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
-from statelog.recovery.cache.directory import CacheDirectory
-from statelog.recovery.cache.run_cache import CachedRun, RunCache
+from statelog.recovery.run_cache import CacheDirectory, CachedRun, RunCache
 from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of, until
 
 READERS = 8

@@ -10,7 +10,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ClosedError, CorruptRun, StorageFull, StoreUnavailable
-from statelog.recovery.cache.directory import CacheDirectory
+from statelog.recovery.run_cache import CacheDirectory
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import CacheRig
 

@@ -15,7 +15,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
-from statelog.recovery import CacheSettings, NoCache, RecoverySettings, recover
+from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
@@ -147,7 +147,7 @@ def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -
 def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
     """Recoveries one after the other share the files while somebody holds the cache, and fetch them anew if not."""
     world = _World(tmp_path)
-    with world.settings.cache.opener(world.rig.log):
+    with RunOpener(world.rig.log, world.settings.cache):
         for _ in range(3):
             assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         assert world.reads.downloads == world.once
@@ -183,9 +183,9 @@ def test_a_stream_shares_the_cache_and_leaves_it(tmp_path: Path, portions: int |
 
 
 def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
-    """The direct opener reads ranges of the store's files, and neither holds nor keeps anything."""
+    """Without a cache an opener reads ranges of the store's files, and neither holds nor keeps anything."""
     world = _World(tmp_path)
-    with NoCache().opener(world.rig.log) as opener:
+    with RunOpener(world.rig.log) as opener:
         opener.hold()
         assert recover(world.rig.log).to_dict() == world.expected
         assert not opener.distrust(world.rig.manifests[-1].runs[0].file)
@@ -198,8 +198,8 @@ def test_one_cache_for_one_log(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = _World(tmp_path / "other", "local")
     settings = CacheSettings(directory=world.base)
-    first, second = settings.opener(world.rig.log), settings.opener(world.open())
-    third = settings.opener(other.rig.log)
+    first, second = RunOpener(world.rig.log, settings), RunOpener(world.open(), settings)
+    third = RunOpener(other.rig.log, settings)
     for opener in (first, first, second, third):
         opener.hold()
     assert len(world.left()) == 2
@@ -219,7 +219,7 @@ def test_one_cache_for_one_log(tmp_path: Path) -> None:
 def test_other_settings_for_a_cache_in_use_are_refused(tmp_path: Path) -> None:
     """Two idle times for one cache are ConfigError with both; the recovery that asked leaves no lease."""
     world = _World(tmp_path)
-    with CacheSettings(directory=world.base, idle_s=1.0).opener(world.rig.log):
+    with RunOpener(world.rig.log, CacheSettings(directory=world.base, idle_s=1.0)):
         with pytest.raises(ConfigError) as caught:
             recover(world.rig.log, settings=world.settings).to_dict()
         assert "idle_s=1.0" in str(caught.value.facts["in_use"])
@@ -251,7 +251,7 @@ def test_a_copy_damaged_on_its_way_does_not_blame_the_snapshot(tmp_path: Path) -
 def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
     """However many were damaged on the local disk after they were verified: a warning each, no attempt, no snapshot."""
     world = _World(tmp_path)
-    with world.settings.cache.opener(world.rig.log):
+    with RunOpener(world.rig.log, world.settings.cache):
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         for file in world.base.rglob("*.run"):
             _flip(file)
@@ -268,7 +268,7 @@ def test_copies_that_decay_are_gone_around(tmp_path: Path) -> None:
 def test_a_copy_that_somebody_deleted_is_gone_around(tmp_path: Path) -> None:
     """A cleaner of temporary files costs a warning and a reading of the store's file, and blames no snapshot."""
     world = _World(tmp_path)
-    with world.settings.cache.opener(world.rig.log):
+    with RunOpener(world.rig.log, world.settings.cache):
         assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
         for file in world.base.rglob("*.run"):
             file.unlink()
@@ -307,7 +307,7 @@ def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
 
     world.reads.before_download = lambda _: until(failed.is_set)
     cache = CacheSettings(directory=world.base)
-    with cache.opener(world.rig.log) as holder:
+    with RunOpener(world.rig.log, cache) as holder:
         settings = RecoverySettings(cache=cache, progress_interval_s=0.0)
         with pytest.raises(RuntimeError, match="the caller's own"):
             recover(world.rig.log, settings=settings, progress=fail).to_dict()
@@ -354,7 +354,7 @@ def test_a_fork_starts_with_a_cache_of_its_own(tmp_path: Path) -> None:
     """A child shares nothing with its parent's cache, and closing there leaves the parent's files."""
     world = _World(tmp_path)
     run = world.rig.manifests[-1].runs[0].file
-    opener = world.settings.cache.opener(world.rig.log)
+    opener = RunOpener(world.rig.log, world.settings.cache)
     opener.hold()
 
     def child() -> None:

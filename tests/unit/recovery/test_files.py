@@ -13,7 +13,7 @@ import pytest
 from statelog.errors import AlreadyExists, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import Recovery, recover
-from statelog.recovery.targets.parquet import fill_parquet
+from statelog.recovery.targets import write_parquet
 from statelog.storage.held_lease import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -48,7 +48,7 @@ def test_a_file_is_made_beside_its_name(tmp_path: Path) -> None:
         assert path.read_bytes() == b"older"
         assert [entry.name.startswith(".state.parquet.") for entry in tmp_path.iterdir() if entry != path] == [True]
 
-    assert fill_parquet(tables(), table.schema, path) == 1
+    assert write_parquet(tables(), table.schema, path) == 1
     assert path.read_bytes()[:4] == b"PAR1"
     assert list(tmp_path.iterdir()) == [path]
 

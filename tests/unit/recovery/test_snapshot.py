@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import CorruptRun, Misuse, NotFound
-from statelog.materializer.round.round import run_round
+from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import Recovery, recover_snapshot
 from statelog.storage.log.log import Log

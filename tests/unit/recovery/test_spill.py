@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
+from statelog.recovery.cursor import Applied, decode_frame, encode_frame
 from statelog.recovery.settings import RecoverySettings, memory_queue
-from statelog.recovery.spill.file import open_spill_file
-from statelog.recovery.spill.frame import Applied, decode_frame, encode_frame
-from statelog.recovery.spill.queue import SpillQueue
-from statelog.recovery.spill.segment import SpillSegment
 from statelog.schemas.ledger.place import Place
+from statelog.storage.local.spill import SpillSegment
+from statelog.storage.local.spill_queue import SpillQueue
 from tests.support.faults.spill import Disks
 from tests.support.processes.starts import in_fork, leave_files_to_open
 
@@ -34,7 +33,7 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directories in ((), (tmp_path / "none",), (tmp_path / "file",)):
         with pytest.raises(ConfigError) as caught:
-            memory_queue(RecoverySettings(spill_directories=directories))
+            memory_queue(RecoverySettings(spill_directories=directories), None)
         assert "spill_directories" in caught.value.hint
 
 
@@ -95,7 +94,7 @@ def test_after_close_everything_is_refused(tmp_path: Path) -> None:
 
 def test_a_segment_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     """No frame after the seal, no reference and no frame after the last release."""
-    segment = SpillSegment(tmp_path, open_spill_file)
+    segment = SpillSegment(tmp_path)
     segment.append(memoryview(b"x"))
     segment.seal()
     with pytest.raises(ClosedError):
@@ -179,7 +178,7 @@ def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
 _SPILL_AND_WAIT = """
 import sys
 from pathlib import Path
-from statelog.recovery.spill.queue import SpillQueue
+from statelog.storage.local.spill_queue import SpillQueue
 queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
 for _ in range(4):
     queue.put(memoryview(bytes(1 << 20)))

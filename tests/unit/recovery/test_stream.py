@@ -10,11 +10,11 @@ from statelog.environment import Environment
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.reading.planner import Planner, SnapshotFailed
-from statelog.recovery.cache.shared import CacheSettings
+from statelog.recovery import read_ahead
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.recover import recover
+from statelog.recovery.run_opener import CacheSettings
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming import read_ahead
 from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.storage.held_lease import list_leases
 from statelog.storage.ledger_client import LedgerClient

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from statelog.materializer.engine.tasks import FoldTask, Output
+from statelog.materializer.tasks import FoldTask, Output
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts

@@ -9,7 +9,7 @@ import pytest
 
 from statelog.errors import Corrupt, NotFound, OffsetGone, ReaderInUse, StoreUnavailable, SubscriptionEnded
 from statelog.materializer import run_round
-from statelog.materializer.round.outcome import CompletedRound
+from statelog.materializer.outcome import CompletedRound
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, holding

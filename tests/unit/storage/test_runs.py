@@ -23,7 +23,7 @@ from statelog.schemas.snapshot.runs import (
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
 from statelog.storage.runs.merge import merge_runs
-from statelog.storage.runs.read import LocalRun, RunReader, read_back
+from statelog.storage.runs.read import RunReader, open_local, read_back
 from statelog.storage.runs.write import RunWriter
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
@@ -133,7 +133,7 @@ def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
 
     assert list(tmp_path.iterdir()) == []
     read_back(store, run)
-    with RunReader(store, run) as reader:
+    with RunReader(store.open(run.path), run) as reader:
         assert reader.schema == table.schema
         assert reader.label == LABEL
         assert reader.table().equals(table)
@@ -152,7 +152,7 @@ def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Pa
         if not span.first_key_group <= 3 < span.end_key_group:
             data[span.offset] ^= 1
     (tmp_path / "copy").write_bytes(data)
-    with RunReader(LocalRun(tmp_path / "copy"), run) as reader:
+    with RunReader(open_local(tmp_path / "copy", run.path), run) as reader:
         assert reader.table({3}).equals(only_key_groups(table, {3}))
         with pytest.raises(CorruptRun):
             reader.table({9})
@@ -163,10 +163,10 @@ def test_a_local_copy_reads_like_the_store(store: Store, tmp_path: Path) -> None
     run = write_run(store, tmp_path, [change_table(CHANGES)])
     store.download(run.path, tmp_path / "copy")
 
-    with RunReader(LocalRun(tmp_path / "copy"), run) as reader:
+    with RunReader(open_local(tmp_path / "copy", run.path), run) as reader:
         assert reader.table().equals(change_table(CHANGES))
     with pytest.raises(NotFound):
-        RunReader(LocalRun(tmp_path / "gone"), run)
+        RunReader(open_local(tmp_path / "gone", run.path), run)
 
 
 def test_an_empty_run_is_a_run(store: Store, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_empty_run_is_a_run(store: Store, tmp_path: Path) -> None:
     run = replace(run, size_bytes=written.size_bytes, sha256=written.sha256, index=written.index)
     store.upload(written.local, run.path)
     read_back(store, run)
-    with RunReader(store, run) as reader:
+    with RunReader(store.open(run.path), run) as reader:
         assert reader.table().num_rows == 0
 
 
@@ -189,7 +189,7 @@ def test_a_missing_run_is_not_found(store: Store, tmp_path: Path) -> None:
     store.delete(run.path)
 
     with pytest.raises(NotFound):
-        RunReader(store, run)
+        RunReader(store.open(run.path), run)
 
 
 def test_leaving_without_finish_removes_the_file(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_facts_of_another_file_are_refused(store: Store, tmp_path: Path, change:
     run = write_run(store, tmp_path, [change_table(CHANGES)])
 
     with pytest.raises(CorruptRun) as caught:
-        RunReader(store, replace(run, **change))
+        RunReader(store.open(run.path), replace(run, **change))
 
     assert caught.value.facts["path"] == run.path
 
@@ -259,7 +259,7 @@ def test_a_swapped_run_is_noticed(store: Store, tmp_path: Path) -> None:
     other = write_run(store, tmp_path, [change_table([(1, 0, b"a", b"two")])])
     assert other.size_bytes == run.size_bytes
 
-    with pytest.raises(CorruptRun), RunReader(store, replace(run, path=other.path)) as reader:
+    with pytest.raises(CorruptRun), RunReader(store.open(other.path), replace(run, path=other.path)) as reader:
         reader.table([1])
 
 
@@ -333,8 +333,8 @@ def test_merge_bounds_what_it_loads(store: Store, tmp_path: Path) -> None:
     new = write_run(store, tmp_path, [table(pa.array(np.arange(0, count, 3)), 2)])
     assert len(old.index.row_groups) == 3
     with (
-        RunReader(store, old) as first,
-        RunReader(store, new) as second,
+        RunReader(store.open(old.path), old) as first,
+        RunReader(store.open(new.path), new) as second,
         RunWriter(tmp_path / "merged", schema, LABEL) as writer,
     ):
         rows = merge_runs([first, second], writer, key_groups=None, drop_deletes=False)

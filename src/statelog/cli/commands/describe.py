@@ -10,7 +10,7 @@ from statelog.cli.round_report import materializer_settings
 from statelog.cli.screen.output import Fact, Listing, Report, Unit
 from statelog.cli.session import Session, connected
 from statelog.materializer import tail_now
-from statelog.materializer.daemon.tail import Tail
+from statelog.materializer.tail import Tail
 from statelog.quantities import show_time
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic

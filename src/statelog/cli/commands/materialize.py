@@ -14,7 +14,7 @@ from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, NotFound
 from statelog.materializer import Control, Event, Materializer, install_signal_handlers
 from statelog.materializer import claim_root as claim
-from statelog.materializer.engine.engine import EngineMaker, LocalEngine
+from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.storage.config import Config
 from statelog.storage.log.where import configured_where
 

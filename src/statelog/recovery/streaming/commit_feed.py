@@ -21,10 +21,10 @@ from statelog.reading.commits import Commits
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
-from statelog.recovery.reading.plan_reader import PlanReader
-from statelog.recovery.reading.retry import RetryWindow
-from statelog.recovery.reading.spilled_tail import SpilledTail
+from statelog.reading.sorted_tail import SortedTail
+from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.recovery.tail import RetryWindow
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
@@ -131,7 +131,7 @@ class CommitFeed:
             with closing(tail):
                 yield from reader.merge(tail, drop_deletes=False)
 
-    def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SpilledTail]:
+    def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SortedTail]:
         """Read commits whole; once more if they turn out to hold values of a newer schema than was known."""
 
         def beat(_: object) -> None:

@@ -4,9 +4,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statelog.errors import ConfigError
-from statelog.materializer.engine.engine import EngineMaker
-from statelog.materializer.round.outcome import RoundOutcome
-from statelog.materializer.round.round import run_round
+from statelog.materializer.engine import EngineMaker
+from statelog.materializer.outcome import RoundOutcome
+from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.spark.engine.spark_engine import TASK_BYTES, SparkEngineMaker
 from statelog.spark.options.address import address_options, log_address

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from statelog.errors import RoundGivenUp, StatelogError, Unavailable
-from statelog.materializer.engine.engine import RoundWork, Written
-from statelog.materializer.engine.tasks import Task
+from statelog.materializer.engine import RoundWork, Written
+from statelog.materializer.tasks import Task
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.engine.task_work import DONE_SCHEMA, TaskDone, TaskWork
 from statelog.spark.options.address import LogAddress

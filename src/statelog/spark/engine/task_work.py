@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from statelog.environment import REAL
 from statelog.errors import CorruptRun, NotFound
-from statelog.materializer.engine.tasks import Task
-from statelog.materializer.engine.work import Workplace, not_whole, run_id, scratch_directory, write_runs
+from statelog.materializer.tasks import Task
+from statelog.materializer.work import Workplace, not_whole, run_id, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
 from statelog.spark.options.address import LogAddress
@@ -80,7 +80,7 @@ class TaskWork:
             place = Workplace(
                 log=log,
                 scratch=scratch,
-                open_run=lambda run: RunReader(log.store, run.file),
+                open_run=lambda run: RunReader(log.store.open(run.path), run.file),
                 new_id=REAL.new_id,
                 go_on=_go_on,
             )

@@ -11,7 +11,6 @@ Invariants:
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +19,7 @@ from numpy.typing import NDArray
 from statelog.closing import Closing
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import Fingerprints, fingerprints
-
-if TYPE_CHECKING:
-    from statelog.environment import SpillFile
+from statelog.storage.local.spill import NamelessFile
 
 __all__ = ["UniqueKeys"]
 
@@ -42,7 +39,7 @@ class UniqueKeys(Closing):
         self._held: list[Fingerprints] = []
         self._held_rows = 0
         self._spilled: list[int] = []
-        self._file: SpillFile | None = None
+        self._file: NamelessFile | None = None
 
     def add(self, keys: pa.Array, key_groups: NDArray[np.uint16] | None = None) -> None:
         """Remember the keys of some rows, or keys in the key groups that the caller chose for them.
@@ -82,10 +79,7 @@ class UniqueKeys(Closing):
         self._held, self._held_rows = [], 0
         _refuse_repeats(one, two)
         if self._file is None:
-            # Here, because importing the room of recoveries takes a worker longer than most tasks have rows for.
-            from statelog.recovery.spill.file import open_spill_file
-
-            self._file = open_spill_file(Path(tempfile.gettempdir()))
+            self._file = NamelessFile(Path(tempfile.gettempdir()))
         offset = 16 * sum(self._spilled)
         data = memoryview(one.tobytes() + two.tobytes())
         while data:
@@ -93,7 +87,7 @@ class UniqueKeys(Closing):
             data, offset = data[written:], offset + written
         self._spilled.append(len(one))
 
-    def _blocks(self, file: "SpillFile") -> Iterator[Fingerprints]:
+    def _blocks(self, file: NamelessFile) -> Iterator[Fingerprints]:
         """What was spilled, one block after another."""
         offset = 0
         for rows in self._spilled:

@@ -1,11 +1,10 @@
-"""Failures of the local disk as typed errors with hints.
-
-Never touches a file.
+"""The local disk: its failures as typed errors with hints, and what makes files durable.
 
 The store has its own translation (`store_errors`): what helps there, such as credentials, is of no use here.
 """
 
 import errno
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import StorageFull, StoreUnavailable
 
-__all__ = ["FULL", "NO_MORE_FILES", "local_disk", "local_disk_error"]
+__all__ = ["FULL", "NO_MORE_FILES", "local_disk", "local_disk_error", "make_parents", "sync"]
 
 FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -44,3 +43,20 @@ def local_disk_error(error: OSError, path: Path, *, hint: str = "") -> StorageFu
     kind = StorageFull if code in FULL else StoreUnavailable
     hint = hint or _HINTS.get(code or "", _OTHERWISE)
     return kind(f"the local disk failed: {error}", hint=hint, path=str(path), code=code)
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_parents(path: Path) -> None:
+    """Make the directories above a path that are missing, durably. Raises OSError."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.parent)

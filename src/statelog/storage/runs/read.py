@@ -12,7 +12,7 @@ import io
 from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,8 +30,9 @@ from statelog.schemas.snapshot.runs import (
     only_key_groups,
     row_groups_for,
 )
+from statelog.storage.store import Store
 
-__all__ = ["KeyBounds", "LocalRun", "RunReader", "RunSource", "read_back"]
+__all__ = ["KeyBounds", "RunReader", "open_local", "read_back"]
 
 
 class KeyBounds(NamedTuple):
@@ -41,28 +42,14 @@ class KeyBounds(NamedTuple):
     greatest: Any
 
 
-class RunSource(Protocol):
-    """Where a run's bytes come from: any Store, or a local copy."""
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A seekable reader. Raises NotFound, StoreUnavailable."""
-        ...
-
-
-class LocalRun:
-    """The source of a run that was downloaded to a local file, whatever its path in the store."""
-
-    def __init__(self, file: Path) -> None:
-        self._local = file
-
-    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open the local copy. Raises NotFound, StoreUnavailable."""
-        try:
-            return self._local.open("rb")
-        except FileNotFoundError as error:
-            raise NotFound("the local copy of a run is gone", path=path, local=str(self._local)) from error
-        except OSError as error:
-            raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(self._local)) from error
+def open_local(local: Path, path: str) -> BinaryIO:
+    """A run that is a local file, whatever its `path` in the store. Raises NotFound, StoreUnavailable."""
+    try:
+        return local.open("rb")
+    except FileNotFoundError as error:
+        raise NotFound("the local copy of a run is gone", path=path, local=str(local)) from error
+    except OSError as error:
+        raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(local)) from error
 
 
 class RunReader(Closing):
@@ -71,9 +58,10 @@ class RunReader(Closing):
     Errors of every method: CorruptRun (with path and facts), NotFound, StoreUnavailable.
     """
 
-    def __init__(self, source: RunSource, run: RunFile) -> None:
+    def __init__(self, opened: AbstractContextManager[BinaryIO], run: RunFile) -> None:
+        """`opened` is the run's file, seekable; it is entered here, and left by `close`."""
         self.run = run
-        self._context = source.open(run.path)
+        self._context = opened
         self._file = self._context.__enter__()
         try:
             self._check_size()
@@ -221,12 +209,12 @@ class RunReader(Closing):
         return CorruptRun(message, hint=hint, path=self.run.path, **facts)
 
 
-def read_back(source: RunSource, run: RunFile) -> None:
+def read_back(store: Store, run: RunFile) -> None:
     """Read a whole run once more and check everything: length, sha256, every checksum, every row group.
 
     Raises CorruptRun, NotFound, StoreUnavailable.
     """
-    with RunReader(source, run) as reader:
+    with RunReader(store.open(run.path), run) as reader:
         reader.verify()
 
 

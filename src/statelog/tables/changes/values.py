@@ -18,7 +18,7 @@ import fastavro
 import pyarrow as pa
 
 from statelog.errors import InvalidChange
-from statelog.recovery.targets.dict import values_of
+from statelog.recovery.targets import values_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType

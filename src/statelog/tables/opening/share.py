@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from statelog.errors import ConfigError
-from statelog.recovery.targets.rocksdb_read import require_rocksdict
+from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_name

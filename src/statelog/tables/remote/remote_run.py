@@ -17,8 +17,8 @@ from statelog.environment import Environment, begin
 from statelog.errors import CorruptRun, NotFound
 from statelog.reading.converter import Converter
 from statelog.reading.planner import SnapshotFailed
-from statelog.recovery.cache.opener import RunOpener
-from statelog.recovery.reading.run_handles import RunHandles
+from statelog.recovery.run_opener import RunOpener
+from statelog.recovery.run_reading import RunHandles
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.runs.read import KeyBounds
 from statelog.tables.remote.row_group import RowGroup, SortableKey

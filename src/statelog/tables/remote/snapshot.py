@@ -20,8 +20,8 @@ from statelog.environment import Environment
 from statelog.reading.converter import Converter
 from statelog.reading.plan import make_plan
 from statelog.recovery import RecoverySettings
-from statelog.recovery.cache.opener import RunOpener
-from statelog.recovery.reading.plan_reader import PlanReader
+from statelog.recovery.plan_reader import PlanReader
+from statelog.recovery.run_opener import RunOpener
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage import Log
 from statelog.storage.runs.merge import merge_streams

@@ -29,8 +29,7 @@ from weakref import WeakSet
 
 from statelog.environment import Environment
 from statelog.errors import LogInUse
-from statelog.recovery.targets.durable import make_parents, sync
-from statelog.storage.local.disk import local_disk
+from statelog.storage.local.disk import local_disk, make_parents, sync
 
 __all__ = ["Home"]
 

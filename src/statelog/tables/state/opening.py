@@ -33,9 +33,9 @@ from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrup
 from statelog.producer import Writer
 from statelog.reading.converter import Converter
 from statelog.reading.planner import Planner
-from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes, recover
+from statelog.recovery import AtPosition, Plan, Recovery, RunOpener, newest_changes, plan_changes, recover
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.reading.plan_reader import PlanReader
+from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage import Log
@@ -399,7 +399,7 @@ class StateOpening:
         """A base for local changes that begin at this position. It stands on nothing yet."""
         reading = Reading(
             log=self._log,
-            opener=self._recovery.cache.opener(self._log),
+            opener=RunOpener(self._log, self._recovery.cache),
             converter=Converter(self._log, self._recovery.value_schema_id),
             cache=RowGroupCache(self._settings.remote_cache_bytes),
             cache_bytes=self._settings.remote_cache_bytes,

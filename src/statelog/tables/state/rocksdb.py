@@ -29,10 +29,8 @@ import pyarrow.compute as pc
 import rocksdict
 
 from statelog.errors import Corrupt
-from statelog.recovery.targets.raw_keys import raw_keys
-from statelog.recovery.targets.rocksdb import rocksdb_options
-from statelog.recovery.targets.rocksdb_disk import rocksdb_error
-from statelog.recovery.targets.rocksdb_state import STATE_KEY
+from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
+from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values

@@ -1,0 +1,396 @@
+"""Cleanup after a round that won: drops manifests, truncates the topics, deletes files. Executes, never decides.
+
+The decisions are `schemas.snapshot.retention`'s, over what the store holds. Everything here may be cut off anywhere and
+is taken up by the next winner.
+
+What a process has read and verified, it remembers, so that no round reads all manifests and runs again. Manifests never
+change: one whose file is still listed, with the same size and the same time of its write, says what it said. That it is
+still there is asked of the store every time.
+
+A round is published beside the group offset for Kafka's lag tools; by that it is seen whether another root published
+last.
+
+Invariants:
+- Files and manifests to delete come from the listing taken before the put, never from a later one.
+- Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
+  built on the older one; with fewer manifests than the policy keeps, nothing is truncated.
+- Truncation follows manifests that were listed again after the put and read (`kept`), and the leases and subscriptions
+  that are listed after manifests were dropped; and only while the directory is still the log's.
+- A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
+  with a later round.
+- What was published only ever holds cleanup back. Where it is missing, or cannot be read, the round goes on.
+- Who holds back does not publish: the other root's publication stands until a person claims this one.
+- Rounds on several threads may share what was verified: one that was given up may still run when the next one begins.
+"""
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from statelog.environment import CrashPoint, Environment
+from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
+from statelog.materializer.outcome import CappedSubscription, Cleanup
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.names import manifest_number, manifest_path
+from statelog.schemas.snapshot.claims import Claim, Lease, expired, holding, newest_files, over_cap, superseded_paths
+from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, sha256
+from statelog.schemas.snapshot.retention import (
+    Floor,
+    Publication,
+    condemned,
+    dropped_numbers,
+    kept_numbers,
+    stood_at,
+    superseded_times,
+    truncation_floor,
+    why_not_ours,
+)
+from statelog.storage.held_lease import list_leases
+from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
+from statelog.storage.log.files import ManifestChain
+from statelog.storage.log.log import Log
+from statelog.storage.runs.read import read_back
+from statelog.storage.store import FileInfo, Store
+
+__all__ = [
+    "CleanupPlan",
+    "KeptManifest",
+    "KeptManifests",
+    "VerifiedRuns",
+    "claim_root",
+    "other_root",
+    "plan_cleanup",
+    "publish",
+    "run_cleanup",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupPlan:
+    """What the winner of a slot will keep, and what it may remove. Decided before its put."""
+
+    kept: frozenset[int]
+    dropped: tuple[int, ...]
+    condemned: tuple[str, ...]
+
+
+_MOST_BYTES = 32 << 20
+
+
+class KeptManifest(NamedTuple):
+    """A manifest, and the hash of its file, which the one that was built on it names."""
+
+    manifest: Manifest
+    sha256: bytes
+
+
+class KeptManifests:
+    """Remembers manifests by the listing's entry of their file, up to `most_bytes` of files; others are read again."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._known: dict[FileInfo, KeptManifest] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
+    ) -> list[KeptManifest]:
+        """Those of `numbers` that are listed, ascending. One that is gone by now was dropped by a newer winner.
+
+        Raises CorruptManifest, UnknownFormat, StoreUnavailable.
+        """
+        found: list[KeptManifest] = []
+        for number in sorted(numbers & listed.keys()):
+            info = listed[number]
+            known = self._known.get(info)
+            if known is None:
+                try:
+                    stored = chain.read(number)
+                except NotFound:
+                    continue
+                known = KeptManifest(stored.manifest, sha256(stored.data))
+                self._remember(info, known)
+            found.append(known)
+        return found
+
+    def forget_all_but(self, numbers: Collection[int]) -> None:
+        """Forget manifests that are not kept, so that memory does not grow."""
+        with self._lock:
+            self._known = {info: known for info, known in self._known.items() if known.manifest.number in numbers}
+
+    def _remember(self, info: FileInfo, manifest: KeptManifest) -> None:
+        with self._lock:
+            if sum(known.size_bytes for known in self._known) + info.size_bytes <= self._most_bytes:
+                self._known[info] = manifest
+
+
+class VerifiedRuns:
+    """Remembers by path and sha256. Runs are immutable, so one reading vouches for the content ever after.
+
+    That a file is still there, with its size, is asked of the store every time. `manifests` are those that were
+    kept; `may_truncate` says that the right to delete records was proved.
+    """
+
+    def __init__(self) -> None:
+        self.manifests = KeptManifests()
+        self.may_truncate = False
+        self._known: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def add(self, runs: Iterable[RunRef]) -> None:
+        """Remember runs that were read back elsewhere."""
+        with self._lock:
+            self._known.update({run.path: run.sha256 for run in runs})
+
+    def check(self, store: Store, runs: Iterable[RunRef]) -> None:
+        """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
+        sizes = {info.path: info.size_bytes for info in store.list("runs/")}
+        for run in runs:
+            if sizes.get(run.path) != run.size_bytes:
+                raise CorruptRun(
+                    "a run is missing or has the wrong length",
+                    path=run.path,
+                    size_bytes=run.size_bytes,
+                    found_bytes=sizes.get(run.path, -1),
+                    hint="Restore the file from a copy of the store, or recover from another snapshot",
+                )
+            if self._known.get(run.path) != run.sha256:
+                read_back(store, run.file)
+                self.add([run])
+
+    def forget_all_but(self, paths: Collection[str]) -> None:
+        """Forget runs that no kept manifest names, so that memory does not grow."""
+        with self._lock:
+            self._known = {path: digest for path, digest in self._known.items() if path in paths}
+
+
+_OUTRUN = "a newer round won and cleaned up meanwhile"
+
+
+# ---- before the put
+
+
+def plan_cleanup(
+    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, known: KeptManifests
+) -> CleanupPlan:
+    """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
+    files = list(listing)
+    listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
+    put_s = {number: info.modified_s for number, info in listed.items()}
+    now_s = log.store.now_s()
+    live, over = _leases(log, now_s, settings.lease_cap_s)
+    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
+    subscriptions = list_subscriptions(log.store).files
+    holds: list[Claim] = [*live, *holding(subscriptions, log.descriptor.identity)]
+    if holds:
+        others = known.read(log.manifests, listed, listed.keys() - kept)
+        kept |= stood_at([one.manifest for one in others], holds)
+    beside = known.read(log.manifests, listed, kept - {own.number})
+    return CleanupPlan(
+        kept=kept,
+        dropped=dropped_numbers(put_s, kept, own.number),
+        condemned=(
+            *condemned([info.path for info in files], own, [one.manifest for one in beside], over),
+            *superseded_paths(subscriptions),
+        ),
+    )
+
+
+def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lease]]:
+    """The leases that still hold something back, and those that are over."""
+    live: list[Lease] = []
+    over: list[Lease] = []
+    for lease, modified_s, _ in list_leases(log.store):
+        (over if expired(lease, modified_s, now_s, cap_s) else live).append(lease)
+    return live, over
+
+
+# ---- after the put
+
+
+def run_cleanup(
+    log: Log,
+    own: Manifest,
+    cleanup_plan: CleanupPlan,
+    settings: MaterializerSettings,
+    verified: VerifiedRuns,
+    environment: Environment,
+) -> Cleanup:
+    """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    links = verified.manifests.read(log.manifests, log.manifests.listed(), cleanup_plan.kept)
+    kept = [link.manifest for link in links]
+    subscriptions = list_subscriptions(log.store)
+    held_back = _check_oldest(log, own, kept, verified) or _check_links(links) or _check_readable(subscriptions)
+    environment.crash("after-check")
+    if held_back:
+        return Cleanup(held_back=held_back)
+    capped = _end_over_cap(log, own, subscriptions, settings, environment)
+    environment.crash("after-cap")
+    for number in cleanup_plan.dropped:
+        log.store.delete(manifest_path(number))
+    environment.crash("after-drop")
+    truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
+    now_s = log.store.now_s()
+    if len(kept) >= settings.retention.keep:
+        subscriptions = list_subscriptions(log.store)
+        if held_back := _check_readable(subscriptions):
+            return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
+        floor = truncation_floor(kept, _holds(log, subscriptions, now_s, settings.lease_cap_s))
+        log.manifests.check_place()
+        truncated = _truncate(log, floor, environment.crash)
+    for path in cleanup_plan.condemned:
+        log.store.delete(path)
+    log.store.sweep(now_s)
+    environment.crash("after-delete")
+    verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
+    verified.manifests.forget_all_but(cleanup_plan.kept)
+    there = log.data_offsets()
+    return Cleanup(
+        manifests_dropped=len(cleanup_plan.dropped),
+        files_deleted=len(cleanup_plan.condemned),
+        records_truncated=truncated,
+        records_left=sum(end - start for start, end in there.values()),
+        records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
+        held_by=floor.ledger_held_by,
+        capped=capped,
+    )
+
+
+def _check_readable(subscriptions: StoredSubscriptions) -> str:
+    """Why it is unknown what a reader still needs, or an empty string."""
+    for one in subscriptions.unreadable:
+        return (
+            f"the subscription of reader {one.reader} cannot be read, so it holds everything; upgrade statelog, or"
+            f" remove it: {one.problem}"
+        )
+    return ""
+
+
+def _end_over_cap(
+    log: Log,
+    own: Manifest,
+    subscriptions: StoredSubscriptions,
+    settings: MaterializerSettings,
+    environment: Environment,
+) -> tuple[CappedSubscription, ...]:
+    """End the subscriptions that are over the cap. One that its reader moves just now goes on."""
+    capped: list[CappedSubscription] = []
+    now_s = log.store.now_s()
+    for reader, newest in newest_files(subscriptions.files).items():
+        reason = over_cap(
+            newest, settings.subscriptions, position=own.position, next_offsets=own.next_offsets, now_s=now_s
+        )
+        if reason and end_subscription(log.store, newest.subscription, reason, environment=environment):
+            capped.append(CappedSubscription(reader=reader, reason=reason))
+    return tuple(capped)
+
+
+def _holds(log: Log, subscriptions: StoredSubscriptions, now_s: float, lease_cap_s: float) -> list[Claim]:
+    """What readers still need."""
+    live, _ = _leases(log, now_s, lease_cap_s)
+    return [*live, *holding(subscriptions.files, log.descriptor.identity)]
+
+
+def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
+    """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
+
+    A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
+    that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
+    """
+    if not kept or kept[-1].nonce != own.nonce:
+        return _OUTRUN
+    try:
+        verified.check(log.store, kept[0].runs)
+    except (NotFound, CorruptRun) as error:
+        if log.manifests.numbers()[-1:] != [own.number]:
+            return _OUTRUN
+        path = str(error.facts.get("path"))
+        if path in {run.path for run in own.runs}:
+            raise CorruptRun(f"a run of the newest snapshot is damaged: {error}", path=path) from error
+        return f"manifest {kept[0].number} does not verify: {error}"
+    return ""
+
+
+def _check_links(links: Iterable[KeptManifest]) -> str:
+    """Why two kept neighbours do not belong to one chain, or an empty string if all do.
+
+    One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
+    time, and until then it is unknown which of them decides what may be removed.
+    """
+    for older, newer in pairwise(links):
+        if newer.manifest.number == older.manifest.number + 1:
+            try:
+                check_chain(older.manifest, older.sha256, newer.manifest)
+            except CorruptManifest as error:
+                return (
+                    f"manifests {older.manifest.number} and {newer.manifest.number} do not belong to one chain: {error}"
+                )
+    return ""
+
+
+def _truncate(log: Log, floor: Floor, crash: CrashPoint) -> int:
+    """Truncate both topics to the floor; how many offsets went."""
+    truncated = _truncate_topic(log, log.data_topic, floor.data)
+    crash("after-truncate-data")
+    truncated += _truncate_topic(log, log.ledger_topic, {0: floor.ledger})
+    crash("after-truncate-ledger")
+    return truncated
+
+
+def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
+    there = log.kafka.offsets(topic, sorted(floor))
+    # A floor lies above the log end only where a person accepted the loss of the end.
+    before = {p: min(offset, there[p].end) for p, offset in floor.items()}
+    before = {p: offset for p, offset in before.items() if offset > there[p].start}
+    starts = log.kafka.delete_records(topic, before) if before else {}
+    return sum(start - there[p].start for p, start in starts.items())
+
+
+def claim_root(log: Log) -> None:
+    """From now on the root of this `log` is the log's: materializers on a copy of it, or on the one that it was copied
+    from, truncate no more. Stop them first: a round that is under way there may still truncate.
+
+    Raises ConfigError without the right to, Damaged, Unavailable.
+    """
+    log.verify()
+    newest = log.manifests.newest()
+    _publish(log, newest.manifest if newest else None)
+
+
+def publish(log: Log, manifest: Manifest) -> str:
+    """Publish a manifest and its position; why that failed, or an empty string."""
+    try:
+        _publish(log, manifest)
+    except StatelogError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
+    """Why another root than this one may be the log's, or an empty string. `own` was just put."""
+    try:
+        text = log.kafka.published(_group(log), log.ledger_topic, 0)
+    except StatelogError:
+        return ""  # A right that is missing, say: to publish fails, too, and says why.
+    found = Publication.from_text(text)
+    if found is None:
+        return ""
+    listed = log.manifests.listed()
+    there = [one.manifest for one in known.read(log.manifests, listed, {found.number})]
+    return why_not_ours(found, _ours(log, own), max(listed), there[0] if there else None)
+
+
+def _publish(log: Log, manifest: Manifest | None) -> None:
+    position = manifest.position if manifest else 0
+    log.kafka.publish_offset(_group(log), log.ledger_topic, 0, position, _ours(log, manifest).to_text())
+
+
+def _ours(log: Log, manifest: Manifest | None) -> Publication:
+    number, nonce = (manifest.number, manifest.nonce.hex()) if manifest else (0, "")
+    return Publication(log.descriptor.identity.ledger_topic_id, number, nonce, log.store.url)
+
+
+def _group(log: Log) -> str:
+    return f"statelog.{log.name}.materializer"

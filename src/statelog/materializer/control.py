@@ -1,0 +1,142 @@
+"""Requests to a running daemon: stop, or run a round now; the event that wakes it; and work on
+threads of its own.
+
+Signals are requests: SIGTERM and SIGINT stop the daemon, SIGUSR1 asks for a round now. A round in flight ends cleanly.
+A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
+
+A `BackgroundTask` is one unit of work with its result: a round in flight, or a look at the tail. Python cannot end a
+thread, so work that outlives its time is left alone: it ends at the next step where it checks, or never. A late result
+is still delivered; the caller has marked the task as given up by then.
+
+Invariants:
+- A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.
+- A request to stop is final. A request for a round holds until a round begins that was not yet running when it came.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Generic, TypeVar
+
+__all__ = ["BackgroundTask", "Control", "install_signal_handlers"]
+
+
+class Control:
+    """Shared by a daemon and its callers. Every method is thread-safe, except `wait`, which belongs to one thread.
+
+    `daemon.run()` ends soon after `control.stop()`:
+
+        >>> from statelog.materializer import Control
+        >>> control = Control()
+        >>> daemon = Materializer(log, control=control)
+    """
+
+    def __init__(self) -> None:
+        self._bell = threading.Event()
+        self._is_stopped = False
+        self._is_triggered = False
+        self._is_abandoned = False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the round in flight should end before its put, if it still can."""
+        return self._is_abandoned
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon should end."""
+        return self._is_stopped
+
+    @property
+    def is_triggered(self) -> bool:
+        """Whether a round is wanted now."""
+        return self._is_triggered
+
+    def stop(self) -> None:
+        """Ask the daemon to end once the round in flight is over."""
+        self._is_stopped = True
+        self._bell.set()
+
+    def insist(self) -> None:
+        """Ask the daemon to end; a second time, without waiting for the round in flight: it ends before its put."""
+        self._is_abandoned = self._is_stopped
+        self.stop()
+
+    def trigger(self) -> None:
+        """Ask for a round now. If one is in flight, another follows it, which covers all that is committed by now."""
+        self._is_triggered = True
+        self._bell.set()
+
+    def take_trigger(self) -> None:
+        """Note that a round begins, which answers every request so far."""
+        self._is_triggered = False
+
+    def ring(self) -> None:
+        """Wake the waiting thread, without a request."""
+        self._bell.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a wake-up, at most `timeout_s` seconds; returns whether the daemon should end."""
+        self._bell.wait(timeout_s)
+        self._bell.clear()
+        return self._is_stopped
+
+
+def install_signal_handlers(control: Control) -> Callable[[], None]:
+    """Let SIGTERM and SIGINT stop, and SIGUSR1 trigger a round. Returns a function that puts the earlier handlers back.
+
+    Must be called on the main thread. Raises ValueError on any other.
+
+        >>> from statelog.materializer import Control, install_signal_handlers
+        >>> restore = install_signal_handlers(Control())
+        >>> restore()
+    """
+    requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
+    earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}
+
+    def restore() -> None:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
+        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
+        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
+
+    return on_signal
+
+
+T = TypeVar("T")
+
+
+class BackgroundTask(Generic[T]):
+    """One unit of work, begun at `started_s`. `on_end` is called on its thread, once it is over."""
+
+    def __init__(
+        self, work: Callable[[], T], *, started_s: float, on_end: Callable[["BackgroundTask[T]"], None]
+    ) -> None:
+        self.started_s = started_s
+        self.is_given_up = False
+        self._work = work
+        self._on_end = on_end
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work. Raises nothing: `result` does."""
+        try:
+            self._result.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`, on the thread that asks
+            self._error = error
+        self._on_end(self)
+
+    def result(self) -> T:
+        """What the work returned, once it is over. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result[0]

@@ -1,0 +1,389 @@
+"""The materializer as a daemon: one round after another, until stopped or until an error that retrying cannot fix.
+
+`schedule` decides when a round begins. Rounds, and looks at the tail beside them, run on their own threads; this one
+only waits, at most as long as a round may take.
+
+    failure       tolerated while it is Unavailable: up to a number in a row, and for some minutes whatever the number;
+                  any other failure ends the daemon
+    given up      a round that outlives its time counts as failed, and the schedule moves on. It ends at its next step;
+                  if it was already at its put, it finishes late and counts after all
+    stop          between rounds: a round in flight finishes, or is given up once its grace period is over or a second
+                  request to stop comes; it ends at its next step before the put, and is left alone if it does not
+
+Invariants:
+- At most one round is in flight, apart from those given up. No more of those may hang than failures are tolerated.
+- The statistics are one frozen value, replaced as a whole by one thread.
+- Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
+- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and not missed when they come late.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from statelog.environment import REAL, Environment, Start, start_thread
+from statelog.errors import (
+    Damaged,
+    IdentityChanged,
+    NotFound,
+    RoundGivenUp,
+    StatelogError,
+    StoreRefused,
+    Unavailable,
+)
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.control import BackgroundTask, Control
+from statelog.materializer.engine import EngineMaker, LocalEngine
+from statelog.materializer.events import Event, EventKind, log_event
+from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.round import Round
+from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.statistics import (
+    MaterializerStatistics,
+    with_failure,
+    with_outcome,
+    with_start,
+    with_tail,
+)
+from statelog.materializer.tail import TailWatch, Watchdog
+from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.storage.log.log import Log
+
+__all__ = ["Materializer", "ask_first_delay_s"]
+
+_LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
+_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
+_ENDED: dict[type[RoundOutcome], EventKind] = {
+    CompletedRound: EventKind.ROUND_COMPLETED,
+    SkippedRound: EventKind.ROUND_SKIPPED,
+    LostRound: EventKind.ROUND_LOST,
+}
+
+
+class Materializer:
+    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
+
+    `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
+    `statelog.materializer`. `wait` waits that many seconds, or until the control wakes it. `start` runs a round or a
+    look, on another thread unless a test replaces it. `rates` are used until better ones have been measured.
+    `make_engine` makes who writes the runs of a round. The `clock` of `environment` paces the daemon.
+
+        >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
+        >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
+        SkippedRound(number=0, position=0)
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        settings: MaterializerSettings | None = None,
+        *,
+        control: Control | None = None,
+        on_event: Callable[[Event], None] = log_event,
+        wait: Callable[[float], object] | None = None,
+        start: Start = start_thread,
+        rates: Rates | None = None,
+        make_engine: EngineMaker = LocalEngine,
+        environment: Environment = REAL,
+    ) -> None:
+        self._log = log
+        self._make_engine = make_engine
+        self._settings = settings = settings or MaterializerSettings()
+        self._control = control or Control()
+        self._environment = environment
+        self._clock = environment.clock
+        self._on_event = on_event
+        self._wait = wait or self._control.wait
+        self._start = start
+        self._verified = VerifiedRuns()
+        self._statistics = MaterializerStatistics(since_s=environment.clock(), rates=rates or Rates())
+        self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
+        self._round: BackgroundTask[RoundOutcome] | None = None
+        self._tail_watch = TailWatch(log, settings, start=start, ring=self._control.ring, environment=environment)
+        self._due_s = environment.clock()
+        self._ended_s: float | None = None
+        self._stopped_s: float | None = None
+        self._told_s: float | None = None
+        self._failing_since_s = 0.0
+
+    # ---- from any thread
+
+    def statistics(self) -> MaterializerStatistics:
+        """A snapshot of the statistics."""
+        known = self._statistics
+        return replace(known, age_s=self._clock() - known.since_s)
+
+    def trigger(self) -> None:
+        """Ask for a round now; if one is in flight, for another one after it."""
+        self._control.trigger()
+
+    def stop(self) -> None:
+        """Ask the daemon to end once the round in flight is over."""
+        self._control.stop()
+
+    # ---- one round
+
+    def run_once(self) -> RoundOutcome:
+        """Run one round now, on this thread, counted and reported like any other. Raises whatever the round raises."""
+        started_s = self._begin(RoundCause.TRIGGER)
+        try:
+            outcome = self._run_round(started_s)
+        except StatelogError as error:
+            self._failed(error)
+            raise
+        self._ended_well(outcome, started_s)
+        return outcome
+
+    def _begin(self, cause: RoundCause) -> float:
+        self._control.take_trigger()
+        self._statistics = with_start(self._statistics)
+        started_s = self._clock()
+        self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
+        return started_s
+
+    def _run_round(self, started_s: float) -> RoundOutcome:
+        over_s = started_s + self._settings.round_timeout_s
+        return Round(
+            self._log,
+            self._settings,
+            verified=self._verified,
+            make_engine=self._make_engine,
+            is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
+            environment=self._environment,
+        ).run()
+
+    def _is_grace_over(self) -> bool:
+        """Whether a stop no longer waits for the round in flight."""
+        if not self._control.is_stopped:
+            return False
+        if self._stopped_s is None:
+            self._stopped_s = self._clock()
+        return self._control.is_abandoned or self._clock() >= self._stopped_s + self._settings.stop_grace_s
+
+    # ---- round after round
+
+    def run(self) -> None:
+        """Run rounds until stopped.
+
+        Raises the last error when more rounds in a row fail than are tolerated, and at once any error that retrying
+        cannot fix: Damaged, Unsafe, Misuse.
+        """
+        delay_s = ask_first_delay_s(self._log, self._settings)
+        self._due_s = self._clock() + delay_s
+        first_s = 0.0 if self._control.is_triggered else delay_s
+        self._tell(EventKind.STARTED, first_round_s=first_s)
+        dog = Watchdog(
+            self._log.name,
+            self._settings.alarm_age_s,
+            age_s=lambda: self.statistics().age_s,
+            clock=self._clock,
+            on_alarm=self._on_event,
+        )
+        try:
+            with dog:
+                while not (self._control.is_stopped and self._round is None):
+                    self._turn()
+        except Damaged as error:
+            found = self._after_all(error)
+            if found is error:
+                raise
+            raise found from error
+        finally:
+            self._tail_watch.drop()
+            self._tell(EventKind.STOPPED)
+
+    def _after_all(self, error: StatelogError) -> StatelogError:
+        """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
+        for _ in range(_DELETE_LOOKS):
+            try:
+                self._log.verify_anew()
+            except NotFound as gone:
+                return gone
+            except IdentityChanged:
+                self._wait(_DELETE_LOOK_S)
+            except StatelogError:
+                break
+            else:
+                break
+        return error
+
+    def _turn(self) -> None:
+        """Collect what ended, begin what is due, and wait for the next event."""
+        self._take_in()
+        if self._round is not None and self._clock() >= self._over_s(self._round):
+            self._give_up(self._round)
+        elif not self._control.is_stopped:
+            self._begin_what_is_due()
+        if not (self._ended or self._tail_watch.is_any_over or (self._round is None and self._control.is_stopped)):
+            self._wait(max(0.0, self._wake_s() - self._clock()))
+
+    def _begin_what_is_due(self) -> None:
+        if self._clock() >= self._tail_watch.due_s:
+            self._tail_watch.begin()
+            self._take_in()
+        cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
+        if cause is not None:
+            self._begin_round(cause)
+
+    def _begin_round(self, cause: RoundCause) -> None:
+        started_s = self._begin(cause)
+        self._round = BackgroundTask(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
+        self._start(self._round.run)
+
+    def _situation(self) -> ScheduleState:
+        return ScheduleState(
+            now_s=self._clock(),
+            due_s=self._due_s,
+            is_triggered=self._control.is_triggered,
+            outlook=self._tail_watch.outlook,
+            ended_s=self._ended_s,
+            lasted_s=self._statistics.last_duration_s or 0.0,
+            has_failed=self._statistics.failures_in_a_row > 0,
+        )
+
+    def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
+        """When to stop waiting for a round; after a stop, shortly after the round was asked to end."""
+        over_s = task.started_s + self._settings.round_timeout_s
+        self._is_grace_over()  # It notes when the stop was requested.
+        if self._stopped_s is None:
+            return over_s
+        if self._control.is_abandoned and self._told_s is None:
+            self._told_s = self._clock()
+        grace_s = self._stopped_s + self._settings.stop_grace_s
+        return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
+
+    def _wake_s(self) -> float:
+        """When there is something to do even without a wake-up."""
+        next_round_s = self._due_s if self._round is None else self._over_s(self._round)
+        return next_round_s if self._control.is_stopped else min(next_round_s, self._tail_watch.due_s)
+
+    # ---- results; the first method runs on another thread
+
+    def _round_over(self, task: BackgroundTask[RoundOutcome]) -> None:
+        self._ended.append(task)
+        self._control.ring()
+
+    def _take_in(self) -> None:
+        while self._ended:
+            task = self._ended.popleft()
+            if task.is_given_up:
+                self._take_late(task)
+            else:
+                self._take_round(task)
+        for tail, looked_s in self._tail_watch.take_in():
+            self._statistics = with_tail(self._statistics, tail, looked_s=looked_s)
+            self._judge_budget()
+
+    def _take_round(self, task: BackgroundTask[RoundOutcome]) -> None:
+        """The round in flight is over."""
+        outcome: RoundOutcome | None = None
+        try:
+            outcome = task.result()
+        except StatelogError as error:
+            self._failed(error)
+            if not self._tolerates(error):
+                raise
+        else:
+            self._ended_well(outcome, task.started_s)
+        self._moves_on(outcome)
+
+    def _take_late(self, task: BackgroundTask[RoundOutcome]) -> None:
+        """A round that was given up has ended. It counts if it ended well; damage that it found is raised."""
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
+        outcome: RoundOutcome | None = None
+        with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
+            outcome = task.result()
+        self._tell(EventKind.ROUND_ENDED_LATE, outcome=outcome, counts=outcome is not None)
+        if outcome is not None:
+            self._statistics = replace(self._statistics, late=self._statistics.late + 1)
+            self._ended_well(outcome, task.started_s)
+            self._tail_watch.start_over()
+
+    def _judge_budget(self) -> None:
+        found, budget_s = self._statistics.restore, self._settings.restore_budget_s
+        if found is not None and budget_s is not None and self._tail_watch.judge(found, budget_s):
+            self._tell(EventKind.RESTORE_BUDGET_OUT_OF_REACH, snapshot_s=found.snapshot_s, budget_s=budget_s)
+
+    # ---- how rounds end
+
+    def _give_up(self, task: BackgroundTask[RoundOutcome]) -> None:
+        """Give up the round in flight: it counts as failed, and the schedule moves on without it."""
+        task.is_given_up = True
+        self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
+        error = RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s)
+        self._failed(error)
+        if not self._tolerates(error):
+            raise error
+        self._moves_on(None)
+
+    def _moves_on(self, outcome: RoundOutcome | None) -> None:
+        """No round is in flight any more: the next one is due after the delay, and the tail has changed."""
+        self._round = None
+        self._ended_s = self._clock()
+        self._due_s = self._ended_s + delay_after(outcome, self._settings)
+        self._tail_watch.start_over()
+
+    def _tolerates(self, error: StatelogError) -> bool:
+        tolerated = self._settings.failures_tolerated
+        lasted_s = self._clock() - self._failing_since_s
+        is_short = tolerated > 0 and lasted_s < self._settings.failures_tolerated_s
+        few = self._statistics.failures_in_a_row <= tolerated or is_short
+        if isinstance(error, RoundGivenUp) and self._control.is_stopped:
+            return True
+        # Rights can be missing for a moment, too: credentials expire and are renewed.
+        return isinstance(error, Unavailable | StoreRefused) and few and self._statistics.hanging <= tolerated
+
+    def _failed(self, error: StatelogError) -> None:
+        if self._statistics.failures_in_a_row == 0:
+            self._failing_since_s = self._clock()
+        self._statistics = with_failure(self._statistics)
+        self._tell(
+            EventKind.ROUND_FAILED,
+            cause_of=error,
+            error=type(error).__name__,
+            message=error.message,
+            facts=dict(error.facts),
+            failures_in_a_row=self._statistics.failures_in_a_row,
+            tolerated=self._tolerates(error),
+        )
+
+    def _ended_well(self, outcome: RoundOutcome, started_s: float) -> None:
+        at_s = self._clock()
+        self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
+        self._tell(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
+        if isinstance(outcome, CompletedRound):
+            if outcome.cleanup.held_back:
+                self._tell(EventKind.CLEANUP_HELD_BACK, at_s, reason=outcome.cleanup.held_back)
+            for one in outcome.cleanup.capped:
+                self._tell(EventKind.SUBSCRIPTION_CAPPED, at_s, reader=one.reader, reason=one.reason)
+            if outcome.unpublished:
+                self._tell(EventKind.OFFSET_UNPUBLISHED, at_s, reason=outcome.unpublished)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        at_s: float | None = None,
+        *,
+        outcome: RoundOutcome | None = None,
+        cause_of: StatelogError | None = None,
+        **facts: object,
+    ) -> None:
+        at_s = self._clock() if at_s is None else at_s
+        self._on_event(Event(kind=kind, log=self._log.name, at_s=at_s, facts=facts, outcome=outcome, error=cause_of))
+
+
+def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
+    """How long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
+
+    A store that does not answer changes nothing: the round will tell.
+    """
+    try:
+        listed = log.manifests.listed()
+        newest = [listed[max(listed)]] if listed else list(log.store.list(DESCRIPTOR_PATH))
+        age_s = log.store.now_s() - max(info.modified_s for info in newest)
+    except (StatelogError, ValueError):
+        return first_delay_s(log.name, settings)
+    wait_s = settings.interval_s if listed else first_delay_s(log.name, settings)
+    return first_delay_s(log.name, settings, due_s=wait_s - age_s)

@@ -1,0 +1,143 @@
+"""`Event`: what a daemon reports to its caller: as a value, in words, and how loud it is. Its statistics count them.
+
+`on_event` is called on the daemon's thread, except for the alarm of the log's age, which comes from the watchdog's; it
+must be quick and must not raise. A daemon logs its events under `statelog.materializer` unless its caller takes them.
+
+    info     a round started, completed, was skipped or lost; the daemon started or stopped
+    warning  a round failed, or what it did is not all that it should
+    error    an alarm: changes stay out of every snapshot for too long; a reader's subscription was ended
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from statelog.errors import StatelogError
+from statelog.materializer.outcome import RoundOutcome
+from statelog.quantities import show_bytes, show_count, show_duration
+
+__all__ = ["Event", "EventKind", "log_event"]
+
+_LOG = logging.getLogger("statelog.materializer")
+
+
+class EventKind(StrEnum):
+    """What happened, and which facts an event of the kind has."""
+
+    STARTED = "started"
+    """The daemon runs; its first round begins in `first_round_s` seconds, or earlier on request."""
+    ROUND_STARTED = "round-started"
+    """A round begins, for this `cause`, a `RoundCause`."""
+    ROUND_COMPLETED = "round-completed"
+    """A round put its manifest; the facts are the fields of its `outcome`, a `CompletedRound`."""
+    ROUND_SKIPPED = "round-skipped"
+    """There was nothing new; the facts are the fields of its `outcome`, a `SkippedRound`."""
+    ROUND_LOST = "round-lost"
+    """Another materializer was faster; its `outcome` is a `LostRound`. Often: two are running where one would do."""
+    ROUND_FAILED = "round-failed"
+    """A round failed by `Event.error`; it is the `failures_in_a_row`-th. `tolerated`: the daemon goes on. The facts
+    have the class of the `error`, its `message` and its `facts`.
+    """
+    ROUND_ENDED_LATE = "round-ended-late"
+    """A round that was given up has ended; `counts`: with an `outcome`, which is reported and counted, too."""
+    CLEANUP_HELD_BACK = "cleanup-held-back"
+    """A round completed but removed nothing, for this `reason`. The log grows until the reason is gone."""
+    SUBSCRIPTION_CAPPED = "subscription-capped"
+    """A round ended the subscription of a `reader`, because it was over the cap, for this `reason`: what it held goes
+    with the next rounds.
+    """
+    OFFSET_UNPUBLISHED = "offset-unpublished"
+    """A round completed, but its position could not be published, for this `reason`. Only lag tools are affected."""
+    LOG_AGE_ALARM = "log-age-alarm"
+    """Changes committed `age_s` seconds ago are in no snapshot, or the log has been unreachable for that long.
+    Repeated each time another `alarm_age_s` has passed.
+    """
+    RESTORE_BUDGET_OUT_OF_REACH = "restore-budget-out-of-reach"
+    """The newest snapshot alone takes `snapshot_s` to restore, longer than `budget_s`, so more rounds do not help.
+    What helps: a larger budget, a faster store, less state, or several workers that each restore a part. Reported once,
+    and again if the budget was within reach in between.
+    """
+    STOPPED = "stopped"
+    """The daemon ends. No round is in flight, except those that were given up and hang."""
+
+
+_LEVELS = {
+    EventKind.ROUND_FAILED: logging.WARNING,
+    EventKind.CLEANUP_HELD_BACK: logging.WARNING,
+    EventKind.OFFSET_UNPUBLISHED: logging.WARNING,
+    EventKind.RESTORE_BUDGET_OUT_OF_REACH: logging.WARNING,
+    EventKind.LOG_AGE_ALARM: logging.ERROR,
+    EventKind.SUBSCRIPTION_CAPPED: logging.ERROR,
+}
+
+
+_TEXTS = {
+    EventKind.STARTED: "materializer started, first round in {first_round_s}",
+    EventKind.ROUND_STARTED: "round started ({cause})",
+    EventKind.ROUND_COMPLETED: (
+        "round completed: manifest {number} at position {position}, {changes} changes of {commits} commits,"
+        " {size_bytes} written, {truncated} records truncated, in {duration_s}{more}"
+    ),
+    EventKind.ROUND_SKIPPED: "round skipped: nothing new since position {position}",
+    EventKind.ROUND_LOST: "round lost: another materializer put manifest {number} first; is a second one running?",
+    EventKind.ROUND_FAILED: "round failed, {failures_in_a_row} in a row, {goes_on}: {error}",
+    EventKind.ROUND_ENDED_LATE: "a round that was given up has ended {how}",
+    EventKind.CLEANUP_HELD_BACK: "cleanup held back, the log grows: {reason}",
+    EventKind.SUBSCRIPTION_CAPPED: "the subscription of reader {reader} was ended: {reason}",
+    EventKind.OFFSET_UNPUBLISHED: (
+        "the position for Kafka's lag tools was not published; nothing else depends on it: {reason}"
+    ),
+    EventKind.LOG_AGE_ALARM: "no snapshot holds what was committed {age_s} ago",
+    EventKind.RESTORE_BUDGET_OUT_OF_REACH: (
+        "restore budget out of reach: the snapshot alone takes about {snapshot_s} of {budget_s}; restore parts on"
+        " several workers, or allow more time"
+    ),
+    EventKind.STOPPED: "materializer stopped",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One of a log, at so many seconds on the daemon's clock. `facts` are those of its kind.
+
+    `outcome` is that of a round that ended well, `error` what another one failed with.
+    """
+
+    kind: EventKind
+    log: str
+    at_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    outcome: RoundOutcome | None = None
+    error: StatelogError | None = None
+
+    @property
+    def level(self) -> int:
+        """The level of `logging` that suits it."""
+        return _LEVELS.get(self.kind, logging.INFO)
+
+    @property
+    def text(self) -> str:
+        """It in one line, without the name of its log."""
+        facts: dict[str, Any] = {
+            name: show_duration(fact) if name.endswith("_s") else fact for name, fact in self.facts.items()
+        }
+        match self.kind:
+            case EventKind.ROUND_COMPLETED:
+                facts |= {name: show_count(facts[name]) for name in ("changes", "commits")}
+                facts["size_bytes"] = show_bytes(facts["size_bytes"])
+                facts["truncated"] = show_count(facts["cleanup"]["records_truncated"])
+                facts["more"] = ", more to do" if facts["behind"] else ""
+            case EventKind.ROUND_FAILED:
+                facts |= {"error": self.error, "goes_on": "going on" if facts["tolerated"] else "giving up"}
+            case EventKind.ROUND_ENDED_LATE:
+                facts["how"] = "well, and counts" if facts["counts"] else "before its put"
+            case _:
+                pass
+        return _TEXTS[self.kind].format(**facts)
+
+
+def log_event(event: Event) -> None:
+    """Log an event, with the log's name."""
+    _LOG.log(event.level, "%s: %s", event.log, event.text)

@@ -1,0 +1,315 @@
+"""The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
+
+A look asks for the ledger's end and folds what is new; no chunk is read. A gauge starts from the newest manifest, and
+is discarded when a round ends: the next one starts from the manifest that is newest then.
+
+`TailWatch` looks: at the age of changes that no snapshot holds, and at how long a restore would take. Each look runs on
+its own thread, one at a time. It serves alarms and the restore budget; rounds do not need it.
+
+`Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason. It watches the
+age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that always lose or that
+never begin all look alike from here. It runs on its own thread and makes no calls: when no news of the log arrives any
+more, the age grows by itself.
+
+Invariants:
+- Nothing here is needed for a round to be right.
+- One look folds a bounded number of records and of bytes, so that a long ledger is followed in several.
+- No more looks may hang than failures are tolerated; beyond that none begins until one returns, and the age grows.
+- A look counts only if no round ended meanwhile: else its gauge started from an older manifest.
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from statelog.environment import REAL, Clock, Environment, Start
+from statelog.errors import OffsetGone, StoreRefused, Unavailable
+from statelog.materializer.control import BackgroundTask
+from statelog.materializer.events import Event, EventKind
+from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, RestoreWork, look_every_s, outlook
+from statelog.materializer.settings import MaterializerSettings
+from statelog.reading.commits import Commits
+from statelog.schemas.topic_policy import READING
+from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.log.log import Log
+
+__all__ = ["Tail", "TailGauge", "TailWatch", "Watchdog", "tail_now"]
+
+_LOOK_RECORDS = 16_384
+_LOOK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What no snapshot holds, at one look: the commits between the manifest `number` and `position`.
+
+    `oldest_s` is the time of the oldest of these commits, in seconds since 1970, and None if there is none: by the
+    broker that appended it, and not later than its first look. `looked_s` is the time of the look, by this machine.
+
+        >>> from statelog.materializer import tail_now
+        >>> tail_now(log).age_s
+        0.0
+    """
+
+    number: int
+    position: int
+    snapshot_bytes: int
+    looked_s: float
+    commits: int = 0
+    changes: int = 0
+    size_bytes: int = 0
+    oldest_s: float | None = None
+
+    @property
+    def work(self) -> RestoreWork:
+        """What a restore would have to do."""
+        return RestoreWork(snapshot_bytes=self.snapshot_bytes, tail_bytes=self.size_bytes, tail_changes=self.changes)
+
+    @property
+    def age_s(self) -> float:
+        """How old the oldest of the commits was at the look; 0 without one."""
+        return 0.0 if self.oldest_s is None else max(0.0, self.looked_s - self.oldest_s)
+
+
+class TailGauge:
+    """Follows the tail from the manifest that is the newest at the first look. `clock`: seconds since 1970.
+
+    One look at a time; `close` may come from another thread, and does not wait for a look that hangs.
+    """
+
+    def __init__(self, log: Log, *, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+        self._ledger: Commits | None = None
+        self._looking = threading.Lock()
+        self._is_closed = False
+        self._tail = Tail(number=0, position=0, snapshot_bytes=0, looked_s=0.0)
+
+    def look(self) -> Tail:
+        """The tail now. Raises OffsetGone if the ledger was truncated past the gauge, Damaged, Unavailable."""
+        try:
+            with self._looking:
+                return self._look()
+        finally:
+            if self._is_closed:
+                self.close()
+
+    def check(self) -> None:
+        """Raise BeyondEnd or AnchorMismatch if anything speaks against the ledger as the last look left it."""
+        if self._ledger is not None:
+            self._ledger.check()
+
+    def close(self) -> None:
+        """Release the reader; a look that is under way does so when it ends. Idempotent."""
+        self._is_closed = True
+        if self._looking.acquire(blocking=False):
+            try:
+                if self._ledger is not None:
+                    self._ledger.close()
+            finally:
+                self._looking.release()
+
+    def _look(self) -> Tail:
+        ledger = self._ledger or self._start()
+        end_position = min(ledger.end_position(), ledger.position + _LOOK_RECORDS)
+        commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
+        self._tail = _with(self._tail, commits, ledger.position, self._clock())
+        return self._tail
+
+    def _start(self) -> Commits:
+        stored = self._log.manifests.newest()
+        manifest = stored.manifest if stored else None
+        self._ledger = Commits(self._log, manifest)
+        self._tail = Tail(
+            number=manifest.number if manifest else 0,
+            position=manifest.position if manifest else 0,
+            snapshot_bytes=sum(run.size_bytes for run in manifest.runs) if manifest else 0,
+            looked_s=self._clock(),
+        )
+        return self._ledger
+
+
+def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
+    """The whole tail up to the ledger's end at this moment. Raises as a look does.
+
+    It reads the ledger, and what chunks that no commit lists say of it:
+
+        >>> from statelog.materializer import tail_now
+        >>> tail_now(log).commits
+        0
+    """
+    log.verify(READING)
+    end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
+    gauge = TailGauge(log, clock=clock)
+    try:
+        while (tail := gauge.look()).position < end_position:
+            pass
+        gauge.check()
+        return tail
+    finally:
+        gauge.close()
+
+
+def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: float) -> Tail:
+    """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and so
+    is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
+    """
+    handles = [handle for found in commits for handle in found.body.handles]
+    times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
+    return Tail(
+        number=tail.number,
+        position=position,
+        snapshot_bytes=tail.snapshot_bytes,
+        looked_s=now_s,
+        commits=tail.commits + len(commits),
+        changes=tail.changes + sum(handle.changes for handle in handles),
+        size_bytes=tail.size_bytes + sum(handle.size_bytes for handle in handles),
+        oldest_s=min(times if tail.oldest_s is None else [tail.oldest_s, *times], default=None),
+    )
+
+
+class TailWatch:
+    """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
+
+    def __init__(
+        self,
+        log: Log,
+        settings: MaterializerSettings,
+        *,
+        start: Start,
+        ring: Callable[[], None],
+        environment: Environment,
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._clock = environment.clock
+        self._wall_clock = environment.wall_clock
+        self._start = start
+        self._ring = ring
+        self._over: deque[BackgroundTask[Tail]] = deque()
+        self._under_way: BackgroundTask[Tail] | None = None
+        self._out = 0
+        self._gauge: TailGauge | None = None
+        self._due_s = environment.clock()
+        self._outlook = RestoreOutlook.IN_TIME
+
+    @property
+    def outlook(self) -> RestoreOutlook:
+        """What the last look says of the restore budget."""
+        return self._outlook
+
+    @property
+    def is_any_over(self) -> bool:
+        """Whether a look has ended that was not collected yet."""
+        return bool(self._over)
+
+    @property
+    def due_s(self) -> float:
+        """When the next look is due; never while one is under way, or too many hang."""
+        has_room = self._under_way is None and self._out <= self._settings.failures_tolerated
+        return self._due_s if has_room else math.inf
+
+    def begin(self) -> None:
+        """Begin a look."""
+        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
+        self._under_way = BackgroundTask(gauge.look, started_s=self._clock(), on_end=self._came_back)
+        self._out += 1
+        self._start(self._under_way.run)
+
+    def take_in(self) -> Iterator[tuple[Tail, float]]:
+        """The tails found since the last call, each with the time its look began. Raises Damaged."""
+        while self._over:
+            look = self._over.popleft()
+            self._out -= 1
+            if look is self._under_way:
+                tail = self._result(look)
+                if tail is not None:
+                    yield tail, look.started_s
+
+    def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
+        """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
+        before, self._outlook = self._outlook, outlook(found, budget_s)
+        return self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
+
+    def start_over(self) -> None:
+        """A round ended: the next look is due now, and starts from the manifest that is newest then."""
+        self.drop()
+        self._due_s = self._clock()
+
+    def drop(self) -> None:
+        """Release the gauge. A look under way is not waited for, and not taken in."""
+        if self._gauge is not None:
+            self._gauge.close()
+        self._gauge = self._under_way = None
+        if self._outlook is RestoreOutlook.ROUND_DUE:
+            self._outlook = RestoreOutlook.IN_TIME
+
+    def _came_back(self, look: BackgroundTask[Tail]) -> None:
+        self._over.append(look)
+        self._ring()
+
+    def _result(self, look: BackgroundTask[Tail]) -> Tail | None:
+        self._under_way = None
+        self._due_s = self._clock() + look_every_s(self._settings)
+        try:
+            return look.result()
+        except (Unavailable, StoreRefused, OffsetGone):
+            # Transient or not: the next round finds out, or else the watchdog does.
+            self.drop()
+            return None
+
+
+_CHECKS_PER_ALARM = 10
+
+
+class Watchdog:
+    """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further `alarm_age_s`, until it is below again.
+
+    As a context manager it watches on its own thread. `clock` is monotonic.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        alarm_age_s: float,
+        *,
+        age_s: Callable[[], float],
+        clock: Callable[[], float],
+        on_alarm: Callable[[Event], None],
+    ) -> None:
+        self._log = log
+        self._alarm_age_s = alarm_age_s
+        self._age_s = age_s
+        self._clock = clock
+        self._on_alarm = on_alarm
+        self._next_age_s = alarm_age_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="statelog-watchdog", daemon=True)
+
+    def check(self) -> None:
+        """Alarm if it is time to."""
+        age_s = self._age_s()
+        if age_s < self._alarm_age_s:
+            self._next_age_s = self._alarm_age_s
+        elif age_s >= self._next_age_s:
+            self._next_age_s = age_s + self._alarm_age_s
+            facts = {"age_s": age_s}
+            self._on_alarm(Event(kind=EventKind.LOG_AGE_ALARM, log=self._log, at_s=self._clock(), facts=facts))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._alarm_age_s / _CHECKS_PER_ALARM):
+            self.check()

@@ -1,0 +1,144 @@
+"""The target of a round: the ledger position up to which it rolls up, and the commits below it; and whether the log
+still has what the round needs.
+
+A manifest's state must be the fold exactly at its position. So the fold goes on in steps, each from a frozen state;
+where the budget ends inside a step, that step is folded once more, up to the last commit within the budget.
+
+Invariants:
+- The end of the ledger is asked for once. The target is at most that, and at least the first commit's next offset.
+- The state is the fold of every ledger record below the target, and of none at or above it.
+- Before anything is read, for the ledger and every data partition: log start <= what replay needs <= log end, and every
+  anchor that still exists is the same record. Offsets whose loss a person accepted count as there. A log start that is
+  too high is OffsetGone, and the round asks for the newest manifest again before it believes that."""
+
+from dataclasses import dataclass
+
+from statelog.errors import BeyondEnd, OffsetGone
+from statelog.materializer.settings import MaterializerSettings
+from statelog.reading.commits import Commits
+from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.log.evidence import check_anchors, check_data_anchors
+from statelog.storage.log.log import Log
+
+__all__ = ["RoundTarget", "check_data", "check_ledger", "choose_target", "prove_truncation"]
+
+_STEP_RECORDS = 4096
+_STEP_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTarget:
+    """The folded ledger at the round's position, and the valid commits since the manifest before it.
+
+    `end_position` was the ledger's end when the target was taken; `behind` says whether commits are left below it.
+    """
+
+    state: LedgerState
+    commits: tuple[CommitBody, ...]
+    end_position: int
+    behind: bool
+
+    @property
+    def position(self) -> int:
+        """The position of the round's manifest."""
+        return self.state.position
+
+
+def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings) -> RoundTarget:
+    """Fold the ledger from the newest manifest on, up to its end now or to where the budget ends.
+
+    Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
+    """
+    with Commits(log, newest) as ledger:
+        target = _fold(log, ledger, ledger.end_position(), _Budget(settings))
+        ledger.pass_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
+        ledger.check()
+        return target
+
+
+class _Budget:
+    """What is left of a round's budget."""
+
+    def __init__(self, settings: MaterializerSettings) -> None:
+        self._bytes = settings.budget_bytes
+        self._commits = settings.budget_commits
+        self.taken: list[CommitBody] = []
+
+    def take(self, commits: list[ValidCommit]) -> int | None:
+        """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
+        for found in commits:
+            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+            size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
+            if self.taken and (size_bytes > self._bytes or not self._commits):
+                return found.offset
+            self._bytes -= size_bytes
+            self._commits -= 1
+            self.taken.append(found.body)
+        return None
+
+
+def _fold(log: Log, ledger: Commits, end_position: int, budget: _Budget) -> RoundTarget:
+    while ledger.position < end_position:
+        before = ledger.folded
+        step = min(ledger.position + _STEP_RECORDS, end_position)
+        refused = budget.take(ledger.read_to(step, most_bytes=_STEP_BYTES))
+        if refused is not None:
+            with Commits(log, before, refused) as again:
+                state = again.folded.state
+            return RoundTarget(state=state, commits=tuple(budget.taken), end_position=end_position, behind=True)
+    state = ledger.folded.state
+    return RoundTarget(state=state, commits=tuple(budget.taken), end_position=end_position, behind=False)
+
+
+def check_ledger(log: Log, newest: Manifest | None) -> None:
+    """Before the ledger is folded. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
+    needed = newest.position if newest else 0
+    there = log.kafka.offsets(log.ledger_topic, [0], at_least={0: needed})[0]
+    _check(log.ledger_topic, 0, needed, there, ())
+    if newest:
+        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"])
+
+
+def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
+    """Before data is read, with what was accepted up to `target`. Raises as `check_ledger` does."""
+    needed = newest.next_offsets if newest else {}
+    there = log.data_offsets(at_least=not_given_up(target.accepted, needed))
+    for partition, held in there.items():
+        _check(log.data_topic, partition, needed.get(partition, 0), held, target.accepted)
+    check_data_anchors(log, newest, range(log.descriptor.partitions), target.accepted, there)
+
+
+def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:
+    if there.start > needed and not given_up(accepted, partition, needed, there.start):
+        raise OffsetGone(
+            "the log starts above what the newest snapshot needs",
+            topic=topic,
+            partition=partition,
+            needed_offset=needed,
+            log_start=there.start,
+            hint="Something else truncated the topic: check its settings, then restore it or accept the loss",
+        )
+    if there.end < needed and not given_up(accepted, partition, there.end, needed):
+        raise BeyondEnd(
+            "the log ends below what the newest snapshot committed",
+            topic=topic,
+            partition=partition,
+            committed_offset=needed,
+            log_end=there.end,
+            hint="Acknowledged records are gone: restore the topic; the snapshots still hold their changes",
+        )
+
+
+def prove_truncation(log: Log) -> None:
+    """See that both topics let us delete records, by deleting those below offset 0, of which there are none.
+
+    `Log.verify_anew(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do
+    not say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
+    would grow. Raises ConfigError, Unavailable.
+    """
+    for topic in (log.data_topic, log.ledger_topic):
+        log.kafka.delete_records(topic, {0: 0})

@@ -1,0 +1,133 @@
+"""Tasks: what is to be written, cut into parts that can be done anywhere and at the same time. Pure, and they pickle.
+
+A task says all that its work needs beside the log: what it reads, and what the runs that it writes cover.
+
+Invariants:
+- The tasks of one fold, and those of one merge, tile what they cover together: nothing twice, nothing missing.
+- A fold is cut between partitions that have changes, a merge between key groups: no task is without work to do.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from statelog.schemas.changes.replay_plan import ReplayPlan
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points
+
+__all__ = ["FoldTask", "MergeTask", "Output", "Task", "fold_tasks", "merge_tasks", "only"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the runs of a task cover together, and how they are written. `key_groups` is a range of step 1."""
+
+    start_position: int
+    end_position: int
+    key_groups: range
+    level: int
+    value_schema_id: int
+    drop_deletes: bool
+    cuts: Cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldTask:
+    """Replay some partitions, and keep the last change of every key."""
+
+    output: Output
+    replay: ReplayPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeTask:
+    """Merge the output's key groups of some runs, which are in manifest order."""
+
+    output: Output
+    runs: tuple[RunRef, ...]
+
+
+Task = FoldTask | MergeTask
+"""Some runs to write."""
+
+
+def fold_tasks(
+    plan: ReplayPlan, starts: Sequence[int], runs: Sequence[RunRef], output: Output, most_tasks: int
+) -> tuple[FoldTask, ...]:
+    """The replay of a plan, which lists something, as at most so many tasks of about the same bytes.
+
+    `starts` are the first key group of each partition, `runs` those below, and `output` covers all key groups.
+    """
+    sizes = {p: sum(entry.size_bytes for entry in entries.values()) for p, entries in sorted(plan.listed.items())}
+    parts = _parts(sizes, most_tasks)
+    firsts = [output.key_groups.start, *(starts[part[0]] for part in parts[1:])]
+    ranges = _ranges(firsts, output.key_groups.stop)
+    return tuple(
+        FoldTask(output=_covering(output, key_groups, runs), replay=only(plan, part))
+        for part, key_groups in zip(parts, ranges, strict=True)
+    )
+
+
+def merge_tasks(
+    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], output: Output, most_tasks: int
+) -> tuple[MergeTask, ...]:
+    """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot.
+
+    Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
+    them only if there are fewer than tasks.
+    """
+    by_key_group = _bytes_by_key_group(merge.runs)
+    by_partition: dict[int, int] = {}
+    for key_group, size_bytes in by_key_group.items():
+        first = max(merge.first_key_group, starts[bisect_right(starts, key_group) - 1])
+        by_partition[first] = by_partition.get(first, 0) + size_bytes
+    sizes = by_partition if len(by_partition) >= most_tasks else by_key_group
+    firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
+    return tuple(
+        MergeTask(output=_covering(output, key_groups, runs), runs=merge.runs)
+        for key_groups in _ranges(firsts, merge.end_key_group)
+    )
+
+
+def _covering(output: Output, key_groups: range, runs: Sequence[RunRef]) -> Output:
+    points = cut_points(runs, key_groups.start, key_groups.stop, output.end_position)
+    return replace(output, key_groups=key_groups, cuts=replace(output.cuts, at=points))
+
+
+def _ranges(firsts: Sequence[int], end: int) -> list[range]:
+    return [range(*bounds) for bounds in zip(firsts, [*firsts[1:], end], strict=True)]
+
+
+def only(plan: ReplayPlan, partitions: Sequence[int]) -> ReplayPlan:
+    """What a plan has of some partitions."""
+    return ReplayPlan(
+        ranges={partition: plan.ranges.get(partition, ()) for partition in partitions},
+        listed={partition: plan.listed[partition] for partition in partitions},
+        accepted=plan.accepted,
+    )
+
+
+def _parts(sizes: Mapping[int, int], most: int) -> list[list[int]]:
+    """The keys in order, in at most so many parts (at least one), none empty, of about the same size."""
+    parts: list[list[int]] = [[]]
+    total = max(1, sum(sizes.values()))
+    for key, before in zip(sizes, accumulate(sizes.values(), initial=0), strict=False):
+        if parts[-1] and before * most >= len(parts) * total:
+            parts.append([])
+        parts[-1].append(key)
+    return parts
+
+
+def _bytes_by_key_group(runs: Sequence[RunRef]) -> dict[int, int]:
+    """About how many bytes of the runs each key group has that they hold, in order."""
+    sizes = np.zeros(MAX_KEY_GROUPS, np.int64)
+    held = np.zeros(MAX_KEY_GROUPS, np.bool_)
+    for run in runs:
+        for span in run.index.row_groups:
+            groups = slice(span.first_key_group, span.end_key_group)
+            sizes[groups] += max(1, span.size_bytes // (span.end_key_group - span.first_key_group))
+            held[groups] = True
+    return {int(key_group): int(sizes[key_group]) for key_group in np.flatnonzero(held)}

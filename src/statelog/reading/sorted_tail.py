@@ -1,0 +1,255 @@
+"""`SortedTail`: a tail of any size as sorted streams: sorted in memory, and spilled when that is full.
+
+The one external sort, of recoveries and of rounds. Whenever more than `fold_bytes` of changes have piled up, they are
+sorted, and of each key only the newest is kept; if that leaves more than half, it goes to disk as one stream. The merge
+of all streams, oldest first, is the tail by (key group, key). Neighbouring streams of one level are merged into one as
+soon as there are as many as a merge may read at once, so their number, and that of open files, grows with the logarithm
+of the tail.
+
+Invariants:
+- Deletes are kept, because what is merged below may hold what they delete.
+- Memory holds about three times `fold_bytes`, while what has piled up is sorted. A stream is written in frames of a
+  thirty-second of that (or one row), and a merge loads a frame of each of its streams: together at most half of
+  `fold_bytes`, whatever the size of keys and values, unless two rows exceed that.
+- Only neighbours merge, so later changes win.
+- One thread adds; another may close meanwhile, and then the next add is refused and nothing stays on the disk.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from threading import Lock
+
+import pyarrow as pa
+
+from statelog.closing import Closing
+from statelog.environment import OpenSpillFile
+from statelog.errors import ClosedError
+from statelog.schemas.changes.changes import chunk_slices, cut_by_bytes, newest_sorted
+from statelog.storage.local.spill_queue import SpillQueue
+from statelog.storage.runs.merge import merge_streams
+
+__all__ = ["PartitionChanges", "SortedTail", "cut_to_frames"]
+
+_AT_ONCE = 16
+_LEAST_FRAME_BYTES = 256 * 1024
+_SEGMENT_BYTES = 1 << 30
+_MOST_ROW_BYTES = 1 << 31
+_MOST_BYTES = 1 << 30
+"""What is sorted at once: half of what one Arrow array can hold."""
+_SMALL_BYTES = 16 * 1024
+_HELD_BYTES = 4 * 1024  # A record, a batch and its buffers: what a chunk of a dozen changes takes, as measured.
+_JOINED = 64
+
+
+class PartitionChanges:
+    """The changes of one partition as they arrive, oldest first; `size_bytes` is the memory that they take, about.
+
+    A chunk costs what its objects cost, however few changes it has: some kilobytes, and its own calls in every fold.
+    So small ones are joined as they come, and until then count with what they hold.
+    """
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._small: list[pa.RecordBatch] = []
+        self._tables_bytes = 0
+        self._small_bytes = 0
+        self._is_sorted = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that the changes take, about."""
+        return self._tables_bytes + self._small_bytes
+
+    def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
+        """The next changes, which keep so many bytes in memory, if that is more than their own."""
+        self._is_sorted = False
+        size_bytes = max(held_bytes, changes.nbytes)
+        if size_bytes < _SMALL_BYTES:
+            self._small.append(changes)
+            self._small_bytes += max(size_bytes, _HELD_BYTES)
+            if len(self._small) == _JOINED:
+                self._join()
+        else:
+            self._join()
+            self._tables.append(pa.Table.from_batches([changes]))
+            self._tables_bytes += size_bytes
+
+    def tables(self) -> list[pa.Table]:
+        """All of them."""
+        self._join()
+        return self._tables
+
+    def replace(self, tables: Sequence[pa.Table]) -> None:
+        """Hold these instead: what a fold left."""
+        self._tables, self._tables_bytes = list(tables), sum(table.nbytes for table in tables)
+        self._small, self._small_bytes = [], 0
+
+    def sort(self) -> pa.Table:
+        """The newest change of each key, sorted, which it holds from now on in place of all."""
+        if not self._is_sorted:
+            together = pa.concat_tables(self.tables())
+            self._tables = []
+            self.replace([newest_sorted(together)])
+            self._is_sorted = True
+        return self._tables[0]
+
+    def _join(self) -> None:
+        if self._small:
+            joined = pa.Table.from_batches(self._small).combine_chunks()
+            self._small, self._small_bytes = [], 0
+            self._tables.append(joined)
+            self._tables_bytes += max(joined.nbytes, _HELD_BYTES)
+
+
+@dataclass(slots=True)
+class _Spilled:
+    """A sorted stream on the disk, how often it was merged, and the bytes of its largest frame."""
+
+    queue: SpillQueue
+    level: int
+    frame_bytes: int = 1
+
+
+class SortedTail(Closing):
+    """The changes of a tail, added in offset order within each partition. `directories` are spilled to in turn."""
+
+    def __init__(
+        self, *, fold_bytes: int, directories: tuple[Path, ...], open_file: OpenSpillFile | None = None
+    ) -> None:
+        self._fold_bytes = min(fold_bytes, _MOST_BYTES)
+        self._frame_bytes = max(_LEAST_FRAME_BYTES, self._fold_bytes // (2 * _AT_ONCE))
+        self._directories = cycle(
+            directories[first:] + directories[:first] for first in range(max(1, len(directories)))
+        )
+        self._open_file = open_file
+        self._piles: dict[int, PartitionChanges] = {}
+        self._held_bytes = 0
+        self._spilled: list[_Spilled] = []
+        self._lock = Lock()  # Held while queues come and go, never while they are written or read.
+        self._is_closed = False
+
+    def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
+        """The next changes of a partition, which keep so many bytes in memory, if that is more than their own.
+
+        Raises StorageFull, StoreUnavailable, ConfigError for directories that cannot be used, ClosedError.
+        """
+        if not changes.num_rows:
+            return
+        pile = self._piles.setdefault(partition, PartitionChanges())
+        before = pile.size_bytes
+        pile.add(changes, held_bytes)
+        self._held_bytes += pile.size_bytes - before
+        if self._held_bytes > self._fold_bytes:
+            self._fold()
+
+    def finish(self) -> None:
+        """That was all: what is on disk becomes as few streams as one merge may read. Raises as `add`."""
+        while len(self._spilled) > (most := self._fan_in(self._spilled)):
+            self._merge_last(most)
+
+    def streams(self) -> list[Iterator[pa.Table]]:
+        """Sorted streams of what was added, oldest first, one row for each key in each. To be read once."""
+        newest = self._sorted()
+        if self._spilled:
+            newest = (piece for table in newest for piece in cut_by_bytes(table, self._frame_bytes))
+        return [*(_drain(spilled.queue) for spilled in self._spilled), newest]
+
+    @property
+    def spilled_streams(self) -> int:
+        """How many streams are on disk."""
+        return len(self._spilled)
+
+    def close(self) -> None:
+        """Release the disk. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            for spilled in self._spilled:
+                spilled.queue.close()
+
+    def _fold(self) -> None:
+        """Sort; if that freed less than half, spill, because the next fold would come too soon."""
+        for pile in self._piles.values():
+            pile.sort()
+        self._held_bytes = sum(pile.size_bytes for pile in self._piles.values())
+        if self._held_bytes > self._fold_bytes // 2:
+            self._spill(self._sorted(), level=0)
+            self._held_bytes = 0
+            while (count := self._full_level()) > 0:
+                self._merge_last(count)
+
+    def _sorted(self) -> Iterator[pa.Table]:
+        """What is in memory, by partition, each released before the next is sorted."""
+        for partition in sorted(self._piles):
+            yield self._piles.pop(partition).sort()
+
+    def _fan_in(self, members: Sequence[_Spilled]) -> int:
+        """How many of these streams may be read at once, by the size of their frames."""
+        largest = max((spilled.frame_bytes for spilled in members), default=1)
+        return max(2, min(_AT_ONCE, _AT_ONCE * self._frame_bytes // largest))
+
+    def _full_level(self) -> int:
+        """How many of the last streams are a level that is full; 0 if it is not."""
+        members = [spilled for spilled in self._spilled if spilled.level == self._spilled[-1].level]
+        return len(members) if len(members) >= self._fan_in(members) else 0
+
+    def _merge_last(self, count: int) -> None:
+        """Merge the last `count` streams into one of the next level."""
+        old = self._spilled[-count:]
+        tables = merge_streams([_drain(spilled.queue) for spilled in old], drop_deletes=False)
+        self._spill(tables, level=1 + max(spilled.level for spilled in old))
+        with self._lock:
+            del self._spilled[-count - 1 : -1]
+
+    def _spill(self, tables: Iterable[pa.Table], *, level: int) -> None:
+        queue = SpillQueue(
+            memory_bytes=0,
+            segment_bytes=_SEGMENT_BYTES,
+            directories=next(self._directories),
+            open_file=self._open_file,
+        )
+        spilled = _Spilled(queue, level)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("a tail was added to after it was closed")
+            self._spilled.append(spilled)
+        for batch in cut_to_frames(tables, self._frame_bytes):
+            spilled.frame_bytes = max(spilled.frame_bytes, batch.nbytes)
+            queue.put(_encoded(batch))
+        queue.end()
+
+
+def _encoded(batch: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def _drain(queue: SpillQueue) -> Iterator[pa.Table]:
+    while (data := queue.take()) is not None:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            yield reader.read_all()
+    queue.close()
+
+
+def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The tables, one after the other, in batches of at most about `frame_bytes`; a larger row is alone in its own.
+
+    Small tables are joined, because every frame costs its own calls. None of the batches is empty.
+    """
+    waiting: list[pa.Table] = []
+    waiting_bytes = 0
+    for table in tables:
+        waiting.append(table)
+        waiting_bytes += table.nbytes
+        if waiting_bytes >= frame_bytes:
+            yield from _cut(waiting, frame_bytes)
+            waiting, waiting_bytes = [], 0
+    yield from _cut(waiting, frame_bytes)
+
+
+def _cut(tables: list[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
+    for batch in pa.concat_tables(tables).combine_chunks().to_batches() if tables else ():
+        yield from chunk_slices(batch, frame_bytes, _MOST_ROW_BYTES)

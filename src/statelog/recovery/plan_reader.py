@@ -1,0 +1,263 @@
+"""`PlanReader`: reads runs and the tail at the same time, on other threads, then folds slice by slice.
+
+A slice is a partition: its key groups are adjacent, so runs are cut into slices without a copy.
+
+Invariants:
+- Nothing comes out before the tail has ended and all its checks have passed.
+- Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
+  thread, stops the others and is raised.
+- A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded.
+- Stopping waits only briefly for the other threads: one that waits for a broker or a store ends later by itself.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, closing
+from enum import StrEnum
+from functools import partial
+from itertools import chain
+from threading import Event
+from typing import TypeVar
+
+import pyarrow as pa
+
+from statelog.environment import GRACE_S, Environment, begin
+from statelog.reading.converter import Converter
+from statelog.reading.plan import Plan, RunPart
+from statelog.reading.planner import SnapshotFailed
+from statelog.reading.sorted_tail import SortedTail
+from statelog.recovery.newest import MemoryTail, cut, newest
+from statelog.recovery.run_opener import RunOpener
+from statelog.recovery.run_reading import Allowance, Job, Prefetch, RunHandles, run_jobs, run_tables
+from statelog.recovery.settings import RecoverySettings, sorted_tail
+from statelog.recovery.tail import ReadCount, committed_chunks
+from statelog.schemas.key_groups import partition_starts
+from statelog.schemas.snapshot.run_ref import lanes
+from statelog.schemas.snapshot.runs import key_groups_of
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.log.log import Log
+from statelog.storage.runs.merge import merge_streams
+
+__all__ = ["Beat", "Phase", "PlanReader"]
+
+_WAIT_S = 0.05
+_AHEAD = 6
+_AHEAD_BYTES = 64 << 20
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """What a recovery is doing."""
+
+    READ = "read"
+    """Reading runs and the tail of the log, at the same time."""
+    LOAD = "load"
+    """Folding to the last change per key, and filling the target."""
+    DONE = "done"
+    """The target is complete."""
+
+
+Beat = Callable[[Phase], None]
+"""Called between two steps: reports progress and renews the lease."""
+
+
+class PlanReader:
+    """One pass over a plan.
+
+    `beat` is called often. `opener` is held by the caller as long as it reads. `runs_read` and `tail_read` count what
+    was read, `loaded` is the share of the wanted key groups that have come out.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        plan: Plan,
+        settings: RecoverySettings,
+        beat: Beat,
+        *,
+        converter: Converter | None = None,
+        opener: RunOpener | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        """`converter` None means that of the settings, `opener` None the one on the log's store."""
+        self.log = log
+        self.plan = plan
+        self.environment = environment or Environment()
+        self.runs_read = ReadCount()
+        self.tail_read = ReadCount()
+        self.loaded = 0.0
+        self._settings = settings
+        self._beat = beat
+        self._converter = converter or Converter(log, settings.value_schema_id)
+        self._opener = opener or RunOpener(log)
+        self._stop = Event()
+        self._allowance = Allowance(_AHEAD, _AHEAD_BYTES)
+        self._grace_s = GRACE_S
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the changes that come out: key_group, op, key, value."""
+        return self._converter.schema
+
+    @property
+    def value_schema(self) -> ValueSchema:
+        """The value schema of the changes that come out."""
+        return self._converter.target
+
+    def share_through(self, key_group: int) -> float:
+        """The share of the wanted key groups up to and including this one."""
+        wanted = self.plan.key_groups
+        if wanted is None:
+            return (key_group + 1) / self.log.descriptor.key_groups
+        return sum(group <= key_group for group in wanted) / max(1, len(wanted))
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The live rows of the state, one table for each slice, in no order within it; all held in memory."""
+        partitions = self.plan.partitions
+        tail = MemoryTail(partitions=len(partitions), fold_bytes=self._settings.fold_bytes)
+        runs = self._read_both(tail)
+        jobs = [
+            Job(0, partial(newest, [*runs.pop(partition, []), *tail.tables(partition)], keep_deletes=False))
+            for partition in partitions
+        ]
+        allowance = Allowance(self._settings.threads - 1, 0)
+        folded = Prefetch(jobs, self.environment.start, allowance, lambda result: self._await(result, Phase.LOAD))
+        del jobs, tail  # Each slice is released once it is folded.
+        for number, kept in enumerate(folded, 1):
+            yield pa.concat_tables(kept) if kept else self.schema.empty_table()
+            self.loaded = number / len(partitions)
+            self._beat(Phase.LOAD)
+
+    def sorted_tables(self) -> Generator[pa.Table]:
+        """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
+        tail = self.open_tail()
+        try:
+            yield from self.merged(tail, drop_deletes=True)
+        finally:
+            tail.close()
+
+    def merged(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
+        """The newest changes by (key group, key), in many tables.
+
+        Holds what `tail` does and some row groups: one of every lane of runs, and those that are read ahead. Raises
+        StorageFull if the tail does not fit on the disk. The caller closes the tail.
+        """
+        self.fill(tail)
+        yield from self.merge(tail, drop_deletes=drop_deletes)
+
+    def open_tail(self) -> SortedTail:
+        """A tail to fill, within the bounds of the settings."""
+        return sorted_tail(self._settings, self.environment.open_spill_file)
+
+    def fill(self, tail: SortedTail) -> None:
+        """Read the tail whole, and verify it. Raises as `merged`."""
+
+        def read() -> None:
+            self._read_tail(tail)
+            tail.finish()
+
+        self._await(begin(self.environment.start, read), Phase.READ)
+
+    def merge(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
+        """Runs and a tail that was filled, as `merged`."""
+        with ExitStack() as opened:
+            numbers = {part.run.path: number for number, part in enumerate(self.plan.runs)}
+            runs = [
+                self._lane([numbers[run.path] for run in lane], opened)
+                for lane in lanes(part.run for part in self.plan.runs)
+            ]
+            for table in merge_streams([*runs, *tail.streams()], drop_deletes=drop_deletes):
+                yield table
+                self.loaded = self.share_through(int(key_groups_of(table)[-1]))
+                self._beat(Phase.READ)
+
+    # ---- runs and tail
+
+    def _read_both(self, fold: MemoryTail) -> dict[int, list[pa.Table]]:
+        tail = begin(self.environment.start, lambda: self._read_tail(fold))
+        try:
+            runs = self._read_runs(tail)
+        except BaseException:
+            self._stop_and_wait(tail)
+            raise
+        self._await(tail, Phase.READ)
+        return runs
+
+    def _read_runs(self, tail: "Future[None]") -> dict[int, list[pa.Table]]:
+        descriptor = self.log.descriptor
+        starts = partition_starts(descriptor.partitions, descriptor.key_groups).tolist()
+        tables: dict[int, list[pa.Table]] = {}
+        with ExitStack() as opened:
+            for run in [self._one_run(number, opened) for number in range(len(self.plan.runs))]:
+                for table in run:
+                    for partition, piece in cut(table, starts):
+                        tables.setdefault(partition, []).append(piece)
+                    self._beat(Phase.READ)
+                    if tail.done():
+                        tail.result()  # Raises at once what the other thread met.
+        return tables
+
+    def _lane(self, numbers: Sequence[int], opened: ExitStack) -> Iterator[pa.Table]:
+        """The tables of some runs, one run after the other; all but the first are opened in their turn."""
+        first = self._one_run(numbers[0], opened)
+        return chain(first, chain.from_iterable(self._one_run(number, opened) for number in numbers[1:]))
+
+    def _one_run(self, number: int, opened: ExitStack) -> Iterator[pa.Table]:
+        """The tables of a run, whose first row groups are read from now on, as far as that is allowed."""
+        part = self.plan.runs[number]
+        handles = RunHandles(part.run.file, self._opener.open)
+        opened.callback(handles.close)
+        jobs = run_jobs(self.plan, part, handles)
+        ahead = Prefetch(jobs, self.environment.start, self._allowance, lambda result: self._await(result, Phase.READ))
+        opened.callback(lambda: self._wait_shortly(ahead.close()))
+        return self._tables_of(part, handles, ahead)
+
+    def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
+        try:
+            yield from run_tables(self.log, self.plan, part, results, self._converter, self.runs_read)
+        except SnapshotFailed as failed:
+            failed.is_copy = self._opener.distrust(part.run.file)
+            raise
+        finally:
+            handles.close()
+
+    def _read_tail(self, fold: MemoryTail | SortedTail) -> None:
+        chunks = committed_chunks(
+            self.log,
+            self.plan.replay,
+            self.plan.key_groups,
+            self._converter,
+            self.tail_read,
+            self._settings,
+            pause=self._stop.wait,
+            clock=self.environment.clock,
+        )
+        with closing(chunks):
+            for chunk in chunks:
+                if self._stop.is_set():
+                    break
+                fold.add(chunk.partition, chunk.changes)
+
+    # ---- waiting
+
+    def _await(self, future: "Future[T]", phase: Phase) -> T:
+        """The result, with beats while it takes."""
+        try:
+            while not future.done():
+                wait([future], _WAIT_S)
+                self._beat(phase)
+        except BaseException:
+            self._stop_and_wait(future)
+            raise
+        return future.result()
+
+    def _stop_and_wait(self, future: "Future[T]") -> None:
+        self._stop.set()
+        self._wait_shortly([future])
+
+    def _wait_shortly(self, futures: "Sequence[Future[T]]") -> None:
+        """Wait for abandoned work; all such waits share one short time."""
+        started_s = time.monotonic()
+        wait(futures, self._grace_s)
+        self._grace_s = max(0.0, self._grace_s - (time.monotonic() - started_s))

@@ -1,0 +1,191 @@
+"""Progress of a recovery, and its statistics: how much was read and loaded, how fast, and the estimated time left.
+
+To read everything is one half of a recovery, to load it the other: a dict, for example, takes longer to fill than its
+bytes take to come.
+
+Invariants:
+- Done never exceeds the total, and neither rate nor remaining time is ever negative.
+- The whole is done only when everything was read and loaded. The rate is of bytes read; the remaining time follows from
+  both halves, and before anything was done there is none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from statelog.errors import Misuse
+from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.plan_reader import Phase, PlanReader
+
+__all__ = ["Monitor", "OnProgress", "Phase", "Progress", "RecoveryStatistics", "progress_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One report. Bytes are of run files and of record values; changes are rows of runs and changes of the tail.
+
+    `loaded` is the share of the wanted key groups that the target has, from 0 to 1. `rate_bytes_s` is bytes per second
+    since the start; `eta_s` is None as long as nothing can be said.
+    """
+
+    phase: Phase
+    bytes_done: int
+    bytes_total: int
+    changes_done: int
+    changes_total: int
+    loaded: float
+    elapsed_s: float
+    rate_bytes_s: float
+    eta_s: float | None
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1: half for the bytes read, half for what was loaded."""
+        return _fraction(self.bytes_done, self.bytes_total, self.loaded)
+
+
+def progress_of(
+    phase: Phase,
+    *,
+    bytes_done: int,
+    bytes_total: int,
+    changes_done: int,
+    changes_total: int,
+    loaded: float,
+    elapsed_s: float,
+) -> Progress:
+    """The report for what is done of the totals. Done as a phase means that nothing is left."""
+    is_done = phase is Phase.DONE
+    loaded = 1.0 if is_done else min(1.0, loaded)
+    bytes_done = bytes_total if is_done else min(bytes_done, bytes_total)
+    elapsed_s = max(0.0, elapsed_s)
+    return Progress(
+        phase=phase,
+        bytes_done=bytes_done,
+        bytes_total=bytes_total,
+        changes_done=changes_total if is_done else min(changes_done, changes_total),
+        changes_total=changes_total,
+        loaded=loaded,
+        elapsed_s=elapsed_s,
+        rate_bytes_s=bytes_done / elapsed_s if elapsed_s > 0 else 0.0,
+        eta_s=_left_s(_fraction(bytes_done, bytes_total, loaded), elapsed_s),
+    )
+
+
+def _fraction(bytes_done: int, bytes_total: int, loaded: float) -> float:
+    read = bytes_done / bytes_total if bytes_total else 1.0
+    return (read + loaded) / 2
+
+
+def _left_s(fraction: float, elapsed_s: float) -> float | None:
+    if fraction == 1.0:
+        return 0.0
+    return elapsed_s * (1.0 - fraction) / fraction if fraction > 0 and elapsed_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryStatistics:
+    """One target that was filled. Times are in seconds; `plan_s` includes the ledger fold, the lease and the checks.
+
+    `rows` is what came out, `run_rows` and `tail_changes` what was read; `tail_is_local` says that the tail was read
+    from local copies of change sets, except for those that went away meanwhile, and not from Kafka. `plans` counts how
+    often it was planned, `damaged_snapshots` how many were passed over; `has_lease` tells whether truncation waited.
+    """
+
+    position: int
+    manifest: int
+    rows: int
+    run_rows: int
+    run_bytes: int
+    tail_changes: int
+    tail_bytes: int
+    tail_is_local: bool
+    plan_s: float
+    total_s: float
+    plans: int
+    damaged_snapshots: int
+    has_lease: bool
+
+    @property
+    def changes_per_s(self) -> float:
+        """Rows of runs and changes of the tail, per second of the whole recovery."""
+        return (self.run_rows + self.tail_changes) / self.total_s if self.total_s > 0 else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes of runs and of the tail, per second of the whole recovery."""
+        return (self.run_bytes + self.tail_bytes) / self.total_s if self.total_s > 0 else 0.0
+
+
+OnProgress = Callable[[Progress], None]
+"""Is called in the thread that fills a target, or takes from a stream."""
+
+
+class Monitor:
+    """Reports the targets and streams of one held plan, and keeps the statistics of the last one. `on_progress` None
+    wants no reports.
+    """
+
+    def __init__(self, held: HeldPlan, on_progress: OnProgress | None) -> None:
+        self._held = held
+        self._on_progress = on_progress
+        self._interval_s = held.settings.progress_interval_s
+        self._clock = held.environment.clock
+        self._asked_s = self._started_s = self._reported_s = 0.0
+        self._phase = Phase.READ
+        self._statistics: RecoveryStatistics | None = None
+
+    @property
+    def statistics(self) -> RecoveryStatistics:
+        """Numbers of the target that was filled last. Raises Misuse before the first."""
+        if self._statistics is None:
+            raise Misuse("no target was filled yet", hint="Fill a target first, for example with to_dict")
+        return self._statistics
+
+    def start(self) -> None:
+        """A target or stream was asked for: the time runs."""
+        self._asked_s = self._clock()
+
+    def begin(self) -> None:
+        """A plan is carried out from now on."""
+        self._started_s = self._reported_s = self._clock()
+        self._phase = Phase.READ
+
+    def report(self, reader: PlanReader, phase: Phase, loaded: float) -> None:
+        """Report what was read, and the share of the key groups that was loaded, if the interval has passed or the
+        phase is a new one.
+        """
+        now_s = self._clock()
+        is_due = phase is not self._phase or now_s - self._reported_s >= self._interval_s
+        if self._on_progress is None or not is_due:
+            return
+        self._reported_s, self._phase = now_s, phase
+        self._on_progress(
+            progress_of(
+                phase,
+                bytes_done=reader.runs_read.size_bytes + reader.tail_read.size_bytes,
+                bytes_total=reader.plan.size_bytes,
+                changes_done=reader.runs_read.changes + reader.tail_read.changes,
+                changes_total=reader.plan.changes,
+                loaded=loaded,
+                elapsed_s=now_s - self._started_s,
+            )
+        )
+
+    def done(self, reader: PlanReader, rows: int) -> None:
+        """All of it was loaded: report that, and keep the numbers."""
+        self.report(reader, Phase.DONE, 1.0)
+        self._statistics = RecoveryStatistics(
+            position=reader.plan.position,
+            manifest=reader.plan.manifest_number,
+            rows=rows,
+            run_rows=reader.runs_read.changes,
+            run_bytes=reader.runs_read.size_bytes,
+            tail_changes=reader.tail_read.changes,
+            tail_bytes=reader.tail_read.size_bytes,
+            tail_is_local=reader.tail_read.is_local,
+            plan_s=self._held.take_plan_s(),
+            total_s=self._clock() - self._asked_s,
+            plans=self._held.plans,
+            damaged_snapshots=self._held.damaged_snapshots,
+            has_lease=self._held.had_lease,
+        )

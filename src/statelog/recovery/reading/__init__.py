@@ -1,3 +1,0 @@
-"""Carries out a plan: reads runs and the tail, and folds them."""
-
-__all__: list[str] = []

@@ -1,0 +1,268 @@
+"""Target: a RocksDB database on the local disk, made of SST files that RocksDB ingests as they are.
+
+Sorted rows become SST files of bounded size, which are ingested at once: nothing passes through a memtable, a
+write-ahead log or a compaction. Needs the extra `statelog[rocksdb]`.
+
+A raw key is the key group (two bytes, big-endian) and the key's bytes: what a byte-ordered store sorts by. For bytes
+and strings this order is the one that sorted tables already have. Longs are two's complement, so negative ones come
+after the others of their key group.
+
+Invariants:
+- The database appears under its name whole or not at all, and only after every check has passed. One that is there
+  already is never touched. What a kill leaves beside it is swept by the next one of that name.
+- It names the log and the position that it holds, in a column family of its own.
+- Memory holds a few thousand rows beyond what the tables themselves hold.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import rocksdict
+from numpy.typing import NDArray
+
+from statelog.environment import DiskHook
+from statelog.errors import AlreadyExists, ConfigError
+from statelog.recovery.plan_reader import PlanReader
+from statelog.recovery.rocksdb_state import (
+    STATE_FAMILY,
+    STATE_KEY,
+    ResumePoint,
+    RocksdbState,
+    opens_rocksdb,
+    rocksdb_disk,
+)
+from statelog.recovery.targets import Target
+from statelog.schemas.snapshot.runs import key_groups_of
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.local.disk import make_parents, sync
+from statelog.storage.local.own_directory import make_own
+
+__all__ = ["in_raw_order", "raw_keys", "rocksdb_options", "rocksdb_target"]
+
+_PIECE_BYTES = 4 << 20
+_BLOOM_BITS = 10
+"""Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""
+
+
+def rocksdb_target(path: Path, sst_bytes: int) -> Target[int]:
+    """A database whose SST files have about `sst_bytes`; the result is its rows.
+
+    Raises ConfigError; AlreadyExists if anything but an empty directory is there.
+    """
+    if sst_bytes < 1:
+        raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
+    _require_absent(path)
+    return partial(_fill_rocksdb, path=path, sst_bytes=sst_bytes)
+
+
+def _require_absent(path: Path) -> None:
+    """Raise AlreadyExists if there is anything but an empty directory."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists() or path.is_symlink():
+        hint = "Name another path, or remove what is there: a database is never replaced"
+        raise AlreadyExists("something is there already", path=str(path), hint=hint)
+
+
+def _fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int, int]:
+    """Make the database of what a reading gives.
+
+    Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
+    """
+    _require_absent(path)
+    environment = reader.environment
+    with rocksdb_disk(path, "make", environment.disk):
+        make_parents(path)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
+    with partial:
+        sst, made = partial.path / "sst", partial.path / "db"
+        with rocksdb_disk(path, "open", environment.disk):
+            sst.mkdir()
+        files = _SstFiles(sst, path, reader.value_schema, sst_bytes, environment.disk)
+        for table in in_raw_order(reader.sorted_tables()):
+            files.add(table)
+        with rocksdb_disk(path, "sync", environment.disk):
+            files.finish()
+            _make_database(made, files.paths, _state_of(reader, files.rows))
+            _make_durable(made)
+        with rocksdb_disk(path, "rename", environment.disk):
+            _publish(made, path)
+    return files.rows, files.rows
+
+
+def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
+    descriptor, plan, schema = reader.log.descriptor, reader.plan, reader.value_schema
+    commits = {row.name: plan.state.last_commit(row.name) for row in plan.state.writers}
+    return RocksdbState(
+        log=descriptor.name,
+        identity=descriptor.identity,
+        place=plan.place,
+        key_type=descriptor.key_type,
+        hash_rule=descriptor.hash_rule,
+        prefix_bytes=descriptor.prefix_bytes,
+        key_groups=descriptor.key_groups,
+        recovered_key_groups=None if plan.key_groups is None else tuple(sorted(plan.key_groups)),
+        value_schema_id=schema.id,
+        value_schema=schema.avsc,
+        rows=rows,
+        commits={
+            writer: ResumePoint(checkpoint_id=last.checkpoint.id, metadata=dict(last.metadata))
+            for writer, last in commits.items()
+            if last is not None
+        },
+    )
+
+
+@dataclass(slots=True)
+class _SstFiles:
+    """SST files in the making, one open at a time."""
+
+    directory: Path
+    target: Path
+    schema: ValueSchema
+    sst_bytes: int
+    disk: DiskHook
+    paths: list[str] = field(default_factory=list[str])
+    rows: int = 0
+    _open: rocksdict.SstFileWriter | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows whose raw keys follow all that came before."""
+        step = max(1, table.num_rows * _PIECE_BYTES // max(1, table.nbytes))
+        for batch in table.to_batches(max_chunksize=step):
+            keys = raw_keys(batch).to_pylist()
+            values = avro_values(batch.column("value"), self.schema).to_pylist()
+            with rocksdb_disk(self.target, "write", self.disk):
+                self._put(keys, values)
+        self.rows += table.num_rows
+
+    def finish(self) -> None:
+        """Close the file that is open, if one is."""
+        if self._open is not None:
+            self._open.finish()
+            self._open = None
+
+    def _put(self, keys: list[bytes], values: list[bytes]) -> None:
+        if self._open is None:
+            self._open = rocksdict.SstFileWriter(rocksdb_options())
+            self.paths.append(str(self.directory / f"{len(self.paths):06d}.sst"))
+            self._open.open(self.paths[-1])
+        # The writer takes one row a call; a deque of no length makes the calls without a Python loop.
+        deque(map(self._open.__setitem__, keys, values), maxlen=0)
+        if self._open.file_size() >= self.sst_bytes:
+            self.finish()
+
+
+def rocksdb_options(blocks: rocksdict.BlockBasedOptions | None = None) -> rocksdict.Options:
+    """Of a database of raw keys, and of its files: compressed, with a filter each. `blocks` may say more of them."""
+    opens_rocksdb()
+    blocks = blocks or rocksdict.BlockBasedOptions()
+    blocks.set_bloom_filter(_BLOOM_BITS, False)
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_block_based_table_factory(blocks)
+    return options
+
+
+def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
+    database = rocksdict.Rdict(str(path), rocksdb_options(), column_families={STATE_FAMILY: rocksdb_options()})
+    try:
+        if files:
+            move = rocksdict.IngestExternalFileOptions()
+            move.set_move_files(True)
+            database.ingest_external_file(files, move)
+        family = database.get_column_family(STATE_FAMILY)
+        family[STATE_KEY] = state.to_json()
+        family.flush()
+        family.close()
+    finally:
+        database.close()
+
+
+def _make_durable(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
+        sync(path)
+
+
+def _publish(made: Path, path: Path) -> None:
+    """Give the database its name; renaming onto what came in between fails, unless that is an empty directory."""
+    try:
+        made.rename(path)
+    except OSError:
+        _require_absent(path)
+        raise
+    sync(path.parent)
+
+
+def raw_keys(rows: pa.RecordBatch) -> pa.Array:
+    """The raw keys of a batch with the columns key_group and key, as binary."""
+    groups = _big_endian(np.asarray(rows.column("key_group"), np.uint16).astype(">u2"))
+    keys = rows.column("key")
+    data = _big_endian(np.asarray(keys, np.int64).astype(">i8")) if pa.types.is_integer(keys.type) else keys
+    return pc.binary_join_element_wise(groups, data.cast(pa.binary()), pa.scalar(b"", pa.binary()))
+
+
+def _big_endian(numbers: NDArray[np.generic]) -> pa.Array:
+    kind = pa.binary(numbers.dtype.itemsize)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers.tobytes())]).cast(pa.binary())
+
+
+def in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Tables sorted by (key group, key) as tables in the order of raw keys.
+
+    Of longs, the negative ones of one key group are held back until its others have come; nothing else is held.
+    """
+    held = _Held([])
+    for table in tables:
+        if not table.num_rows:
+            continue
+        if pa.types.is_integer(table.schema.field("key").type):
+            yield from filter(_has_rows, held.exchange(table))
+        else:
+            yield table
+    yield from filter(_has_rows, held.tables)
+
+
+def _has_rows(table: pa.Table) -> bool:
+    return table.num_rows > 0
+
+
+@dataclass(slots=True)
+class _Held:
+    """Negative keys of one key group, ascending."""
+
+    tables: list[pa.Table]
+    key_group: int = -1
+
+    def exchange(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Take the next table; give what may come before all that is held now."""
+        order = np.argsort(_places(table), kind="stable")
+        rest = table.take(pa.array(order))
+        places = _places(rest)
+        first, last = int(places[0]) >> 1, int(places[-1]) >> 1
+        if first == self.key_group:
+            others = int(np.searchsorted(places, 2 * first + 1))
+            yield rest.slice(0, others)
+            rest, places = rest.slice(others), places[others:]
+            if first == last:
+                self.tables.append(rest)
+                return
+        yield from self.tables
+        end = int(np.searchsorted(places, 2 * last + 1))
+        yield rest.slice(0, end)
+        self.tables, self.key_group = [rest.slice(end)], last
+
+
+def _places(table: pa.Table) -> NDArray[np.int64]:
+    """Twice the key group, and one more for a negative key: what a table is sorted by, before the keys themselves."""
+    negative = np.asarray(table.column("key"), np.int64) < 0
+    return key_groups_of(table).astype(np.int64) * 2 + negative

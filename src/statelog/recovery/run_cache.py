@@ -1,0 +1,431 @@
+"""The cache's files: whole, verified downloads in a directory of its own, which is swept after a kill.
+
+    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run
+    <base>/attempt-<uuid>/<uuid>.partial  a download on its way, never read
+
+An attempt is one cache in one process; what dead attempts left is swept when the next one begins. Never decides which
+files to keep.
+
+Invariants:
+- A file is readable under its name if and only if its length and its sha256 are those of its manifest.
+- In a fork nothing is written or deleted.
+"""
+
+import copy
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from types import TracebackType
+from typing import BinaryIO, NamedTuple
+
+from statelog.closing import Closing
+from statelog.environment import Environment, Start, begin
+from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
+from statelog.schemas.snapshot.runs import RunFile
+from statelog.storage.local.own_directory import OwnDirectory, make_own
+from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.store import Store
+from statelog.storage.store.errors import guarded
+
+__all__ = ["CacheDirectory", "CacheStatistics", "CachedRun", "RunCache", "check_limits", "start_janitor"]
+
+_LOG = logging.getLogger("statelog.recovery")
+
+
+class CacheDirectory:
+    """The directory of this attempt. Made by `create`; belongs to the process that made it."""
+
+    def __init__(self, own: OwnDirectory, environment: Environment | None = None) -> None:
+        self._own = own
+        self._environment = environment or Environment()
+        self._owner = OwnProcess("the cache")
+
+    @classmethod
+    def create(cls, base: Path, environment: Environment | None = None) -> "CacheDirectory":
+        """Sweep what dead attempts left in `base`, and make a new directory there.
+
+        Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
+        """
+        with _local("make a cache in", base):
+            environment = environment or Environment()
+            environment.disk("make", base)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._own.path
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that owns the directory."""
+        return self._own.is_foreign
+
+    def check_owner(self) -> None:
+        """Raise ClosedError in a fork of the process that made the directory."""
+        self._owner.check()
+
+    def new_file(self) -> Path:
+        """A name that no file has or had."""
+        return self.path / f"{self._environment.new_id()}.run"
+
+    def fetch(self, store: Store, run: RunFile, file: Path) -> None:
+        """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
+
+        Raises NotFound, CorruptRun, StoreUnavailable, StorageFull.
+        """
+        partial = file.with_suffix(".partial")
+        try:
+            with _local("download a run to", partial):
+                self._environment.disk("download", partial)
+                store.download(run.path, partial)
+                self._environment.disk("verify", partial)
+                _verify(partial, run)
+                self._environment.disk("rename", partial)
+                partial.rename(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def open(self, file: Path) -> BinaryIO:
+        """A reader of a file that was fetched. Raises StoreUnavailable."""
+        with _local("open", file):
+            self._environment.disk("open", file)
+            return file.open("rb")
+
+    def delete(self, file: Path) -> None:
+        """Delete a file that was fetched; open readers keep on reading. A log line if it stays."""
+        try:
+            self._environment.disk("delete", file)
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("a cached run stays until the cache is closed: %s", error)
+
+    def remove(self) -> None:
+        """Delete everything. Idempotent; what stays, the next start sweeps."""
+        self._own.remove()
+
+
+def _verify(file: Path, run: RunFile) -> None:
+    size_bytes = file.stat().st_size
+    if size_bytes != run.size_bytes:
+        raise CorruptRun("a download's length differs", path=run.path, got=size_bytes, expected=run.size_bytes)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != run.sha256:
+        raise CorruptRun("a download's sha256 differs", path=run.path, got=digest, expected=run.sha256)
+
+
+def _local(action: str, path: Path) -> AbstractContextManager[None]:
+    """Failures of the local disk in our own terms."""
+    return guarded(action=action, url=f"file://{path.parent}", path=path.name, reading=False)
+
+
+_LONGEST_WAIT_S = 3600.0
+
+
+def start_janitor(work: Callable[[], None]) -> None:
+    """Do the work on a new thread, which the end of the process does not wait for."""
+    Thread(target=work, name="statelog-cache", daemon=True).start()
+
+
+class CacheStatistics(NamedTuple):
+    """Counts since the cache was made, and what it holds now. A failed download counts as one; `removed` are files."""
+
+    opened: int
+    downloads: int
+    downloaded_bytes: int
+    failed: int
+    removed: int
+    files: int
+    size_bytes: int
+    readers: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A run that is here or on its way. `readers` counts those who wait for it, too."""
+
+    run: RunFile
+    file: Path
+    ready: "Future[None]" = field(default_factory=Future[None])
+    readers: int = 0
+    idle_until_s: float = math.inf
+
+
+class CachedRun:
+    """An open reader of a cached run; the run stays until it is closed. Closing is idempotent."""
+
+    def __init__(self, file: BinaryIO, release: Callable[[], None]) -> None:
+        self._file = file
+        self._release = release
+        self._lock = Lock()
+        self._open = True
+
+    def close(self) -> None:
+        """Close the file and count the reader out, whatever closing says."""
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            try:
+                self._file.close()
+            finally:
+                self._release()
+
+    def __enter__(self) -> BinaryIO:
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RunCache(Closing):
+    """Runs of one log as local files. Thread-safe; closed by its maker. A fork neither uses nor deletes it.
+
+    idle_s     how long a run stays after its last reader; 0 removes it at once
+    max_bytes  the most that all runs together may take; idle ones go first, those idle longest before others
+    clock      seconds, for `idle_s` only
+    start      begins the thread that removes what was idle for too long
+    """
+
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        *,
+        idle_s: float,
+        max_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        start: Start = start_janitor,
+    ) -> None:
+        check_limits(idle_s=idle_s, max_bytes=max_bytes)
+        self._directory = directory
+        self._idle_s = idle_s
+        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._clock = clock
+        self._changed = Condition(Lock())
+        self._entries: dict[str, _Entry] = {}
+        self._downloading = 0
+        self._counts = CacheStatistics(0, 0, 0, 0, 0, 0, 0, 0)
+        self._closed = False
+        self._start = start
+        self._janitor: Future[None] | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that made the cache."""
+        return self._directory.is_foreign
+
+    # ---- reading
+
+    def open(self, store: Store, run: RunFile) -> CachedRun:
+        """A reader of a run, which is downloaded from the store if it is not here; close it, or use `with`.
+
+        Raises NotFound, CorruptRun (also if the copy that was here cannot be opened; the next one to ask downloads
+        anew), StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
+        """
+        self._directory.check_owner()
+        entry, is_first = self._retain(run)
+        try:
+            if is_first:
+                self._download(store, entry)
+            else:
+                _wait_for(entry.ready)
+            return CachedRun(self._open_file(entry), lambda: self._release(entry))
+        except BaseException:
+            self._release(entry)
+            raise
+
+    def distrust(self, run: RunFile) -> None:
+        """Hand out the copy that is here no more. It goes with its last reader; the next one to ask downloads anew."""
+        self._directory.check_owner()
+        with self._changed:
+            entry = self._entries.get(run.path)
+            if entry is not None and entry.ready.done():
+                self._drop(entry)
+
+    def _retain(self, run: RunFile) -> tuple[_Entry, bool]:
+        """The run's entry with one more reader, and whether it was made for this reader, who has to download."""
+        with self._changed:
+            self._check_open()
+            entry = self._entries.get(run.path)
+            is_first = entry is None
+            if entry is None:
+                self._make_room(run)
+                entry = self._entries[run.path] = _Entry(run, self._directory.new_file())
+                self._downloading += 1
+            entry.readers += 1
+            self._count(opened=1)
+            return entry, is_first
+
+    def _download(self, store: Store, entry: _Entry) -> None:
+        try:
+            self._directory.fetch(store, entry.run, entry.file)
+        except BaseException as error:
+            self._downloaded(entry, failed=1)
+            entry.ready.set_exception(error if isinstance(error, Exception) else _interrupted(entry.run))
+            raise
+        self._downloaded(entry, failed=0)
+        entry.ready.set_result(None)
+
+    def _downloaded(self, entry: _Entry, *, failed: int) -> None:
+        with self._changed:
+            self._downloading -= 1
+            self._count(downloads=1, failed=failed, downloaded_bytes=0 if failed else entry.run.size_bytes)
+            if failed:
+                del self._entries[entry.run.path]
+            self._changed.notify_all()
+
+    def _open_file(self, entry: _Entry) -> BinaryIO:
+        with self._changed:
+            self._check_open()
+            try:
+                return self._directory.open(entry.file)
+            except StoreUnavailable as error:
+                self._drop(entry)
+                raise CorruptRun(f"the copy of a run cannot be opened: {error}", path=entry.run.path) from error
+
+    def _release(self, entry: _Entry) -> None:
+        if self.is_foreign:
+            return
+        with self._changed:
+            entry.readers -= 1
+            if entry.readers or self._closed:
+                return
+            if self._entries.get(entry.run.path) is not entry:
+                self._directory.delete(entry.file)
+            elif self._idle_s == 0:
+                self._remove(entry)
+            else:
+                entry.idle_until_s = self._clock() + self._idle_s
+                self._wake_janitor()
+
+    # ---- removing; the lock is held by whoever calls what starts with an underscore
+
+    def sweep(self) -> None:
+        """Remove the runs whose idle time is over. The janitor calls it in time."""
+        self._directory.check_owner()
+        with self._changed:
+            self._remove_expired()
+
+    def _remove_expired(self) -> float | None:
+        """Remove what is due, and return the seconds until the next run is; None if none is idle."""
+        now_s = self._clock()
+        idle = self._idle()
+        for entry in idle:
+            if entry.idle_until_s <= now_s:
+                self._remove(entry)
+        return min((entry.idle_until_s - now_s for entry in idle if entry.idle_until_s > now_s), default=None)
+
+    def _make_room(self, run: RunFile) -> None:
+        """Remove idle runs until this one fits. Raises StorageFull, and removes nothing, if it cannot."""
+        idle = self._idle()
+        used = sum(entry.run.size_bytes for entry in self._entries.values())
+        if used - sum(entry.run.size_bytes for entry in idle) + run.size_bytes > self._max_bytes:
+            raise StorageFull(
+                "a run does not fit into the cache",
+                hint="Raise max_bytes, or read without a cache",
+                path=run.path,
+                size_bytes=run.size_bytes,
+                max_bytes=int(self._max_bytes),
+            )
+        for entry in idle:
+            if used + run.size_bytes <= self._max_bytes:
+                return
+            used -= entry.run.size_bytes
+            self._remove(entry)
+
+    def _idle(self) -> list[_Entry]:
+        """The runs without readers, the longest idle first."""
+        return sorted((e for e in self._entries.values() if not e.readers), key=lambda e: e.idle_until_s)
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._entries[entry.run.path]
+        self._directory.delete(entry.file)
+        self._count(removed=1)
+
+    def _drop(self, entry: _Entry) -> None:
+        """Hand this copy out no more, if it still is; with readers it goes with the last of them."""
+        if self._entries.get(entry.run.path) is not entry:
+            return
+        if entry.readers:
+            del self._entries[entry.run.path]
+        else:
+            self._remove(entry)
+
+    def _wake_janitor(self) -> None:
+        """Have a thread that waits for the next deadline: one for the cache, from the first idle run on."""
+        if self._janitor is None:
+            self._janitor = begin(self._start, self._cleanup)
+        self._changed.notify_all()
+
+    def _cleanup(self) -> None:
+        with self._changed:
+            while not self._closed:
+                delay_s = self._remove_expired()
+                self._changed.wait(None if delay_s is None else min(delay_s, _LONGEST_WAIT_S))
+
+    # ---- life
+
+    def statistics(self) -> CacheStatistics:
+        """Numbers of this moment."""
+        self._directory.check_owner()
+        with self._changed:
+            entries = self._entries.values()
+            return self._counts._replace(
+                files=len(entries),
+                size_bytes=sum(entry.run.size_bytes for entry in entries),
+                readers=sum(entry.readers for entry in entries),
+            )
+
+    def close(self) -> None:
+        """Remove everything, after downloads on their way have ended. Idempotent; does nothing in a fork.
+
+        Readers that are still open keep on reading: their file has no name any more, and goes with them.
+        """
+        if self.is_foreign:
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            while self._downloading:
+                self._changed.wait()
+            self._entries.clear()
+            self._directory.remove()
+            janitor = self._janitor
+        if janitor is not None:
+            janitor.result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the cache is closed", hint="Make a new one")
+
+    def _count(self, **more: int) -> None:
+        self._counts = self._counts._replace(**{name: getattr(self._counts, name) + n for name, n in more.items()})
+
+
+def check_limits(*, idle_s: float, max_bytes: int | None) -> None:
+    """Raise ConfigError for limits that make no sense."""
+    if not (math.isfinite(idle_s) and idle_s >= 0):
+        raise ConfigError(f"idle_s is {idle_s} and must be a number of seconds, 0 or more")
+    if max_bytes is not None and max_bytes < 0:
+        raise ConfigError(f"max_bytes is {max_bytes} and must be 0 or more")
+
+
+def _wait_for(ready: "Future[None]") -> None:
+    """Wait for another thread's download. Each who waited raises an error object of its own."""
+    error = ready.exception()
+    if error is not None:
+        raise copy.copy(error) from error
+
+
+def _interrupted(run: RunFile) -> StoreUnavailable:
+    return StoreUnavailable("the download of a run was interrupted", path=run.path, hint="Recover again")

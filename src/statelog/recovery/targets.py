@@ -1,0 +1,141 @@
+"""The targets of a recovery in memory and as a file: a dict, an Arrow table, Parquet. `Recovery` fills them.
+
+Invariants:
+- A file appears under its name whole or not at all, and only after every check has passed. What a kill leaves beside it
+  is swept by the next one of that name.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statelog.environment import DiskHook, Environment
+from statelog.errors import AlreadyExists
+from statelog.recovery.plan_reader import PlanReader
+from statelog.schemas.values.schema import columns_of
+from statelog.storage.local.disk import local_disk, make_parents, sync
+from statelog.storage.local.own_directory import make_own
+
+__all__ = ["Target", "dict_target", "parquet_target", "table_target", "values_of", "write_parquet"]
+
+_STATE_COLUMNS = ["key_group", "key", "value"]
+T = TypeVar("T")
+
+Target = Callable[[PlanReader], tuple[T, int]]
+"""Takes one state; what its caller gets, and how many rows it has. Called again, it starts anew. Knows nothing of plans
+and leases; whatever reading raises passes through it.
+"""
+
+
+# ---- in memory
+
+
+def dict_target(*, with_group: bool) -> Target[dict[Any, Any]]:
+    """Key to value: bytes, or a dict of the fields of the value schema.
+
+    `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
+    several of them.
+    """
+    return partial(_fill_dict, with_group=with_group)
+
+
+def _fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], int]:
+    state: dict[Any, Any] = {}
+    for table in reader.slices():
+        for batch in table.to_batches():
+            keys = batch.column("key").to_pylist()
+            if with_group:
+                keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
+            state.update(zip(keys, values_of(batch.column("value")), strict=True))
+    return state, len(state)
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    """Structs become dicts by column, which is several times faster than asking Arrow for row after row."""
+    if not pa.types.is_struct(column.type):
+        return column.to_pylist()
+    fields = columns_of(column)
+    names = fields.schema.names
+    columns = [one.to_pylist() for one in fields.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def table_target(*, ordered: bool) -> Target[pa.Table]:
+    """A table of key_group (uint16), key, value, by partition and in no order within it, or `ordered` by (key group,
+    key).
+    """
+    return partial(_fill_table, ordered=ordered)
+
+
+def _fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
+    tables = reader.sorted_tables() if ordered else reader.slices()
+    found = [table.select(_STATE_COLUMNS) for table in tables]
+    table = pa.concat_tables(found) if found else _state_schema(reader.schema).empty_table()
+    return table, table.num_rows
+
+
+def _state_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in _STATE_COLUMNS])
+
+
+# ---- one Parquet file on the local disk
+
+
+def parquet_target(path: Path) -> Target[int]:
+    """A file, sorted by (key group, key); the result is its rows. Raises AlreadyExists for a directory."""
+    _require_file(path)
+    return partial(_fill_parquet, path=path)
+
+
+def _fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
+    rows = write_parquet(reader.sorted_tables(), reader.schema, path, reader.environment)
+    return rows, rows
+
+
+def _require_file(path: Path) -> None:
+    """Raise AlreadyExists if there is a directory: a file is replaced, nothing else."""
+    if path.is_dir():
+        raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
+
+
+def write_parquet(
+    tables: Iterable[pa.Table], schema: pa.Schema, path: Path, environment: Environment | None = None
+) -> int:
+    """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
+
+    Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
+    the local disk, and whatever reading the tables raises.
+    """
+    _require_file(path)
+    environment = environment or Environment()
+    with local_disk(path, "make", environment.disk):
+        make_parents(path)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
+    with partial:
+        made = partial.path / "state.parquet"
+        with local_disk(path, "open", environment.disk):
+            writer = pq.ParquetWriter(str(made), _state_schema(schema), compression="lz4", write_page_checksum=True)
+        rows = _write(writer, tables, path, environment.disk)
+        with local_disk(path, "sync", environment.disk):
+            sync(made)
+        with local_disk(path, "rename", environment.disk):
+            made.replace(path)
+            sync(path.parent)
+    return rows
+
+
+def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path, disk: DiskHook) -> int:
+    rows = 0
+    try:
+        for table in tables:
+            with local_disk(path, "write", disk):
+                writer.write_table(table.select(_STATE_COLUMNS), row_group_size=max(1, table.num_rows))
+            rows += table.num_rows
+    finally:
+        with local_disk(path):
+            writer.close()
+    return rows
