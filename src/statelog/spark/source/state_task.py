@@ -14,8 +14,7 @@ import pyarrow as pa
 from statelog.errors import OffsetGone
 from statelog.reading.plan import AtPosition, Plan
 from statelog.reading.planner import SnapshotFailed
-from statelog.recovery.plan_reader import PlanReader
-from statelog.recovery.plan_reader import Phase
+from statelog.recovery.plan_reader import Phase, PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.log.log import Log
