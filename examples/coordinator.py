@@ -142,7 +142,7 @@ def coordinate(job: Job) -> None:
     lines = job.text.read_text(encoding="utf-8").splitlines()
     with (
         job.open() as log,
-        Coordinator(log, "word-count", environment=Environment(crash=job.step)) as coordinator,
+        Environment(crash=job.step).run(Coordinator, log, "word-count") as coordinator,
         ExitStack() as stack,
     ):
         job.step("coordinator: opened")

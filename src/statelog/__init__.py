@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statelog.environment import Environment
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.pending import Pending
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
@@ -21,7 +20,6 @@ __all__ = [
     "AtCheckpoint",
     "AtPosition",
     "Coordinator",
-    "Environment",
     "Log",
     "LogOptions",
     "Materializer",
@@ -52,7 +50,6 @@ _HOMES = {
     "statelog.pending": ("Pending",),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
-    "statelog.environment": ("Environment",),
     "statelog.storage": ("Log", "LogOptions", "Where", "open"),
     "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }

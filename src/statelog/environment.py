@@ -1,9 +1,9 @@
 """`Environment`: what every room takes from outside beside the two ports: time, threads, chance, and the local disk.
 
-Programs never meet it. `statelog.testing.environment` sets another one, in which a simulation runs the same way twice,
-decides what runs when, and stops or breaks the work between any two steps. Who makes an object reads
-`current_environment` once; the object keeps it, and hands it to those that it makes. A thread that is begun here has
-its starter's.
+It is in no signature that a program meets: who makes an object reads `current_environment` once, and the object keeps
+it. `statelog.testing.environment` sets another one, in which a simulation runs the same way twice, decides what runs
+when, and stops or breaks the work between any two steps. It holds for the thread that sets it, and for those that are
+begun from there; a process that is started has the real one.
 
 Invariant: a frozen value that pickles if what it was given does.
 """
@@ -16,12 +16,11 @@ from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 __all__ = [
     "CURRENT",
     "GRACE_S",
-    "REAL",
     "Clock",
     "CrashPoint",
     "DiskHook",
@@ -30,6 +29,7 @@ __all__ = [
     "OpenSpillFile",
     "SpillFile",
     "Start",
+    "Wait",
     "begin",
     "boot_id",
     "current_environment",
@@ -38,6 +38,7 @@ __all__ = [
     "start_thread",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Clock = Callable[[], float]
@@ -48,6 +49,8 @@ CrashPoint = Callable[[str], None]
 """Called with the name of a step that is done; an exception ends the work there."""
 Start = Callable[[Callable[[], None]], None]
 """Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
+Wait = Callable[[threading.Event, float], object]
+"""Waits until the event is set, for so many seconds at most."""
 DiskHook = Callable[[str, Path], None]
 """Asked before a step (make, write, sync, download, verify, rename, open, delete) on a path: may raise OSError, or harm
 the file."""
@@ -121,6 +124,7 @@ class Environment:
     wall_clock       seconds since 1970: for ages, and for people who read manifests
     nonce            makes a fresh nonce
     crash            called with the name of each step that is done
+    wait             waits for an event, or until a time is over
     start            begins work, on a thread of its own
     disk             asked at each step on the files of caches, scratch directories and targets
     open_spill_file  opens the files of a recovery that needs more than memory; None: nameless ones
@@ -131,6 +135,7 @@ class Environment:
     wall_clock: Clock = time.time
     nonce: NewNonce = random_nonce
     crash: CrashPoint = _go_on
+    wait: Wait = threading.Event.wait
     start: Start = start_thread
     disk: DiskHook = no_faults
     open_spill_file: OpenSpillFile | None = None
@@ -139,6 +144,14 @@ class Environment:
     def new_id(self) -> str:
         """32 fresh hex digits: the name of a lease, a run or a directory."""
         return self.nonce().hex()
+
+    def run(self, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it in this environment: what it makes keeps this one."""
+        token = CURRENT.set(self)
+        try:
+            return make(*args, **kwargs)
+        finally:
+            CURRENT.reset(token)
 
     def begin(self, work: Callable[[], T]) -> "Future[T]":
         """Begin a piece of work; what it returns or raises is the future's."""
@@ -161,10 +174,8 @@ def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-REAL = Environment()
-"""That of production."""
-CURRENT: ContextVar[Environment] = ContextVar("statelog environment", default=REAL)
-"""Set by `statelog.testing.environment` alone."""
+CURRENT: ContextVar[Environment] = ContextVar("statelog environment", default=Environment())  # noqa: B039 - frozen
+"""Set by `Environment.run` and `statelog.testing.environment`."""
 
 
 def current_environment() -> Environment:

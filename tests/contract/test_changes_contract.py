@@ -95,7 +95,7 @@ def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -
             place.wait()
             writer.put(b"key", b"%d" % number)
             writer.commit()
-            run_round(log, settings_for(tmp_path), environment=Environment(wall_clock=place.now_s))
+            Environment(wall_clock=place.now_s).run(run_round, log, settings_for(tmp_path))
         assert [row[2] for row in _rows(log)] == [b"2"]
         for bounds in ((AtTime(times[0]),), (None, AtTime(times[1])), (AtTime(times[2]),)):
             with pytest.raises(NotFound, match="does not hold time") as caught:
@@ -109,7 +109,7 @@ def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:
     for number in range(3):
         twin.now_s += 3600
         twin.write({b"key": b"%d" % number})
-        run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     log = twin.open()
     asked_s = twin.now_s - 1800
     assert [row[2] for row in _rows(log, AtTime(int(asked_s * 1000)))] == [b"2"]

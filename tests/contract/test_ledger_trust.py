@@ -63,7 +63,7 @@ def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> N
 def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log, commits: int) -> None:
     """With as many records in the new ledger as it has folded itself, and with more."""
     clock = Clock()
-    old = Writer(log, "w", environment=Environment(clock=clock))
+    old = Environment(clock=clock).run(Writer, log, "w")
     for i in (1, 2, 3):
         commit(old, i)
     with make_anew(rig) as new:
@@ -83,7 +83,7 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log
 def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig, log: Log) -> None:
     """A commit without changes on a log that was made anew is refused all the same."""
     clock = Clock()
-    old = Writer(log, "w", environment=Environment(clock=clock))
+    old = Environment(clock=clock).run(Writer, log, "w")
     old.commit(1)
     with make_anew(rig) as new, Writer(new, "other") as other:
         other.commit(1)

@@ -90,7 +90,7 @@ class World:
             roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64,
             local_copies=self.directory, local_copies_bytes_max=bytes_max,
         )  # fmt: skip
-        return Writer(log, name, settings=settings, environment=Environment(clock=self.clock))
+        return Environment(clock=self.clock).run(Writer, log, name, settings=settings)
 
     def state(self) -> dict[bytes, bytes]:
         """Recovered from local copies, or from Kafka with a warning."""

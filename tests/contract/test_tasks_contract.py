@@ -157,7 +157,7 @@ def test_a_slot_that_is_given_again_loses_nothing(rig: LogRig, log: Log, produce
     expected: dict[bytes, bytes] = {}
     with Coordinator(log, "c") as coordinator:
         for checkpoint_id in (1, 2, 3):
-            writer = TaskWriter(producer, coordinator.task(checkpoint_id), slot=0, environment=Environment(nonce=zero))
+            writer = Environment(nonce=zero).run(TaskWriter, producer, coordinator.task(checkpoint_id), slot=0)
             for i in range(30):
                 key = b"%d-%d" % (checkpoint_id, i)
                 writer.put(key, b"v")

@@ -42,9 +42,7 @@ def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> N
     assert rig.state() == model
     with rig.open() as log:
         assert recover(log).to_dict() == model
-        assert isinstance(
-            run_round(log, settings_for(tmp_path), environment=Environment(wall_clock=time.time)), CompletedRound
-        )
+        assert isinstance(Environment(wall_clock=time.time).run(run_round, log, settings_for(tmp_path)), CompletedRound)
         assert recover(log).to_dict() == model
 
 

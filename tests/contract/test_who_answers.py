@@ -109,7 +109,7 @@ def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
     """The last record of a mirror's ledger is the one that it folded last, so only the ids tell."""
     now_s = [100.0]
     with twin.open() as log:
-        writer = Writer(log, "w", environment=Environment(clock=lambda: now_s[0]))
+        writer = Environment(clock=lambda: now_s[0]).run(Writer, log, "w")
         writer.commit()
         twin.cluster.cluster_id = "another"
         now_s[0] += LOOK_AGAIN_S

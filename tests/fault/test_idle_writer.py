@@ -30,7 +30,7 @@ def materialize_past(twin: TwinLog, log: Log, scratch: Path, epoch: int, partiti
             writer.put(key, b"%d" % i)
             writer.commit(i)
         twin.apply({key: b"%d" % i})
-        run_round(log, settings_for(scratch), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(scratch))
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start > epoch
     return key
 

@@ -118,9 +118,7 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -
 
 def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
     """As a signal's handler does it: its clients are in use. The refusal comes out here, and breaks it off."""
-    writer = Writer(
-        log, "w", environment=Environment(crash=lambda point: writer.close() if point == "commit-made" else None)
-    )
+    writer = Environment(crash=lambda point: writer.close() if point == "commit-made" else None).run(Writer, log, "w")
     writer.put(b"k", b"v")
     with pytest.raises(NestedCall):
         writer.commit(1)
@@ -145,7 +143,7 @@ def test_an_open_that_is_interrupted_leaves_no_client(log: Log) -> None:
     assert isinstance(log.kafka, MemoryKafka)
     watched = Log(log.descriptor, Remembering(cluster=log.kafka.cluster), log.store, waived=WAIVED)
     with pytest.raises(KeyboardInterrupt):
-        Writer(watched, "w", environment=Environment(crash=interrupt))
+        Environment(crash=interrupt).run(Writer, watched, "w")
 
     assert len(made) == 1
     with pytest.raises(ClosedError):
@@ -174,7 +172,7 @@ def test_an_interrupt_while_blocked_ends_the_writer() -> None:
     rig = twin_rig("l", Stuck())
     settings = WriterSettings(roll_rows=2, list_bytes=64, roll_bytes=256, chunk_bytes=64, in_flight_bytes_max=512)
     with rig.create() as log:
-        writer = Writer(log, "w", settings=settings, environment=Environment(clock=clock))
+        writer = Environment(clock=clock).run(Writer, log, "w", settings=settings)
         left = 4
         with pytest.raises(KeyboardInterrupt):
             for i in range(1_000):

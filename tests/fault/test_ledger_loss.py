@@ -112,7 +112,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
     """All that was acknowledged is in it: after the acceptance everything goes on from there, for everybody."""
     twin = written()
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     old = Writer(twin.open(), "old")  # Fenced by nobody but the acceptance.
     lose(twin, end)
     producer = MemoryKafka(cluster=twin.cluster).producer()
@@ -129,7 +129,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
             writer.put(b"new", b"v")
             writer.commit(COMMITS + 1)
             twin.apply({b"new": b"v"})
-            assert isinstance(run_round(log, settings_for(tmp_path), environment=twin.environment), CompletedRound)
+            assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
             writer.put(b"newer", b"v")
             writer.commit(COMMITS + 2)
             twin.apply({b"newer": b"v"})
@@ -155,7 +155,7 @@ def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
         with Writer(log, "w", expect=10) as writer:
             writer.put(b"new", b"v")
             writer.commit(11)
-        assert isinstance(run_round(log, settings_for(tmp_path), environment=twin.environment), CompletedRound)
+        assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
         assert recover(log).to_dict() == {**left, b"new": b"v"}
 
 
@@ -163,13 +163,13 @@ def test_nobody_folds_over_what_was_lost(tmp_path: Path) -> None:
     """A state between an older snapshot and the loss is not held any more, instead of a wrong one."""
     twin = written()
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
         with Writer(log, "w") as writer:
             for i in range(COMMITS + 1, COMMITS + 6):
                 writer.put(b"k%d" % i, b"v")
                 writer.commit(i)
                 twin.apply({b"k%d" % i: b"v"})
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     first, second = 22, 28
     lose(twin, first + 1)
     with impatient(twin) as log:
@@ -190,7 +190,7 @@ def test_a_snapshot_that_is_not_whole_does_not_replace_anything(tmp_path: Path) 
     """What the ledger lost would be held by nothing at all."""
     twin = written()
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     lose(twin, 5)
     with impatient(twin) as log:
         log.store.delete(next(iter(twin.run_paths())))

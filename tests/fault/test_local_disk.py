@@ -3,6 +3,7 @@
 import errno
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -70,14 +71,14 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
         if i < 2:
-            run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     before = twin.run_paths()
 
     def play(disk: Disk) -> None:
         try:
-            outcome = Round(
-                twin.open(), settings_for(tmp_path, fanout=2), environment=twin.environment, disk=disk
-            ).run()
+            outcome = (
+                replace(twin.environment, disk=disk).run(Round, twin.open(), settings_for(tmp_path, fanout=2)).run()
+            )
         except BaseException:
             assert twin.run_paths() == before
             assert list(tmp_path.iterdir()) == []
@@ -112,7 +113,7 @@ def test_a_target_on_a_failing_disk_is_whole_or_as_it_was(
     twin.write({b"a": b"2", b"b": b"3"})
 
     def play(disk: Disk) -> None:
-        recovery = recover(twin.open(), environment=Environment(disk=disk))
+        recovery = Environment(disk=disk).run(recover, twin.open())
         try:
             recovery.to_parquet(path) if target == "parquet" else recovery.to_rocksdb(path)
         except BaseException:

@@ -55,7 +55,7 @@ class World:
 
     def writer(self, log: Log, settings: WriterSettings | None = None) -> Writer:
         """A writer whose waiting ends."""
-        return Writer(log, "w", settings=settings, environment=Environment(clock=self.clock))
+        return Environment(clock=self.clock).run(Writer, log, "w", settings=settings)
 
 
 @pytest.fixture

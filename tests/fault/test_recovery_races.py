@@ -109,8 +109,8 @@ def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
             opened.append(path)
 
     twins.hooked(open_slowly)
-    recover(
-        twins.log, settings=RecoverySettings(lease_ttl_s=60.0), environment=Environment(clock=lambda: twins.now_s)
+    Environment(clock=lambda: twins.now_s).run(
+        recover, twins.log, settings=RecoverySettings(lease_ttl_s=60.0)
     ).to_dict()
     assert len(opened) == 3
 

@@ -43,7 +43,7 @@ def append_strange(twin: TwinLog, count: int) -> None:
 def test_a_living_writer_is_not_told_committed(others: int) -> None:
     """Its last commit is gone, others have written since: its next one must not count for it alone."""
     twin = TwinLog()
-    with twin.open() as log, Writer(log, "a", partitions=[0, 1], environment=Environment(clock=twin.clock)) as a:
+    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0, 1]) as a:
         a.put(key_in(log, 0), b"1")
         last = a.commit(1).offset
         twin.cluster.lose_tail("log.ledger", 0, last)
@@ -66,7 +66,7 @@ def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: in
     for i in range(6):
         twin.write({b"k%d" % i: b"v"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
         end = log.kafka.offsets("log.ledger", [0])[0].end
         twin.cluster.lose_tail("log.ledger", 0, end - 3)
         append_strange(twin, regrown)
@@ -80,7 +80,7 @@ def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path
     for i in range(40):
         twin.write({b"k%d" % i: b"v"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
         end = log.data_offsets()[0].end
         twin.cluster.overwrite("log", 0, end - 1, b"somebody's")
         Writer(log, "x", partitions=[1]).close()

@@ -53,7 +53,7 @@ def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
         }
         for number in (3, 4, 5):
             twin.model = commit(log, number)
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     for topic, ends_of in ends.items():
         for partition, end in ends_of.items():
             twin.cluster.lose_tail(topic, partition, end)
@@ -72,7 +72,7 @@ def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
     assert recover(log).to_dict() == twin.model
     twin.model = commit(log, 6)
     assert recover(log).to_dict() == twin.model
-    run_round(log, settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path))
     assert recover(log).to_dict() == twin.model
     twin.model = commit(log, 7)
     assert recover(log).to_dict() == twin.model

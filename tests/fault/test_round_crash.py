@@ -28,7 +28,7 @@ def _busy_log(tmp_path: Path) -> TwinLog:
     for turn in range(3):
         twin.write({f"k{i}".encode(): None if (i + turn) % 3 == 0 else f"{turn}.{i}".encode() for i in range(12)})
         if turn < 2:
-            run_round(twin.open(), settings_for(tmp_path, fanout=3), environment=twin.environment)
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path, fanout=3))
     return twin
 
 
@@ -40,7 +40,7 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
         assert state_of(log, lambda numbers: numbers[-2]) == twin.model
     for turn in range(3):
         twin.write({b"later": str(turn).encode()})
-        outcome = run_round(log, settings_for(tmp_path, fanout=3), environment=twin.environment)
+        outcome = twin.environment.run(run_round, log, settings_for(tmp_path, fanout=3))
         assert isinstance(outcome, CompletedRound)
         assert not outcome.cleanup.held_back
         assert state_of(log) == twin.model
@@ -63,7 +63,7 @@ def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> N
             raise Crash
 
     with pytest.raises(Crash):
-        run_round(twin.open(), settings_for(tmp_path, fanout=3), environment=replace(twin.environment, crash=crash))
+        replace(twin.environment, crash=crash).run(run_round, twin.open(), settings_for(tmp_path, fanout=3))
     assert tuple(reached) == CRASH_POINTS[: CRASH_POINTS.index(point) + 1]
     _check_and_settle(twin, tmp_path)
 
@@ -72,8 +72,8 @@ def test_a_round_passes_every_named_point_once_and_in_order(tmp_path: Path) -> N
     """The list of crash points is the list of a round's steps."""
     twin = _busy_log(tmp_path)
     reached: list[str] = []
-    outcome = run_round(
-        twin.open(), settings_for(tmp_path, fanout=3), environment=replace(twin.environment, crash=reached.append)
+    outcome = replace(twin.environment, crash=reached.append).run(
+        run_round, twin.open(), settings_for(tmp_path, fanout=3)
     )
     assert isinstance(outcome, CompletedRound)
     assert tuple(reached) == CRASH_POINTS
@@ -84,7 +84,7 @@ def _calls_of_a_round(tmp_path: Path) -> int:
     twin = _busy_log(tmp_path)
     calls: list[str] = []
     log = twin.open(lambda method, _path: calls.append(method))
-    run_round(log, settings_for(tmp_path, fanout=3), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path, fanout=3))
     return len(calls)
 
 
@@ -101,10 +101,10 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> Non
     for number, fault in itertools.product(range(calls), (Fault.BEFORE, Fault.AFTER, Fault.LATE)):
         twin = _busy_log(tmp_path)
         try:
-            outcome = run_round(
+            outcome = twin.environment.run(
+                run_round,
                 twin.open(_fault_at(number, fault)),
                 settings_for(tmp_path, fanout=3),
-                environment=twin.environment,
             )
         except StatelogError as error:
             assert type(error).__name__ == "StoreUnavailable", (number, fault, error)
@@ -127,7 +127,7 @@ def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp
             cluster.set_down(is_down=True)
 
     with pytest.raises(StatelogError):
-        run_round(twin.open(), settings_for(tmp_path, fanout=3), environment=replace(twin.environment, crash=crash))
+        replace(twin.environment, crash=crash).run(run_round, twin.open(), settings_for(tmp_path, fanout=3))
     cluster.set_down(is_down=False)
     assert twin.open().manifests.numbers() == [2, 3]
     _check_and_settle(twin, tmp_path)
@@ -137,12 +137,12 @@ def test_the_scratch_directory_is_empty_after_every_end(tmp_path: Path) -> None:
     """A round that completes, loses or fails leaves no file behind on the local disk."""
     twin = _busy_log(tmp_path)
     with pytest.raises(Crash):
-        run_round(
+        Environment(
+            wall_clock=twin.clock,
+            crash=lambda name: (_ for _ in ()).throw(Crash()) if name == "after-merge" else None,
+        ).run(
+            run_round,
             twin.open(),
             settings_for(tmp_path, fanout=3),
-            environment=Environment(
-                wall_clock=twin.clock,
-                crash=lambda name: (_ for _ in ()).throw(Crash()) if name == "after-merge" else None,
-            ),
         )
     assert list(tmp_path.iterdir()) == []

@@ -24,9 +24,7 @@ from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 def _others(twin: TwinLog, scratch: Path, rounds: int) -> None:
     for turn in range(rounds):
         twin.write({b"other": str(turn).encode()})
-        assert isinstance(
-            run_round(twin.open(), settings_for(scratch, fanout=2), environment=twin.environment), CompletedRound
-        )
+        assert isinstance(twin.environment.run(run_round, twin.open(), settings_for(scratch, fanout=2)), CompletedRound)
 
 
 def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratch: Path) -> RoundOutcome:
@@ -34,7 +32,7 @@ def _stalled_at(point: str, meanwhile: Callable[[], None], twin: TwinLog, scratc
         if name == point:
             meanwhile()
 
-    return run_round(twin.open(), settings_for(scratch, fanout=2), environment=replace(twin.environment, crash=crash))
+    return replace(twin.environment, crash=crash).run(run_round, twin.open(), settings_for(scratch, fanout=2))
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def test_a_winner_removes_nothing_that_a_younger_round_uploaded_meanwhile(twin: 
             passed.append(name)
             stepper.pause()
 
-        outcome = run_round(twin.open(), settings_for(tmp_path), environment=replace(twin.environment, crash=crash))
+        outcome = replace(twin.environment, crash=crash).run(run_round, twin.open(), settings_for(tmp_path))
         assert isinstance(outcome, CompletedRound)
 
     actor = stepper.actor(younger)
@@ -148,7 +146,7 @@ def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Pat
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=60.0))
     for turn in range(4):
         twin.write({b"a": str(turn).encode()})
-        run_round(twin.open(), settings, environment=twin.environment)
+        twin.environment.run(run_round, twin.open(), settings)
         twin.now_s += 25.0
     assert twin.open().manifests.numbers() == [2, 3, 4, 5]
 
@@ -159,7 +157,7 @@ def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLo
     ends = {p: there.end for p, there in log.data_offsets().items()}
     log.kafka.delete_records(log.data_topic, ends)
     with pytest.raises(OffsetGone):
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     assert log.manifests.numbers() == [1]
 
 
@@ -173,9 +171,7 @@ def _round_built_on_a_winner_that_cleans_up_late(twin: TwinLog, scratch: Path) -
         stepper.pause()
 
     first = stepper.actor(
-        lambda: _discard(
-            run_round(twin.open(), settings_for(scratch), environment=replace(twin.environment, crash=pause))
-        )
+        lambda: _discard(replace(twin.environment, crash=pause).run(run_round, twin.open(), settings_for(scratch)))
     )
     while at[-1:] != ["after-win"]:
         first.step()

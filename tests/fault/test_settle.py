@@ -67,7 +67,7 @@ class World:
 
     def writer(self, log: Log, name: str = "w") -> Writer:
         """A writer whose waiting ends."""
-        return Writer(log, name, environment=Environment(clock=Clock()))
+        return Environment(clock=Clock()).run(Writer, log, name)
 
     def last(self, name: str = "w") -> LastCommit | None:
         """What the ledger shows as the writer's last commit."""
@@ -204,7 +204,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
             take_over(world, go_on)()
         return random_nonce()
 
-    with world.rig.open() as log, Writer(log, "w", environment=Environment(clock=Clock(), nonce=new_nonce)) as writer:
+    with world.rig.open() as log, Environment(clock=Clock(), nonce=new_nonce).run(Writer, log, "w") as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED]
         assert writer.commit(1).offset == 2
@@ -285,7 +285,7 @@ def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) ->
 def test_a_commit_with_chunks_sent_ahead_is_left_to_the_next_life(world: World, roll_over: bool) -> None:
     """Chunks that a full buffer sent are out under this epoch as well, whether their change set goes on or not."""
     settings = WriterSettings(roll_rows=1, list_bytes=1, roll_bytes=1)
-    with world.rig.open() as log, Writer(log, "w", settings=settings, environment=Environment(clock=Clock())) as writer:
+    with world.rig.open() as log, Environment(clock=Clock()).run(Writer, log, "w", settings=settings) as writer:
         writer.put(b"k", b"v")
         first = writer.persist(1).result()
         writer.put(b"k", b"w")
@@ -316,7 +316,7 @@ def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> Non
 def test_an_interrupted_commit_is_never_sent_again(world: World) -> None:
     """Ctrl-C between sending a commit and its answer ends the coordinator: the same call again would send it twice."""
     with world.rig.open() as log:
-        coordinator = Coordinator(log, "w", environment=Environment(crash=raise_at("committed")))
+        coordinator = Environment(crash=raise_at("committed")).run(Coordinator, log, "w")
         with pytest.raises(KeyboardInterrupt):
             coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
         with pytest.raises(ClosedError):
@@ -354,7 +354,7 @@ def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
 
 def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: World) -> None:
     """A coordinator settles as a writer does; the next checkpoint's tasks get the new grant."""
-    with world.rig.open() as log, Coordinator(log, "w", environment=Environment(clock=Clock())) as coordinator:
+    with world.rig.open() as log, Environment(clock=Clock()).run(Coordinator, log, "w") as coordinator:
         first = coordinator.task(1)
         world.faults.fates = [Fate.LOSE]
         coordinator.commit([task_of(log, coordinator, 1, {b"k": b"v"})], checkpoint_id=1)

@@ -174,7 +174,7 @@ def test_a_full_disk_may_be_waited_for(twins: _Twins) -> None:
     """A stream that waits for room brings everything to a slow reader, whose state is larger than memory and disk."""
     disks, reader = Disks(room_bytes=200_000), Reader()
     settings = replace(twins.settings, waits_for_room=True, fold_bytes=1 << 20)
-    with recover(twins.log, settings=settings, environment=Environment(open_spill_file=disks.open)).stream() as stream:
+    with Environment(open_spill_file=disks.open).run(recover, twins.log, settings=settings).stream() as stream:
         assert not stream.wait_fetched(0.5)
         for portion in stream:
             reader.apply(portion)

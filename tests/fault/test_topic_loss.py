@@ -60,7 +60,7 @@ lost = pytest.mark.parametrize("strike", LOSSES.values(), ids=LOSSES.keys())
 
 def one_round(log: Log, twin: TwinLog, scratch: Path) -> RoundOutcome:
     """A round now."""
-    return run_round(log, settings_for(scratch), environment=twin.environment)
+    return twin.environment.run(run_round, log, settings_for(scratch))
 
 
 def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
@@ -124,7 +124,7 @@ def test_it_may_happen_again(twin: TwinLog, strike: Callable[[TwinLog], None], t
 def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
     """Writer, follower, round, reader, stored handle and resumed stream: each is told, and changes nothing."""
     log = twin.open()
-    old = Writer(log, "writer", environment=Environment(clock=twin.clock))
+    old = Environment(clock=twin.clock).run(Writer, log, "writer")
     old.put(b"persisted", b"v")
     handle = old.persist(10).result()
     follower = recover(log).follow(poll_s=0.01)
@@ -193,7 +193,7 @@ def test_a_round_that_stalled_loses_its_slot(twin: TwinLog, tmp_path: Path) -> N
 
     with twin.open() as log:
         assert isinstance(
-            run_round(log, settings_for(tmp_path), environment=replace(twin.environment, crash=strike)), LostRound
+            replace(twin.environment, crash=strike).run(run_round, log, settings_for(tmp_path)), LostRound
         )
         with pytest.raises(IdentityChanged):
             one_round(log, twin, tmp_path)
@@ -211,18 +211,18 @@ def test_a_round_that_was_faster_is_gone_on_from(twin: TwinLog, tmp_path: Path) 
 
     def old_round() -> None:
         with twin.open() as log, contextlib.suppress(NotFound):  # For want of a topic, once its manifest stands.
-            run_round(log, settings_for(tmp_path), environment=replace(twin.environment, crash=stall))
+            replace(twin.environment, crash=stall).run(run_round, log, settings_for(tmp_path))
 
     stalled = threading.Thread(target=old_round)
     stalled.start()
     is_stalled.wait()
     gone(*BOTH)(twin)
 
-    def resume_it(_: float) -> None:
+    def resume_it(_event: threading.Event, _timeout_s: float) -> None:
         may_go_on.set()
         stalled.join()
 
-    accept(twin, sleep=resume_it).close()
+    accept(twin, wait=resume_it).close()
     twin.apply({b"lost%d" % i: b"v" for i in range(4)})
     go_on(twin, tmp_path, KEPT + 4)
 
@@ -312,7 +312,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
 def test_a_writer_that_the_snapshot_knows_as_living_is_over(twin: TwinLog, tmp_path: Path) -> None:
     """Its commit lands in the new ledger, continues its checkpoint, and is void all the same."""
     with twin.open() as log:
-        zombie = Writer(log, "zombie", environment=Environment(clock=twin.clock))
+        zombie = Environment(clock=twin.clock).run(Writer, log, "zombie")
         zombie.put(b"z", b"1")
         zombie.commit(1)
         twin.apply({b"z": b"1", **{b"lost%d" % i: b"v" for i in range(4)}})
@@ -333,7 +333,7 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
     with accept(twin) as log, Writer(log, "writer") as writer:
         writer.put(b"new", b"v")
         writer.commit(KEPT + 1)
-        outcome = run_round(log, settings_for(tmp_path, keep=3), environment=twin.environment)
+        outcome = twin.environment.run(run_round, log, settings_for(tmp_path, keep=3))
         assert isinstance(outcome, CompletedRound)
         assert outcome.cleanup.held_back == ""
         assert len(log.manifests.numbers()) == 3

@@ -16,7 +16,7 @@ def _twin(tmp_path: Path, snapshots: int) -> TwinLog:
     twin = TwinLog()
     for number in range(1, snapshots + 1):
         twin.write({b"k%d" % number: b"v"})
-        outcome = run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+        outcome = twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
         assert isinstance(outcome, CompletedRound)
     return twin
 
@@ -31,10 +31,10 @@ def test_a_store_that_stopped_refusing_is_found_before_a_manifest_is_put(tmp_pat
     def another_round(point: str) -> None:
         if point == "after-list":
             with pytest.raises(UnsafeStore):
-                run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+                twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
 
     with pytest.raises(UnsafeStore):
-        run_round(twin.open(), settings_for(tmp_path), environment=replace(twin.environment, crash=another_round))
+        replace(twin.environment, crash=another_round).run(run_round, twin.open(), settings_for(tmp_path))
     assert {info.path: info for info in twin.disk.files("log/manifests/")} == files
     assert state_of(twin.open()) == twin.model
 
@@ -50,7 +50,7 @@ def test_the_proof_is_given_once_and_only_by_who_puts(tmp_path: Path) -> None:
     log: Log = twin.open(note)
     for number in range(3):
         twin.write({b"k%d" % number: b"v"})
-        assert isinstance(run_round(log, settings_for(tmp_path), environment=twin.environment), CompletedRound)
+        assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
     probes = {path for path in created if "probe" in path}
     assert len(probes) == 1
     assert created.index(next(iter(probes))) < created.index("manifests/00000000000000000001.avro")

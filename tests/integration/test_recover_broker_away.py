@@ -86,7 +86,7 @@ def patient(rig: HistoryRig, own_broker: OwnBroker, tmp_path: Path) -> Generator
 def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
     """What waits for the broker ends by itself, later, and removes the lease then."""
     with _pausing(own_broker) as environment:
-        recovery = recover(patient, environment=environment)
+        recovery = environment.run(recover, patient)
         stream = recovery.stream()
         assert not stream.wait_fetched(1.0)
         started_s = time.monotonic()
@@ -99,7 +99,7 @@ def test_closing_a_stream_does_not_wait_for_a_broker(patient: Log, own_broker: O
 def test_ctrl_c_does_not_wait_for_a_broker(patient: Log, own_broker: OwnBroker) -> None:
     """A real SIGINT in the middle of a read comes out as KeyboardInterrupt at once, and leaves no lease."""
     with _pausing(own_broker) as environment:
-        recovery = recover(patient, environment=environment)
+        recovery = environment.run(recover, patient)
         ctrl_c = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         started_s = time.monotonic()
         ctrl_c.start()

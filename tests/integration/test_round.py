@@ -116,7 +116,7 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
                     barrier.wait(60)
 
             def race(mine: Log) -> None:
-                outcomes.append(run_round(mine, settings, environment=Environment(crash=wait_at_the_put)))
+                outcomes.append(Environment(crash=wait_at_the_put).run(run_round, mine, settings))
 
             threads = [threading.Thread(target=race, args=(mine,)) for mine in logs]
             for thread in threads:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statelog.spark
-from statelog.environment import REAL, no_faults
+from statelog.environment import Environment
 from statelog.errors import DataLoss, RoundGivenUp, Unavailable
 from statelog.materializer.engine import RoundWork
 from statelog.materializer.outcome import CompletedRound
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 def _work(rig: SparkLog, scratch: Path, go_on: Callable[[], None] = lambda: None) -> RoundWork:
-    return RoundWork(log=rig.log, scratch=scratch / "round", go_on=go_on, environment=REAL, disk=no_faults)
+    return RoundWork(log=rig.log, scratch=scratch / "round", go_on=go_on, environment=Environment())
 
 
 def test_rows_equal_those_of_the_local_engine(

@@ -103,7 +103,7 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     """An epoch that another worker of the run replaced is taken over; a stranger ends the query once."""
     options = stream_options(rig)
     first = plan_batch(options)
-    open_epoch(rig.log, "job", environment=Environment(nonce=sibling_nonces(first.grant.nonce))).close()
+    Environment(nonce=sibling_nonces(first.grant.nonce)).run(open_epoch, rig.log, "job").close()
     second = plan_batch(options)
     assert second.grant.epoch > first.grant.epoch
     assert second.grant.nonce[:8] == first.grant.nonce[:8]
@@ -139,7 +139,7 @@ def test_of_two_jobs_that_start_at_once_one_is_refused(rig: SparkLog, has_histor
 
     opens = rig.opens()
     with pytest.raises(LogInUse) as caught:
-        plan_batch(ours, environment=Environment(wall_clock=look_at_the_clock))
+        Environment(wall_clock=look_at_the_clock).run(plan_batch, ours)
     assert caught.value.facts["writer"] == "other"
     assert rig.opens() == opens + 2, "ours is not among them"
     assert commit_batch(other, [run_task(plan_batch(other), other, 0, {1: 1})], 0)
@@ -352,8 +352,8 @@ def test_a_job_that_is_done_or_dead_stands_in_nobodys_way(rig: SparkLog, tmp_pat
     assert commit_batch(query, [run_task(plan_batch(query), query, 1, {2: 2}, "qa")], 0)
     later = replace(load, writer="later")
     with pytest.raises(LogInUse):
-        plan_batch(later, environment=Environment(wall_clock=lambda: time.time() + RECENT_S - 600))
-    assert plan_batch(later, environment=Environment(wall_clock=lambda: time.time() + RECENT_S + 600))
+        Environment(wall_clock=lambda: time.time() + RECENT_S - 600).run(plan_batch, later)
+    assert Environment(wall_clock=lambda: time.time() + RECENT_S + 600).run(plan_batch, later)
     Writer(rig.log, "python").close()
     assert plan_batch(replace(load, writer="last"))
 

@@ -58,7 +58,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
     with TemporaryDirectory() as scratch:
         chosen = settings_for(Path(scratch), budget_bytes=budget_bytes, budget_commits=budget_commits, fanout=fanout)
         log = twin.open()
-        taken, outcome = 0, run_round(log, chosen, environment=twin.environment)
+        taken, outcome = 0, twin.environment.run(run_round, log, chosen)
         while isinstance(outcome, CompletedRound):
             assert 1 <= outcome.commits <= budget_commits
             taken += outcome.commits
@@ -67,7 +67,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
             assert state_of_snapshot(log, manifest) == history[at]
             assert state_of(log) == twin.model
             assert outcome.behind == (taken < len(commits))
-            outcome = run_round(log, chosen, environment=twin.environment)
+            outcome = twin.environment.run(run_round, log, chosen)
     assert isinstance(outcome, SkippedRound)
     assert taken == len(commits)
 
@@ -77,9 +77,9 @@ def test_a_first_snapshot_holds_no_deletes_and_a_later_delta_does(tmp_path: Path
     twin = TwinLog()
     twin.write({b"a": b"1", b"b": None})
     log = twin.open()
-    first = run_round(log, settings_for(tmp_path), environment=twin.environment)
+    first = twin.environment.run(run_round, log, settings_for(tmp_path))
     twin.write({b"a": None})
-    second = run_round(log, settings_for(tmp_path), environment=twin.environment)
+    second = twin.environment.run(run_round, log, settings_for(tmp_path))
     assert isinstance(first, CompletedRound)
     assert isinstance(second, CompletedRound)
     assert (first.rows, second.rows) == (1, 1)

@@ -43,7 +43,7 @@ class _History:
         )
         with self.twin.open() as log:
             make_engine = split_engine(self.rng.choice((1, 2, 5)))
-            outcome = run_round(log, settings, make_engine=make_engine, environment=self.twin.environment)
+            outcome = self.twin.environment.run(run_round, log, settings, make_engine=make_engine)
             assert isinstance(outcome, CompletedRound)
             manifest = log.manifests.read(outcome.number).manifest
             self.most_runs = max(self.most_runs, len(manifest.runs))

@@ -99,9 +99,7 @@ class Life:
         self.under_way: list[tuple[Pending[Handle], int]] = []
         self.now_s = 0.0
         log = rig.open()
-        self.writer = Writer(
-            log, source.name, settings=SMALL, environment=Environment(clock=self.clock, crash=crasher(rng))
-        )
+        self.writer = Environment(clock=self.clock, crash=crasher(rng)).run(Writer, log, source.name, settings=SMALL)
         last = self.writer.last_commit
         self.next_id = last.checkpoint.id + 1 if last else 1
         self.position = int(last.metadata["position"]) if last else 0
@@ -178,7 +176,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
 def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> None:
     """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
     with rig.open() as log:
-        recovery = recover(log, environment=Environment(start=lambda work: work()))
+        recovery = Environment(start=lambda work: work()).run(recover, log)
         state = recovery.to_dict()
     ends = {source.name: 0 for source in sources}
     ends |= {name: int(last.metadata["position"]) for name, last in recovery.commits.items()}

@@ -9,7 +9,7 @@ A play is either told scene by scene (`play`), or by actors whose processes stan
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,9 @@ class Process:
 
     def roll_up(self) -> CompletedRound | SkippedRound:
         """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""
-        settings, disk = settings_for(self.world.scratch), self.world.nemesis.disk_hook
-        outcome = Round(self.log, settings, environment=self.environment(), verified=self.verified, disk=disk).run()
+        settings = settings_for(self.world.scratch)
+        environment = replace(self.environment(), disk=self.world.nemesis.disk_hook)
+        outcome = environment.run(Round, self.log, settings, verified=self.verified).run()
         assert isinstance(outcome, CompletedRound | SkippedRound), outcome
         return outcome
 

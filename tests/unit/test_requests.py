@@ -61,7 +61,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
     twin = TwinLog()
     twin.write({b"a": b"1"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     twin.write({b"c": b"3"})
     requests.clear()
     with twin.open() as log:

@@ -282,7 +282,7 @@ def _end_over_cap(
         reason = over_cap(
             newest, settings.subscriptions, position=own.position, next_offsets=own.next_offsets, now_s=now_s
         )
-        if reason and end_subscription(log.store, newest.subscription, reason, environment=environment):
+        if reason and end_subscription(log.store, newest.subscription, reason, environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)
 

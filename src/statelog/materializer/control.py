@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Generic, TypeVar
 
+from statelog.environment import current_environment
+
 __all__ = ["BackgroundTask", "Control", "install_signal_handlers"]
 
 
@@ -34,6 +36,7 @@ class Control:
 
     def __init__(self) -> None:
         self._bell = threading.Event()
+        self._wait = current_environment().wait
         self._is_stopped = False
         self._is_triggered = False
         self._is_abandoned = False
@@ -78,7 +81,7 @@ class Control:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a wake-up, at most `timeout_s` seconds; returns whether the daemon should end."""
-        self._bell.wait(timeout_s)
+        self._wait(self._bell, timeout_s)
         self._bell.clear()
         return self._is_stopped
 

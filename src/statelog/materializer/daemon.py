@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from statelog.environment import REAL, Environment, Start, start_thread
+from statelog.environment import current_environment
 from statelog.errors import (
     Damaged,
     IdentityChanged,
@@ -66,9 +66,8 @@ class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
     `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
-    `statelog.materializer`. `wait` waits that many seconds, or until the control wakes it. `start` runs a round or a
-    look, on another thread unless a test replaces it. `rates` are used until better ones have been measured.
-    `make_engine` makes who writes the runs of a round. The `clock` of `environment` paces the daemon.
+    `statelog.materializer`. `rates` are used until better ones have been measured.
+    `make_engine` makes who writes the runs of a round.
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
@@ -82,26 +81,21 @@ class Materializer:
         *,
         control: Control | None = None,
         on_event: Callable[[Event], None] = log_event,
-        wait: Callable[[float], object] | None = None,
-        start: Start = start_thread,
         rates: Rates | None = None,
         make_engine: EngineMaker = LocalEngine,
-        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._make_engine = make_engine
         self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
-        self._environment = environment
+        self._environment = environment = current_environment()
         self._clock = environment.clock
         self._on_event = on_event
-        self._wait = wait or self._control.wait
-        self._start = start
         self._verified = VerifiedRuns()
         self._statistics = MaterializerStatistics(since_s=environment.clock(), rates=rates or Rates())
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
-        self._tail_watch = TailWatch(log, settings, start=start, ring=self._control.ring, environment=environment)
+        self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
         self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._stopped_s: float | None = None
@@ -145,13 +139,13 @@ class Materializer:
 
     def _run_round(self, started_s: float) -> RoundOutcome:
         over_s = started_s + self._settings.round_timeout_s
-        return Round(
+        return self._environment.run(
+            Round,
             self._log,
             self._settings,
             verified=self._verified,
             make_engine=self._make_engine,
             is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
-            environment=self._environment,
         ).run()
 
     def _is_grace_over(self) -> bool:
@@ -202,7 +196,7 @@ class Materializer:
             except NotFound as gone:
                 return gone
             except IdentityChanged:
-                self._wait(_DELETE_LOOK_S)
+                self._control.wait(_DELETE_LOOK_S)
             except StatelogError:
                 break
             else:
@@ -217,7 +211,7 @@ class Materializer:
         elif not self._control.is_stopped:
             self._begin_what_is_due()
         if not (self._ended or self._tail_watch.is_any_over or (self._round is None and self._control.is_stopped)):
-            self._wait(max(0.0, self._wake_s() - self._clock()))
+            self._control.wait(max(0.0, self._wake_s() - self._clock()))
 
     def _begin_what_is_due(self) -> None:
         if self._clock() >= self._tail_watch.due_s:
@@ -230,7 +224,7 @@ class Materializer:
     def _begin_round(self, cause: RoundCause) -> None:
         started_s = self._begin(cause)
         self._round = BackgroundTask(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
-        self._start(self._round.run)
+        self._environment.start(self._round.run)
 
     def _situation(self) -> ScheduleState:
         return ScheduleState(

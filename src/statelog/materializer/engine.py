@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from statelog.environment import DiskHook, Environment
+from statelog.environment import Environment
 from statelog.materializer.tasks import Task
 from statelog.materializer.work import Workplace, run_id, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
@@ -41,7 +41,6 @@ class RoundWork:
     scratch: Path
     go_on: Callable[[], None]
     environment: Environment
-    disk: DiskHook
 
 
 class Engine(Protocol):
@@ -84,9 +83,8 @@ class LocalEngine:
             log=work.log,
             scratch=work.scratch,
             open_run=self._open,
-            new_id=work.environment.new_id,
             go_on=work.go_on,
-            disk=work.disk,
+            environment=work.environment,
         )
 
     def tasks_for(self, size_bytes: int) -> int:  # noqa: ARG002  # An engine with one pair of hands.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statelog.environment import CrashPoint, DiskHook, Environment
+from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptRun, NotFound, RoundGivenUp
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
 from statelog.materializer.engine import Engine, EngineMaker, RoundWork, Written
@@ -95,7 +95,6 @@ class RollUp:
         steps: Steps,
         verified: VerifiedRuns,
         make_engine: EngineMaker,
-        disk: DiskHook,
         environment: Environment,
     ) -> None:
         self._log = log
@@ -106,7 +105,7 @@ class RollUp:
         self._steps = steps
         self._verified = verified
         self._environment = environment
-        work = RoundWork(log=log, scratch=scratch, go_on=steps.go_on, environment=environment, disk=disk)
+        work = RoundWork(log=log, scratch=scratch, go_on=steps.go_on, environment=environment)
         self._engine: Engine = make_engine(work)
         self._runs: tuple[RunRef, ...] = self._base.runs if self._base else ()
         """The runs that the next manifest will name."""

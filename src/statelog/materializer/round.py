@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from statelog.environment import REAL, DiskHook, Environment, no_faults
+from statelog.environment import current_environment
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.engine import EngineMaker, LocalEngine
@@ -42,13 +42,11 @@ def run_round(
     settings: MaterializerSettings | None = None,
     *,
     make_engine: EngineMaker = LocalEngine,
-    environment: Environment = REAL,
 ) -> RoundOutcome:
     """Run one round to its end, under any scheduler of your own.
 
     What the round could not do beside its snapshot is in the outcome, and a log line of `statelog.materializer`.
-    `make_engine` makes who writes the runs: this process, unless another engine is given. `environment.crash` is
-    called at each of CRASH_POINTS; `environment.wall_clock` gives the manifest's time and the durations.
+    `make_engine` makes who writes the runs: this process, unless another engine is given.
 
     Raises Damaged (DataLoss, Corrupt, UnknownFormat), UnsafeTopic, IdentityChanged, ConfigError for the scratch
     directory, Unavailable.
@@ -59,7 +57,7 @@ def run_round(
         >>> run_round(log).rows
         1
     """
-    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine, environment=environment).run()
+    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine).run()
     if isinstance(outcome, CompletedRound):
         _log_shortfalls(log, outcome)
     return outcome
@@ -69,8 +67,7 @@ class Round:
     """One round, for the daemon and for tests.
 
     `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `is_given_up` is
-    asked between steps and between tables; once it returns true before the put, the round ends. `disk` is asked before
-    every step on scratch files.
+    asked between steps and between tables; once it returns true before the put, the round ends.
     """
 
     def __init__(
@@ -81,16 +78,13 @@ class Round:
         verified: VerifiedRuns | None = None,
         make_engine: EngineMaker = LocalEngine,
         is_given_up: Callable[[], bool] = lambda: False,
-        disk: DiskHook = no_faults,
-        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._settings = settings
         self._verified = verified or VerifiedRuns()
         self._make_engine = make_engine
+        self._environment = environment = current_environment()
         self._steps = Steps(environment.crash, is_given_up)
-        self._disk = disk
-        self._environment = environment
         self._started_s = environment.wall_clock()
 
     def run(self) -> RoundOutcome:
@@ -133,7 +127,7 @@ class Round:
         return self._roll_up_to(farther, newest)
 
     def _roll_up_to(self, target: RoundTarget, newest: StoredManifest | None) -> RoundOutcome:
-        with scratch_directory(self._settings.scratch, new_id=self._environment.new_id, disk=self._disk) as scratch:
+        with scratch_directory(self._settings.scratch, self._environment) as scratch:
             return RollUp(
                 self._log,
                 self._settings,
@@ -143,7 +137,6 @@ class Round:
                 steps=self._steps,
                 verified=self._verified,
                 make_engine=self._make_engine,
-                disk=self._disk,
                 environment=self._environment,
             ).run(self._started_s)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from statelog.environment import REAL, Clock, Environment, Start
+from statelog.environment import Environment, current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask
 from statelog.materializer.events import Event, EventKind
@@ -133,7 +133,7 @@ class TailGauge:
         return self._ledger
 
 
-def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
+def tail_now(log: Log) -> Tail:
     """The whole tail up to the ledger's end at this moment. Raises as a look does.
 
     It reads the ledger, and what chunks that no commit lists say of it:
@@ -144,7 +144,7 @@ def tail_now(log: Log, *, clock: Clock = REAL.wall_clock) -> Tail:
     """
     log.verify(READING)
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
-    gauge = TailGauge(log, clock=clock)
+    gauge = TailGauge(log, clock=current_environment().wall_clock)
     try:
         while (tail := gauge.look()).position < end_position:
             pass
@@ -180,7 +180,6 @@ class TailWatch:
         log: Log,
         settings: MaterializerSettings,
         *,
-        start: Start,
         ring: Callable[[], None],
         environment: Environment,
     ) -> None:
@@ -188,7 +187,7 @@ class TailWatch:
         self._settings = settings
         self._clock = environment.clock
         self._wall_clock = environment.wall_clock
-        self._start = start
+        self._start = environment.start
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
         self._under_way: BackgroundTask[Tail] | None = None

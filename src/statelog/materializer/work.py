@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from statelog.environment import REAL, DiskHook, no_faults
+from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.tasks import FoldTask, MergeTask, Output, Task, only
 from statelog.reading.converter import Converter
@@ -72,9 +72,8 @@ class Workplace:
     log: Log
     scratch: Path
     open_run: Callable[[RunRef], RunReader]
-    new_id: Callable[[], str]
     go_on: Callable[[], None]
-    disk: DiskHook = no_faults
+    environment: Environment
 
 
 def delta_tables(
@@ -165,7 +164,7 @@ def _tables(task: Task, converter: Converter, place: Workplace) -> Generator[pa.
                 converter,
                 place.scratch,
                 drop_deletes=task.output.drop_deletes,
-                disk=place.disk,
+                disk=place.environment.disk,
             )
         case MergeTask():
             yield from _merged(task, converter, place)
@@ -203,7 +202,9 @@ def _writer(output: Output, place: Workplace) -> RunWriter:
         value_schema_id=output.value_schema_id,
     )
     schema = place.log.change_schema(output.value_schema_id)
-    return RunWriter(place.scratch / f"{place.new_id()}.parquet", schema, label, disk=place.disk)
+    return RunWriter(
+        place.scratch / f"{place.environment.new_id()}.parquet", schema, label, disk=place.environment.disk
+    )
 
 
 def _referred(piece: Piece, output: Output) -> LocalRunRef:
@@ -228,21 +229,19 @@ def _referred(piece: Piece, output: Output) -> LocalRunRef:
 
 
 @contextmanager
-def scratch_directory(
-    parent: Path, *, new_id: Callable[[], str] = REAL.new_id, disk: DiskHook = no_faults
-) -> Generator[Path]:
+def scratch_directory(parent: Path, environment: Environment) -> Generator[Path]:
     """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.
 
     Raises ConfigError if `parent` is no directory that can be written to, StorageFull, StoreUnavailable.
     """
-    with _make(parent, new_id, disk) as directory:
+    with _make(parent, environment) as directory:
         yield directory.path
 
 
-def _make(parent: Path, new_id: Callable[[], str], disk: DiskHook) -> OwnDirectory:
+def _make(parent: Path, environment: Environment) -> OwnDirectory:
     try:
-        with local_disk(parent, "make", disk):
-            return make_own(parent, _PREFIX, new_id=new_id)
+        with local_disk(parent, "make", environment.disk):
+            return make_own(parent, _PREFIX, new_id=environment.new_id)
     except StoreUnavailable as error:
         if os.access(parent, os.W_OK | os.X_OK):
             raise

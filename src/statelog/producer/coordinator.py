@@ -14,7 +14,6 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from statelog.environment import REAL, Environment
 from statelog.producer.commits.committer import Committer
 from statelog.producer.commits.grant import Grant, TaskGrant, check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.commits.opening import open_epoch, resume_grant
@@ -52,15 +51,14 @@ class Coordinator(Guarded):
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         grant: Grant | None = None,
-        environment: Environment = REAL,
     ) -> None:
         if grant is None:
-            opened = open_epoch(log, name, partitions=partitions, expect=expect, environment=environment)
+            opened = open_epoch(log, name, partitions=partitions, expect=expect)
         else:
             opened = resume_grant(log, grant)
         self._log = log
         try:
-            self._committer = Committer(log, opened, environment=environment)
+            self._committer = Committer(log, opened)
             self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
         except BaseException:
             opened.close()

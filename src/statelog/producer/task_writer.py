@@ -10,7 +10,7 @@ Invariants:
 - The producer is the caller's, and is not closed here.
 """
 
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.commits.grant import TaskGrant
@@ -51,11 +51,10 @@ class TaskWriter(ChangeWriter):
         *,
         slot: int,
         settings: WriterSettings | None = None,
-        environment: Environment = REAL,
     ) -> None:
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
-        grant = task.grant
+        grant, environment = task.grant, current_environment()
         settings = settings or WriterSettings()
         self._task = task
         self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=environment.clock)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.change_writer import ChangeWriter
@@ -58,7 +58,7 @@ class Writer(ChangeWriter):
 
     `partitions` limits it to some partitions, so that several writers can share a log. `expect` is the checkpoint id
     to resume from (0: none yet); opening refuses if the log is at another. Opening fences every earlier writer of this
-    name or on these partitions. `environment` are for tests.
+    name or on these partitions.
 
     Raises CheckpointMismatch, Fenced, Damaged, Unavailable.
     """
@@ -73,17 +73,16 @@ class Writer(ChangeWriter):
         partitions: Sequence[int] | None = None,
         expect: int | None = None,
         settings: WriterSettings | None = None,
-        environment: Environment = REAL,
     ) -> None:
         self._log = log
         self._settings = settings or WriterSettings()
-        self._environment = environment
+        self._environment = current_environment()
         self._meter = Meter()
         self._meta = MetaBuffer()
         self._committing: Pending[LastCommit] | None = None
-        opened = open_epoch(log, name, partitions=partitions, expect=expect, environment=environment)
+        opened = open_epoch(log, name, partitions=partitions, expect=expect)
         try:
-            self._committer = Committer(log, opened, environment=environment)
+            self._committer = Committer(log, opened)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
             self._environment.crash("opened")
             grant = opened.grant

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self, TypeVar
 
 from statelog.closing import Closing
-from statelog.environment import REAL, Environment
+from statelog.environment import Environment, current_environment
 from statelog.errors import NotFound, OffsetGone, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.planner import check_held
@@ -59,15 +59,15 @@ class Hold(Closing):
         needs: Needs,
         look: Callable[[], object] = lambda: None,
         *,
-        environment: Environment = REAL,
+        environment: Environment | None = None,
     ) -> None:
         """`look` says whether it is all there; what it raises is raised. Raises StoreUnavailable."""
         self._store = store
         self._terms = terms
         self._needs = needs
-        self._environment = environment
+        self._environment = environment or current_environment()
         self._lease = self._claim()
-        self._claimed_s = environment.clock()
+        self._claimed_s = self._environment.clock()
         try:
             look()
         except BaseException:
@@ -83,7 +83,7 @@ class Hold(Closing):
         *,
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
-        environment: Environment = REAL,
+        environment: Environment | None = None,
     ) -> Self:
         """Hold what a plan reads, and `check` then whether it is there. Raises OffsetGone if it is not: plan again.
 

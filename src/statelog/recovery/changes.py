@@ -11,7 +11,7 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 
-from statelog.environment import Environment
+from statelog.environment import Environment, current_environment
 from statelog.errors import IdentityChanged
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
@@ -26,9 +26,7 @@ from statelog.storage.runs.merge import merge_streams
 __all__ = ["ChangeBatches", "check_identity", "history_schema", "newest_changes", "planned_chunks", "read_changes"]
 
 
-def read_changes(
-    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
-) -> Generator[pa.RecordBatch]:
+def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.RecordBatch]:
     """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,
     timestamp, as `history_schema` says; at most 65,536 rows or about 8 MiB at once, but for one larger chunk.
 
@@ -45,7 +43,7 @@ def read_changes(
         return
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
-    with closing(planned_chunks(log, plan, converter, chosen, environment or Environment())) as chunks:
+    with closing(planned_chunks(log, plan, converter, chosen, current_environment())) as chunks:
         for chunk in chunks:
             yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
     yield from batches.finish()
@@ -151,9 +149,7 @@ def _joined(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def newest_changes(
-    log: Log, plan: Plan, *, settings: RecoverySettings | None = None, environment: Environment | None = None
-) -> Generator[pa.Table]:
+def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.Table]:
     """Yield tables of key_group, op, key, value, sorted by (key group, key), one row for each key; deletes too.
 
         plan = plan_changes(log, AtPosition(0))
@@ -164,10 +160,13 @@ def newest_changes(
     Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
     truncated past the plan, StorageFull, and as `read_changes`.
     """
-    chosen, machine = settings or RecoverySettings(), environment or Environment()
+    return _newest(log, plan, settings or RecoverySettings(), current_environment())
+
+
+def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
     check_identity(log, plan)
-    with sorted_tail(chosen, machine.open_spill_file) as tail:
-        _fill(tail, log, plan, chosen, machine)
+    with sorted_tail(settings, environment.open_spill_file) as tail:
+        _fill(tail, log, plan, settings, environment)
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=False)
 

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.environment import Environment
+from statelog.environment import current_environment
 from statelog.errors import Misuse, NotFound, OffsetGone
 from statelog.reading.plan import At, AtPosition, Plan
 from statelog.reading.planner import Planner, SnapshotFailed
@@ -68,7 +68,6 @@ def recover(
     resume: Cursor | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
-    environment: Environment | None = None,
 ) -> "Recovery":
     """Plan a recovery; what it needs is held, and read, when a target is asked for.
 
@@ -97,7 +96,7 @@ def recover(
     named = Place.named(log.barrier() if barrier else at_least)
     planner = Planner(log, at, wanted, seen=[named, *([resume.place] if resume else [])])
     lease_groups = planner.key_groups if resume is None else resume.key_groups
-    held = HeldPlan(log, planner, settings or RecoverySettings(), environment or Environment(), lease_groups)
+    held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), lease_groups)
     try:
         held.prepare()
     except NotFound as error:
@@ -115,7 +114,6 @@ def recover_snapshot(
     key_groups: Iterable[int] | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
-    environment: Environment | None = None,
 ) -> "Recovery":
     """Plan to read the newest sound snapshot, or the one at this ledger position, without Kafka: `where` may be
     `Where(None, root)`.
@@ -132,7 +130,7 @@ def recover_snapshot(
     log = Log(made.at(newest.manifest.identity) if newest else made, NoKafka(), store)
     at = None if position is None else AtPosition(position)
     planner = Planner(log, at, None if key_groups is None else frozenset(key_groups), is_alone=True)
-    held = HeldPlan(log, planner, settings or RecoverySettings(), environment or Environment(), planner.key_groups)
+    held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), planner.key_groups)
     held.prepare()
     return Recovery(held, progress)
 

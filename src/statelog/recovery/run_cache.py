@@ -15,18 +15,17 @@ import copy
 import hashlib
 import logging
 import math
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from statelog.closing import Closing
-from statelog.environment import Environment, Start, begin
+from statelog.environment import Environment, current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.local.own_directory import OwnDirectory, make_own
@@ -34,7 +33,7 @@ from statelog.storage.local.own_process import OwnProcess
 from statelog.storage.store import Store
 from statelog.storage.store.errors import guarded
 
-__all__ = ["CacheDirectory", "CacheStatistics", "CachedRun", "RunCache", "check_limits", "start_janitor"]
+__all__ = ["CacheDirectory", "CacheStatistics", "CachedRun", "RunCache", "check_limits"]
 
 _LOG = logging.getLogger("statelog.recovery")
 
@@ -42,19 +41,19 @@ _LOG = logging.getLogger("statelog.recovery")
 class CacheDirectory:
     """The directory of this attempt. Made by `create`; belongs to the process that made it."""
 
-    def __init__(self, own: OwnDirectory, environment: Environment | None = None) -> None:
+    def __init__(self, own: OwnDirectory, environment: Environment) -> None:
         self._own = own
-        self._environment = environment or Environment()
+        self._environment = environment
         self._owner = OwnProcess("the cache")
 
     @classmethod
-    def create(cls, base: Path, environment: Environment | None = None) -> "CacheDirectory":
+    def create(cls, base: Path) -> "CacheDirectory":
         """Sweep what dead attempts left in `base`, and make a new directory there.
 
         Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
         """
         with _local("make a cache in", base):
-            environment = environment or Environment()
+            environment = current_environment()
             environment.disk("make", base)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
@@ -131,11 +130,6 @@ def _local(action: str, path: Path) -> AbstractContextManager[None]:
 _LONGEST_WAIT_S = 3600.0
 
 
-def start_janitor(work: Callable[[], None]) -> None:
-    """Do the work on a new thread, which the end of the process does not wait for."""
-    Thread(target=work, name="statelog-cache", daemon=True).start()
-
-
 class CacheStatistics(NamedTuple):
     """Counts since the cache was made, and what it holds now. A failed download counts as one; `removed` are files."""
 
@@ -193,8 +187,6 @@ class RunCache(Closing):
 
     idle_s     how long a run stays after its last reader; 0 removes it at once
     max_bytes  the most that all runs together may take; idle ones go first, those idle longest before others
-    clock      seconds, for `idle_s` only
-    start      begins the thread that removes what was idle for too long
     """
 
     def __init__(
@@ -203,20 +195,18 @@ class RunCache(Closing):
         *,
         idle_s: float,
         max_bytes: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        start: Start = start_janitor,
     ) -> None:
         check_limits(idle_s=idle_s, max_bytes=max_bytes)
         self._directory = directory
         self._idle_s = idle_s
         self._max_bytes = math.inf if max_bytes is None else max_bytes
-        self._clock = clock
+        self._environment = current_environment()
+        self._clock = self._environment.clock
         self._changed = Condition(Lock())
         self._entries: dict[str, _Entry] = {}
         self._downloading = 0
         self._counts = CacheStatistics(0, 0, 0, 0, 0, 0, 0, 0)
         self._closed = False
-        self._start = start
         self._janitor: Future[None] | None = None
 
     @property
@@ -364,7 +354,7 @@ class RunCache(Closing):
     def _wake_janitor(self) -> None:
         """Have a thread that waits for the next deadline: one for the cache, from the first idle run on."""
         if self._janitor is None:
-            self._janitor = begin(self._start, self._cleanup)
+            self._janitor = self._environment.begin(self._cleanup)
         self._changed.notify_all()
 
     def _cleanup(self) -> None:

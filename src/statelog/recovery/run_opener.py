@@ -14,7 +14,6 @@ Invariants:
 
 import logging
 import os
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,8 @@ from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from statelog.environment import Environment
 from statelog.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
-from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache, check_limits, start_janitor
+from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache, check_limits
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
@@ -41,7 +39,6 @@ class CacheSettings:
     directory  where the copies lie, on a local disk; many processes and logs may share one
     idle_s     how long a copy stays after its last reader, as long as anybody holds the cache
     max_bytes  the most that the copies of one log in one process may take; None for no bound
-    environment  for simulations: threads, ids, clock and faults of the local disk
 
     Raises ConfigError.
     """
@@ -49,7 +46,6 @@ class CacheSettings:
     directory: Path
     idle_s: float = 600.0
     max_bytes: int | None = None
-    environment: Environment | None = None
 
     def __post_init__(self) -> None:
         check_limits(idle_s=self.idle_s, max_bytes=self.max_bytes)
@@ -179,13 +175,10 @@ def _join(key: _Key, settings: CacheSettings) -> RunCache:
     with _registry.lock:
         shared = _registry.caches.get(key)
         if shared is None:
-            environment = settings.environment
             cache = RunCache(
-                CacheDirectory.create(settings.directory, environment),
+                CacheDirectory.create(settings.directory),
                 idle_s=settings.idle_s,
                 max_bytes=settings.max_bytes,
-                clock=environment.clock if environment else time.monotonic,
-                start=environment.start if environment else start_janitor,
             )
             shared = _registry.caches[key] = _Shared(cache, settings)
         elif shared.settings != settings:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from statelog.environment import REAL, Clock, Environment
+from statelog.environment import Clock, Environment
 from statelog.errors import Corrupt, NotFound, StorageFull, StoreRefused, Unavailable, UnknownFormat
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import Lease
@@ -64,7 +64,7 @@ class LeaseHolder:
         next_offsets: Mapping[int, int],
         ttl_s: float,
         wanted: bool = True,
-        environment: Environment = REAL,
+        environment: Environment,
     ) -> "LeaseHolder":
         """A holder of a new lease, which nothing was asked for or written yet.
 

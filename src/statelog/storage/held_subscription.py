@@ -13,7 +13,7 @@ Invariants:
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from statelog.environment import REAL, Environment
+from statelog.environment import Environment, current_environment
 from statelog.errors import (
     AlreadyExists,
     Corrupt,
@@ -111,12 +111,12 @@ class HeldSubscription:
     `holder_id` is in the reading's own checkpoint, `holder` says for people who reads.
     """
 
-    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str, environment: Environment = REAL) -> None:
+    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
         self._log = log
         self._reader = reader
         self._holder_id = holder_id
         self._holder = holder
-        self._environment = environment
+        self._environment = current_environment()
         self._is_checked = False
         self.is_sure = False
         """Whether no truncation that was decided before the first file stood can pass it (see `hold`)."""
@@ -206,7 +206,7 @@ class HeldSubscription:
 # ---- for who truncates, and for people
 
 
-def end_subscription(store: Store, newest: Subscription, reason: str, *, environment: Environment = REAL) -> bool:
+def end_subscription(store: Store, newest: Subscription, reason: str, environment: Environment) -> bool:
     """End a subscription that stands at `newest`. False if its reader, or somebody else, has written it meanwhile.
 
     Raises StoreRefused, Unavailable.
@@ -214,7 +214,7 @@ def end_subscription(store: Store, newest: Subscription, reason: str, *, environ
     return _put(store, replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason))
 
 
-def remove_subscription(log: Log, reader: str, reason: str, *, environment: Environment = REAL) -> Subscription:
+def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
     """End the subscription of `reader`, whatever stands there, also one that cannot be read. Returns what it was.
 
     One that ended before stays as it is. Raises NotFound, InvalidName, StoreRefused, Unavailable.
@@ -228,7 +228,7 @@ def remove_subscription(log: Log, reader: str, reason: str, *, environment: Envi
             now = _blank(reader, broken, log.descriptor.identity, log.store.now_s())
         if now is None:
             raise NotFound(f"there is no subscription of reader {reader}", log=log.name, reader=reader)
-        if now.ended or end_subscription(log.store, now, reason, environment=environment):
+        if now.ended or end_subscription(log.store, now, reason, current_environment()):
             return now
     raise StoreUnavailable("a subscription is written again and again while it is to be removed", reader=reader)
 

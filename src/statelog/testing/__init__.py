@@ -1,15 +1,13 @@
-"""What tests of programs with statelog need: twins of Kafka and of the store in memory, their faults, a real broker.
+"""What tests of programs with statelog need: twins in memory, their faults, an environment, and a real broker.
 
 No other room imports it but the command line, whose `statelog dev` is the broker.
 """
 
+from statelog.environment import Environment
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.cluster import MemoryCluster, Sending
+from statelog.testing.environment import Crash, StillClock, crash_at, environment
 from statelog.testing.faults import (
-    HALF,
-    LOST,
-    TRUE,
-    UNAVAILABLE,
     Answer,
     Call,
     Fate,
@@ -24,13 +22,11 @@ from statelog.testing.process import ProcessId
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
 
 __all__ = [
-    "HALF",
-    "LOST",
-    "TRUE",
-    "UNAVAILABLE",
     "Answer",
     "Call",
+    "Crash",
     "EmbeddedBroker",
+    "Environment",
     "Fate",
     "Fault",
     "FaultHook",
@@ -45,4 +41,7 @@ __all__ = [
     "ScriptedQuestions",
     "SendAttempt",
     "Sending",
+    "StillClock",
+    "crash_at",
+    "environment",
 ]

@@ -171,7 +171,7 @@ def _write(process: Process, up_to: int, *, restore: bool = False) -> None:
         process.writer.close()
         process.writer = None
     if process.writer is None:
-        process.writer = Writer(process.log, "w", partitions=[0], environment=process.environment())
+        process.writer = process.environment().run(Writer, process.log, "w", partitions=[0])
         if restore:
             _read(process, at_least=0)
     writer = process.writer
@@ -211,7 +211,7 @@ def _commit_tasks(process: Process) -> None:
     world = process.world
     if process.coordinator is not None:
         process.coordinator.close()
-    coordinator = Coordinator(process.log, "job", partitions=[1], environment=process.environment())
+    coordinator = process.environment().run(Coordinator, process.log, "job", partitions=[1])
     process.coordinator = coordinator
     if coordinator.last_commit is not None:
         return
@@ -232,7 +232,7 @@ def _run_task(world: World, grant: TaskGrant, attempt: Attempt, group: int) -> H
         try:
             slot = int.from_bytes(world.nonce())
             environment = process.environment(nonce=lambda: slot.to_bytes(16, "big"))
-            task = TaskWriter(producer, grant, slot=slot, environment=environment)
+            task = environment.run(TaskWriter, producer, grant, slot=slot)
             for key in KEYS[group]:
                 value = attempt.changes[key]
                 assert value is not None
@@ -267,13 +267,13 @@ def _read(process: Process, at: At | None = None, *, at_least: int | None = None
     world = process.world
     floor = world.acknowledged()
     known = 0 if barrier else floor if at_least is None else at_least
-    recovery = recover(
+    recovery = _environment(process, _at_once).run(
+        recover,
         process.log,
         at=at,
         at_least=known,
         barrier=barrier,
         settings=_SETTINGS,
-        environment=_environment(process, _at_once),
     )
     state = recovery.to_dict()
     world.reads.append(Read(process.name, recovery.position, 0 if at else floor, state))
@@ -312,8 +312,8 @@ def _follow_one(process: Process) -> None:
     world = process.world
     hand = _Hand(world.stepper)
     known = 0 if process.cursor else world.acknowledged()
-    recovery = recover(
-        process.log, resume=process.cursor, at_least=known, settings=_SETTINGS, environment=_environment(process, hand)
+    recovery = _environment(process, hand).run(
+        recover, process.log, resume=process.cursor, at_least=known, settings=_SETTINGS
     )
     stream = recovery.follow(poll_s=0.0)
     try:

@@ -94,12 +94,12 @@ class Worker:
         self.dies_at = ""
         self._world = world
         self._log = world.twin.open()
-        self.writer = Writer(
+        self.writer = Environment(crash=self._crash).run(
+            Writer,
             self._log,
             f"job-{number}",
             partitions=self.partitions,
             settings=SMALL,
-            environment=Environment(crash=self._crash),
         )
         recovery = recover(self._log, key_groups=self._log.descriptor.key_groups_in(self.partitions))
         self.state: Counts = recovery.to_dict()
@@ -201,7 +201,7 @@ class RescaleWorld:
         """One round of the materializer, with truncation."""
         self.twin.now_s += 1.0
         with self.twin.open() as log:
-            run_round(log, self._settings, environment=self.twin.environment)
+            self.twin.environment.run(run_round, log, self._settings)
 
     def read(self, readers: int) -> None:
         """So many readers restore a share of the key groups each, of one state; together they hold the model."""

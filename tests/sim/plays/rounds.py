@@ -84,7 +84,7 @@ class RoundWorld:
         settings = settings_for(self.world.scratch, subscriptions=_CAP)
         for _ in range(KEEP + 1):
             self.twin.write({b"last": str(self.rng.random()).encode()})
-            outcome = run_round(self.twin.open(), settings, environment=self.twin.environment)
+            outcome = self.twin.environment.run(run_round, self.twin.open(), settings)
             assert isinstance(outcome, CompletedRound), outcome
             assert not outcome.cleanup.held_back, outcome
 
@@ -107,7 +107,7 @@ class RoundWorld:
         while True:
             try:
                 environment = replace(self.twin.environment, crash=self.stepper.pause)
-                outcome = run_round(self._log(), settings, make_engine=make_engine, environment=environment)
+                outcome = environment.run(run_round, self._log(), settings, make_engine=make_engine)
             except StoreUnavailable:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1
@@ -131,7 +131,7 @@ class RoundWorld:
         """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
         floor = max(self.history)
         environment = Environment(clock=self.twin.clock, start=lambda work: work(), nonce=self.world.nonce)
-        recovery = recover(log, settings=_SETTINGS, environment=environment)
+        recovery = environment.run(recover, log, settings=_SETTINGS)
         state = recovery.to_dict()
         self.recoveries += 1
         if recovery.position < floor:
@@ -147,9 +147,7 @@ class RoundWorld:
     def _follow(self) -> None:
         """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
         reader, log = f"reader{self.world.new_id()}", self._log()
-        held = HeldSubscription(
-            log, reader, holder_id=reader, holder=reader, environment=Environment(nonce=self.world.nonce)
-        )
+        held = Environment(nonce=self.world.nonce).run(HeldSubscription, log, reader, holder_id=reader, holder=reader)
         stored = log.manifests.newest()
         if stored is None:
             return

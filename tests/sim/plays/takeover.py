@@ -76,7 +76,7 @@ class Takeover:
 
     def _old(self) -> None:
         log = self.world.process("old").open()
-        writer = Writer(log, "old", partitions=self.old_partitions, environment=Environment(clock=self.world.clock))
+        writer = Environment(clock=self.world.clock).run(Writer, log, "old", partitions=self.old_partitions)
         mine = log.descriptor.key_groups_in(self.old_partitions)
         keys = [key for key in _KEYS if key_group_of(key, log.descriptor.key_type, log.descriptor.key_groups) in mine]
         self.old_epoch = writer.grant.epoch
@@ -97,9 +97,7 @@ class Takeover:
 
     def _new(self) -> None:
         log = self.world.process("new").open()
-        writer = Writer(
-            log, self.new_name, partitions=self.new_partitions, environment=Environment(clock=self.world.clock)
-        )
+        writer = Environment(clock=self.world.clock).run(Writer, log, self.new_name, partitions=self.new_partitions)
         self.seen = log.commits()
         groups = log.descriptor.key_groups_in(self.new_partitions)
         self.state = recover(self.open(), key_groups=groups, at=AtPosition(writer.grant.epoch + 1)).to_dict()

@@ -96,13 +96,13 @@ class WorkersWorld:
 
     def open(self, partition: int) -> Table[Any, Any]:
         """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""
-        table = statelog.table(
+        table = Environment(clock=self.clock).run(
+            statelog.table,
             "log",
             self.rig.where(),
             own_key_group=partition,
             writer=f"log-{partition}",
             settings=TableSettings(commits_under_way_max=2),
-            environment=Environment(clock=self.clock),
         )
         end = int(table.progress["offset"]) if table.progress else 0
         assert end >= self.heard[partition], f"{partition} went back from {self.heard[partition]} to {end}"

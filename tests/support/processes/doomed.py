@@ -48,7 +48,7 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
 def round(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:  # noqa: A001 - the name of a part
     """One round, which may be the process' last."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
-        run_round(opened, settings_for(Path(scratch)), environment=Environment(crash=_killer(point)))
+        Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
 
 
 def table(
@@ -58,8 +58,8 @@ def table(
     where = Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(commits_under_way_max=3, loading=loading)
-    with statelog.table(
-        log, where, environment=Environment(crash=_killer(point, int(times))), settings=settings, **kept
+    with Environment(crash=_killer(point, int(times))).run(
+        statelog.table, log, where, settings=settings, **kept
     ) as opened:
         try:
             position = InputJudge(COPIED.fold, "position").check(opened)
@@ -77,7 +77,7 @@ def table(
 def writer(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
     """One life of a writer."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
-        made = Writer(opened, "doomed", environment=Environment(crash=_killer(point, int(times))))
+        made = Environment(crash=_killer(point, int(times))).run(Writer, opened, "doomed")
         _adopt(made, Path(kept))
         _copy(made, Path(kept), int(end))
         made.close()

@@ -99,13 +99,13 @@ class Group:
         if self.directory is not None:
             own = f"{os.getpid()}" if self.has_standbys else "shared"
             kept = {"backend": "rocksdb", "directory": self.directory / own}
-        return statelog.worker(
+        return environment.run(
+            statelog.worker,
             self.name,
             self.where,
             topic=self.topic,
             create=True,
             consumer=consumer,
-            environment=environment,
             standbys="all" if self.has_standbys else (),
             **kept,
             **options,

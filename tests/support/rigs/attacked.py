@@ -31,9 +31,7 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
 
 def roll_up(log: Log, scratch: Path) -> None:
     """A round."""
-    assert isinstance(
-        run_round(log, settings_for(scratch), environment=Environment(wall_clock=time.time)), CompletedRound
-    )
+    assert isinstance(Environment(wall_clock=time.time).run(run_round, log, settings_for(scratch)), CompletedRound)
 
 
 def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:

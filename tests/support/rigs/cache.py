@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as threads_alive
 
+from statelog.environment import Environment
 from statelog.recovery.run_cache import CacheDirectory, RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
@@ -51,7 +52,7 @@ class CacheRig:
         self.disk = MemoryDisk(self.clock)
         self.store = MemoryStore(self.disk, "rig", faults=self._count)
         self.directory = CacheDirectory.create(base)
-        self.cache = RunCache(self.directory, idle_s=idle_s, max_bytes=max_bytes, clock=self.clock)
+        self.cache = Environment(clock=self.clock).run(RunCache, self.directory, idle_s=idle_s, max_bytes=max_bytes)
 
     def clock(self) -> float:
         """Stands still unless it is moved."""
@@ -88,7 +89,7 @@ def run_of(name: str, data: bytes) -> RunFile:
 
 def janitors() -> list[Thread]:
     """The threads of caches that are alive in this process."""
-    return [thread for thread in threads_alive() if thread.name == "statelog-cache"]
+    return [thread for thread in threads_alive() if thread.name == "statelog"]
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ Rounds and looks are done at once on the daemon's own thread, unless the bench h
 as a thread does that hangs.
 """
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,20 @@ class DaemonBench:
         self.broken_method = ""
         self.is_holding = False
         self.start: Start = self._start
-        self.control = Control()
         self.log = self.twin.open(faults=self._fault)
         self._script: list[tuple[float, Callable[[], object]]] = []
         self._held: list[Callable[[], None]] = []
         defaults: dict[str, Any] = {"interval_s": INTERVAL_S, "jitter": 0.0}
-        self.daemon = Materializer(
+        environment = Environment(
+            clock=lambda: self.now_s, wall_clock=self.twin.clock, wait=self._wait, start=self._begin
+        )
+        self.control = environment.run(Control)
+        self.daemon = environment.run(
+            Materializer,
             self.log,
             settings_for(tmp_path, **defaults | settings),
             control=self.control,
-            environment=Environment(clock=lambda: self.now_s, wall_clock=self.twin.clock),
             on_event=self.events.append,
-            wait=self._wait,
-            start=self._begin,
             rates=rates,
         )
 
@@ -98,7 +100,7 @@ class DaemonBench:
         else:
             work()
 
-    def _wait(self, delay_s: float) -> None:
+    def _wait(self, _bell: threading.Event, delay_s: float) -> None:
         """Time passes until the delay is over, or something happens before."""
         over_s = self.now_s + delay_s
         happens = bool(self._script) and self._script[0][0] <= over_s

@@ -237,7 +237,7 @@ def rolled_up(scratch: Path) -> TwinLog:
     """A log on twins with one snapshot and a tail that changes and deletes some of it."""
     made = TwinLog()
     made.write({f"k{i}".encode(): b"1" for i in range(9)})
-    run_round(made.open(), settings_for(scratch), environment=made.environment)
+    made.environment.run(run_round, made.open(), settings_for(scratch))
     made.write({b"k0": None, b"k1": b"2"})
     return made
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
+from statelog.environment import Environment, Wait
 from statelog.materializer.round import run_round
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
@@ -24,7 +26,7 @@ def _agreed(_: TopicLoss) -> None:
     """A person who knows."""
 
 
-def _at_once(_: float) -> None:
+def _at_once(_event: Event, _timeout_s: float) -> None:
     """A simulated second."""
 
 
@@ -34,7 +36,7 @@ def made(tmp_path: Path) -> TwinLog:
     for i in range(KEPT):
         twin.write({b"k%d" % i: b"v"})
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     kept = dict(twin.model)
     for i in range(4):
         twin.write({b"lost%d" % i: b"v"})
@@ -80,10 +82,11 @@ def accept(
     reason: str = "somebody deleted the topics",
     operator: str = "ann",
     confirm: Callable[[TopicLoss], None] = _agreed,
-    sleep: Callable[[float], None] = _at_once,
+    wait: Wait = _at_once,
 ) -> Log:
     """A person accepts the loss."""
-    return accept_topic_loss(
+    return Environment(wall_clock=twin.clock, wait=wait).run(
+        accept_topic_loss,
         "log",
         Where(
             kafka or MemoryKafka(cluster=twin.cluster),
@@ -94,6 +97,4 @@ def accept(
         reason=reason,
         operator=operator,
         confirm=confirm,
-        clock=twin.clock,
-        sleep=sleep,
     )

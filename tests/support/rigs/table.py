@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import statelog
-from statelog.environment import CrashPoint
+from statelog.environment import CrashPoint, Environment
 from statelog.errors import ClosedError, NotFound
 from statelog.materializer import run_round
 from statelog.storage.log.where import LogOptions
@@ -46,7 +46,9 @@ class TableRig:
             options["settings"] = replace(options.get("settings") or TableSettings(), loading=self.loading)
         if self.scratch is not None and next(self.lives) % 2:
             self.roll_up(self.scratch)
-        return statelog.table(self.rig.name, **{**self._kept(self.directory, options), **made, **options})
+        environment: Environment = options.pop("environment", None) or Environment()
+        kept = self._kept(self.directory, options)
+        return environment.run(statelog.table, self.rig.name, **{**kept, **made, **options})
 
     def roll_up(self, scratch: Path) -> None:
         """Make a snapshot of the log, if there is one."""
@@ -56,8 +58,9 @@ class TableRig:
     def standby(self, name: str = "standby", **options: Any) -> Standby[Any, Any]:
         """A standby in another process, with a directory of its own; unless told else it moves when it is told to."""
         kept = self._kept(None if self.directory is None else self.directory.with_name(name), options)
+        environment: Environment = options.pop("environment", None) or Environment()
         followed: dict[str, Any] = {"poll_s": None, **kept, **options}
-        return statelog.standby(self.rig.name, **followed)
+        return environment.run(statelog.standby, self.rig.name, **followed)
 
     def _kept(self, directory: Path | None, options: dict[str, Any]) -> dict[str, Any]:
         """Where the log is, by ports of `options` or by new ones, and the directory."""

@@ -85,9 +85,6 @@ class JobSettings:
 class StrikingWriter(StreamWriter):
     """The streaming writer, with a strike at a named point. Its settings come through the environment of the job."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, overwrite=overwrite, environment=Environment(crash=_at_commit))
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
         """As the real one; the first partition's first attempt may be struck."""
         context = TaskContext.get()
@@ -109,7 +106,7 @@ class StrikingWriter(StreamWriter):
         _committing = batchId
         _strike("before-commit", batchId)
         try:
-            super().commit(messages, batchId)
+            Environment(crash=_at_commit).run(super().commit, messages, batchId)
         except Exception as error:
             _note_outcome(_settings().point, f"{type(error).__name__}: {error}")
             raise

@@ -56,7 +56,7 @@ def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
 def test_a_ledger_that_lost_its_tail_goes_on_from_the_snapshot(twin: TwinLog, tmp_path: Path) -> None:
     """With --ledger, and only then."""
     with twin.open() as log:
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     twin.cluster.lose_tail("log.ledger", 0, 4)
     done = run("--ledger", *WHO, "--yes", typed="")
     assert done.exit_code == 0, done.output

@@ -95,7 +95,7 @@ def test_a_table_behind_truncation_is_written_anew(tmp_path: Path) -> None:
         made.write({b"a": b"%d" % number, b"gone": None})
         made.now_s += 10_000.0
         with made.open() as log:
-            run_round(log, settings_for(tmp_path), environment=made.environment)
+            made.environment.run(run_round, log, settings_for(tmp_path))
     with made.open() as log:
         done = export(log, str(table))
     assert done.is_rewritten

@@ -124,7 +124,7 @@ def test_damage_that_a_round_finds_is_never_tolerated(tmp_path: Path) -> None:
     """A run that is gone, which no look reads: the first round that meets it ends the daemon."""
     bench = DaemonBench(tmp_path, failures_tolerated=100)
     bench.twin.write({b"a": b"1"})
-    run_round(bench.twin.open(), settings_for(tmp_path), environment=bench.twin.environment)
+    bench.twin.environment.run(run_round, bench.twin.open(), settings_for(tmp_path))
     bench.twin.disk.remove(f"log/{bench.twin.run_paths().pop()}")
     bench.twin.write({b"a": b"2"})
     with pytest.raises(CorruptRun):

@@ -90,6 +90,6 @@ def test_a_round_logs_what_it_could_not_do(
         raise BrokerUnavailable("no group")
 
     monkeypatch.setattr(log.kafka, "publish_offset", refused)
-    run_round(log, settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path))
     ((name, level, line),) = caplog.record_tuples
     assert (name, level, "no group" in line) == (_LOGGER, logging.WARNING, True)

@@ -35,7 +35,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
         if point == "after-fold":
             twin.write({b"c": b"1"})
 
-    first = run_round(log, settings, environment=replace(twin.environment, crash=meanwhile))
+    first = replace(twin.environment, crash=meanwhile).run(run_round, log, settings)
     assert isinstance(first, CompletedRound)
     assert (first.commits, first.changes) == (2, 2)
     newest = log.manifests.newest()
@@ -44,11 +44,11 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
     twin.write({b"d": b"1"})
 
     # Replay goes on right behind the target: c and d, and b is not among them.
-    assert tail_now(log, clock=twin.clock).changes == 2
+    assert twin.environment.run(tail_now, log).changes == 2
     assert state_of(log) == twin.model
     assert log.data_offsets()[0].start == 0
 
-    second = run_round(log, settings, environment=twin.environment)
+    second = twin.environment.run(run_round, log, settings)
     assert isinstance(second, CompletedRound)
     assert (second.commits, second.changes) == (2, 2)
     assert log.data_offsets()[0].start == newest.manifest.next_offsets[0]
@@ -63,13 +63,13 @@ def test_recovery_has_the_log_alone_until_the_first_round_and_snapshots_across_f
         twin.write({f"k{i}".encode(): f"{turn}".encode() if (i + turn) % 4 else None for i in range(20)})
         assert state_of(twin.open()) == twin.model
         if turn % 2:
-            run_round(twin.open(), settings_for(tmp_path, fanout=2), environment=twin.environment)
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path, fanout=2))
         else:
             with pytest.raises(StoreUnavailable):
-                run_round(
+                replace(twin.environment, crash=_fail_after_upload).run(
+                    run_round,
                     twin.open(),
                     settings_for(tmp_path, fanout=2),
-                    environment=replace(twin.environment, crash=_fail_after_upload),
                 )
         assert state_of(twin.open()) == twin.model
     assert twin.open().manifests.numbers() == [2, 3]

@@ -26,12 +26,16 @@ BEFORE_PUT = CRASH_POINTS[: CRASH_POINTS.index("after-put")]
 def given_up_at(point: str, twin: TwinLog, tmp_path: Path) -> CompletedRound:
     """A round that is given up as soon as it has passed a point."""
     passed: list[str] = []
-    outcome = Round(
-        twin.open(),
-        settings_for(tmp_path, fanout=2),
-        environment=replace(twin.environment, crash=passed.append),
-        is_given_up=lambda: point in passed,
-    ).run()
+    outcome = (
+        replace(twin.environment, crash=passed.append)
+        .run(
+            Round,
+            twin.open(),
+            settings_for(tmp_path, fanout=2),
+            is_given_up=lambda: point in passed,
+        )
+        .run()
+    )
     assert isinstance(outcome, CompletedRound)
     return outcome
 
@@ -49,7 +53,7 @@ def test_a_round_given_up_before_its_put_ends_at_that_step(point: str, twin: Twi
         given_up_at(point, twin, tmp_path)
     assert twin.open().manifests.numbers() == [1]
     assert list(tmp_path.iterdir()) == []
-    outcome = run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+    outcome = twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     assert isinstance(outcome, CompletedRound)
     assert outcome.number == 2
     assert state_of(twin.open()) == twin.model
@@ -72,9 +76,7 @@ def test_a_round_given_up_in_the_middle_of_a_step_ends_between_two_tables(twin: 
         return passed[-1:] == ["after-fold"] and asked.count(len(passed)) > 1
 
     with pytest.raises(RoundGivenUp):
-        Round(
-            twin.open(), settings_for(tmp_path), environment=Environment(crash=passed.append), is_given_up=is_given_up
-        ).run()
+        Environment(crash=passed.append).run(Round, twin.open(), settings_for(tmp_path), is_given_up=is_given_up).run()
     assert passed == ["after-newest", "after-fold"]
 
 

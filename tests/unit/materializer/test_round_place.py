@@ -103,7 +103,7 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
             writer.put(b"key-%d" % checkpoint, b"value")
             writer.commit(checkpoint)
         with suppress(StoreUnavailable):
-            run_round(mount.log, settings_for(mount.scratch), environment=Environment(crash=crash))
+            Environment(crash=crash).run(run_round, mount.log, settings_for(mount.scratch))
         writer.put(b"key-4", b"value")
         writer.commit(4)
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_nothing_is_truncated_once_the_directory_is_away(mount: _Mount) -> None:
 
     mount.commit(3)
     with pytest.raises(StoreUnavailable, match="the store is not there"):
-        run_round(mount.log, settings_for(mount.scratch), environment=Environment(crash=crash))
+        Environment(crash=crash).run(run_round, mount.log, settings_for(mount.scratch))
     assert mount.starts() == starts
     mount.mount()
     mount.commit(4)
@@ -179,13 +179,13 @@ def test_a_newest_manifest_below_one_that_was_seen_is_not_believed(
     log = twin.open()
     for turn in range(3):
         twin.write({b"a": str(turn).encode()})
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
     start = log.kafka.offsets(log.ledger_topic, [0])[0].start
     change(twin)
     twin.write({b"a": b"later"}) if change is _back else None
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="the store went back"):
-            run_round(log, settings_for(tmp_path), environment=twin.environment)
+            twin.environment.run(run_round, log, settings_for(tmp_path))
         with pytest.raises(StoreUnavailable, match="the store went back"):
             recover(log).to_dict()
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == start
@@ -217,11 +217,11 @@ def test_a_log_that_was_deleted_is_not_found(tmp_path: Path) -> None:
     twin = TwinLog()
     log = twin.open()
     twin.write({b"a": b"1"})
-    run_round(log, settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path))
     with twin.open() as other:
         Log.delete("log", Where(other.kafka, other.store))
     with pytest.raises(NotFound, match="it was deleted"):
-        run_round(log, settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, log, settings_for(tmp_path))
 
 
 def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) -> None:

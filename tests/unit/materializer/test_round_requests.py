@@ -34,7 +34,7 @@ def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
         twin.now_s += 1.0
         twin.write({b"a": b"%d" % number})
         counts.clear()
-        outcome = Round(log, settings, environment=twin.environment, verified=known).run()
+        outcome = twin.environment.run(Round, log, settings, verified=known).run()
         assert isinstance(outcome, CompletedRound)
         if not outcome.runs_merged:
             asked[number] = counts.copy()
@@ -52,11 +52,11 @@ def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, retention=RetentionPolicy(keep=2, min_age_s=3600.0))
     for turn in range(3):
         twin.write({b"a": b"%d" % turn})
-        Round(log, settings, environment=twin.environment, verified=known).run()
+        twin.environment.run(Round, log, settings, verified=known).run()
     twin.disk.truncate(f"log/{manifest_path(1)}", 100)
     twin.write({b"a": b"later"})
     with pytest.raises(CorruptManifest):
-        Round(log, settings, environment=twin.environment, verified=known).run()
+        twin.environment.run(Round, log, settings, verified=known).run()
 
 
 def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
     twin.now_s += STALE_AFTER_S + 1
     twin.disk.write("log/runs/.tmp-young", b"half an upload", absent=True)
     twin.write({b"a": b"1"})
-    run_round(log, settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path))
     left = {info.path for info in twin.disk.files("log/") if "/.tmp-" in info.path}
     assert left == {"log/runs/.tmp-young"}
 

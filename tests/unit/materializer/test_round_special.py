@@ -63,14 +63,14 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
     twin.write({b"a": b"1"})
     log = twin.open()
     settings = settings_for(tmp_path)
-    run_round(log, settings, environment=twin.environment)
+    twin.environment.run(run_round, log, settings)
     twin.write({b"b": b"2"})
     twin.cluster.lose_tail(log.data_topic, 0, 0)
     with pytest.raises(BeyondEnd):
-        run_round(log, settings, environment=twin.environment)
+        twin.environment.run(run_round, log, settings)
 
     accept_data_loss(log, [LossRange(0, 0, 2)], reason="a disk died", operator="me")
-    outcome = run_round(log, settings, environment=twin.environment)
+    outcome = twin.environment.run(run_round, log, settings)
     assert isinstance(outcome, CompletedRound)
     assert state_of(log) == {b"a": b"1"}
 
@@ -84,13 +84,13 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
         twin.write({b"key-%d" % number: b"1"})
     lost = twin.cluster.records(log.data_topic, 0)[1].offset
     twin.cluster.overwrite(log.data_topic, 0, lost, b"a stranger's")
-    assert isinstance(run_round(log, settings, environment=twin.environment), CompletedRound)
+    assert isinstance(twin.environment.run(run_round, log, settings), CompletedRound)
     with pytest.raises(Damaged):
-        run_round(log, settings, environment=twin.environment)
+        twin.environment.run(run_round, log, settings)
 
     accept_data_loss(log, [LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
     twin.write({b"key-4": b"1"})
-    outcome = run_round(log, settings, environment=twin.environment)
+    outcome = twin.environment.run(run_round, log, settings)
     assert isinstance(outcome, CompletedRound)
     assert (outcome.commits, outcome.behind) == (4, False)
     assert state_of_snapshot(log, log.manifests.read(2).manifest) == {b"key-%d" % n: b"1" for n in (0, 2, 3, 4)}
@@ -103,12 +103,12 @@ def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: st
     twin.write({b"a": b"1"})
     settings = settings_for(tmp_path)
     log = twin.open()
-    run_round(log, settings, environment=twin.environment)
+    twin.environment.run(run_round, log, settings)
     twin.write({b"a": b"2"})
     last = log.manifests.read(1).manifest.anchors[0 if topic == "log" else 1].offset
     twin.cluster.overwrite(topic, 0, last, b"a stranger's")
     with pytest.raises(AnchorMismatch) as mismatch:
-        run_round(log, settings, environment=twin.environment)
+        twin.environment.run(run_round, log, settings)
     assert mismatch.value.facts["topic"] == topic
 
 
@@ -118,14 +118,14 @@ def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeyp
     twin = TwinLog(partitions=1)
     settings = settings_for(tmp_path)
     log = twin.open()
-    assert run_round(log, settings, environment=twin.environment) == SkippedRound(number=0, position=0)
+    assert twin.environment.run(run_round, log, settings) == SkippedRound(number=0, position=0)
     for _ in range(18):
         Writer(log, "writer").close()
-    assert isinstance(run_round(log, settings, environment=twin.environment), SkippedRound)
+    assert isinstance(twin.environment.run(run_round, log, settings), SkippedRound)
     Writer(log, "writer").close()
-    outcome = run_round(log, settings, environment=twin.environment)
+    outcome = twin.environment.run(run_round, log, settings)
     assert isinstance(outcome, CompletedRound)
     assert (outcome.number, outcome.position, outcome.rows) == (1, 20, 0)
     twin.write({b"a": b"1"})
-    assert isinstance(run_round(log, settings, environment=twin.environment), CompletedRound)
+    assert isinstance(twin.environment.run(run_round, log, settings), CompletedRound)
     assert state_of(log) == twin.model

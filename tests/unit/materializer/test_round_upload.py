@@ -62,10 +62,10 @@ def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path:
         upload(local, path)
         for turn in range(3):
             twin.write({b"b": str(turn).encode()})
-            run_round(log, settings_for(tmp_path), environment=twin.environment)
+            twin.environment.run(run_round, log, settings_for(tmp_path))
 
     stalled.store.upload = upload_and_stall  # type: ignore[method-assign] # the moment in question
-    assert run_round(stalled, settings_for(tmp_path), environment=twin.environment) == LostRound(number=3)
+    assert twin.environment.run(run_round, stalled, settings_for(tmp_path)) == LostRound(number=3)
     assert state_of(twin.open()) == twin.model
 
 
@@ -107,6 +107,6 @@ def test_the_group_offset_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(log.kafka, "publish_offset", last)
     for turn in range(3):
         twin.write({b"a": str(turn).encode()})
-        assert isinstance(run_round(log, settings_for(tmp_path), environment=twin.environment), CompletedRound)
+        assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
         assert seen[-1] == log.kafka.offsets(log.ledger_topic, [0])[0].start
     assert seen[-1] > 0

@@ -38,7 +38,7 @@ def another_process(parent: Path, fate: str) -> subprocess.Popen[str]:
 
 def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
     """It is there inside, and gone with all that is in it afterwards, errors or not."""
-    with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path) as path:
+    with pytest.raises(ZeroDivisionError), scratch_directory(tmp_path, Environment()) as path:
         (path / "run.parquet").write_bytes(b"x")
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
@@ -46,7 +46,7 @@ def test_a_directory_lives_as_long_as_its_round(tmp_path: Path) -> None:
 
 def test_two_rounds_of_one_process_do_not_sweep_each_other(tmp_path: Path) -> None:
     """A round that was given up still has its directory while the next one works."""
-    with scratch_directory(tmp_path) as first, scratch_directory(tmp_path) as second:
+    with scratch_directory(tmp_path, Environment()) as first, scratch_directory(tmp_path, Environment()) as second:
         assert first != second
         assert first.is_dir()
         assert second.is_dir()
@@ -88,13 +88,11 @@ def test_a_round_counts_whatever_becomes_of_its_directory(
             real(next(tmp_path.iterdir()))
 
     with lines() as texts:
-        assert isinstance(
-            run_round(twin.open(), settings_for(tmp_path), environment=Environment(crash=crash)), CompletedRound
-        )
+        assert isinstance(Environment(crash=crash).run(run_round, twin.open(), settings_for(tmp_path)), CompletedRound)
     assert ["stays until it is swept" in text for text in texts] == ([True] if is_stuck else [])
 
 
 def test_a_scratch_directory_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
     """A wrong setting is an error of ours that names it, not a traceback of the operating system."""
-    with pytest.raises(ConfigError, match="missing"), scratch_directory(tmp_path / "missing"):
+    with pytest.raises(ConfigError, match="missing"), scratch_directory(tmp_path / "missing", Environment()):
         pass

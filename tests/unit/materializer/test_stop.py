@@ -106,7 +106,7 @@ def test_a_daemon_that_is_restarted_again_and_again_runs_rounds(tmp_path: Path) 
         delay_s = ask_first_delay_s(log, settings)
         if delay_s < 120:
             twin.now_s += delay_s
-            run_round(log, settings, environment=twin.environment)
+            twin.environment.run(run_round, log, settings)
             rounds.append(twin.now_s)
             twin.now_s += 120 - delay_s
         else:
@@ -166,7 +166,7 @@ def test_the_proof_of_the_right_to_truncate_truncates_nothing(tmp_path: Path) ->
     twin = TwinLog()
     twin.write({b"a": b"1"})
     log = twin.open()
-    run_round(log, settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, log, settings_for(tmp_path))
     assert {there.start for there in log.data_offsets().values()} == {0}
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == 0
 

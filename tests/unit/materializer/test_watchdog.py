@@ -22,7 +22,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
     twin = TwinLog()
     twin.write({b"a": b"1"})
-    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     empty = gauge.look()
@@ -42,7 +42,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     assert found.snapshot_bytes == sum(run.size_bytes for run in newest.manifest.runs)
     gauge.close()
 
-    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     after = TailGauge(log, clock=twin.clock).look()
     assert (after.number, after.commits, after.age_s) == (2, 0, 0.0)
 
@@ -153,18 +153,16 @@ def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> 
     assert ages[0][1] <= 30
     assert ages[1] == (250, 150.0)
 
-    control = Control()
-
-    def end(_delay_s: float) -> None:
+    def end(_bell: threading.Event, _delay_s: float) -> None:
         control.stop()
 
-    restarted = Materializer(
+    environment = Environment(clock=lambda: 0.0, wall_clock=bench.twin.clock, wait=end, start=lambda work: work())
+    control = environment.run(Control)
+    restarted = environment.run(
+        Materializer,
         bench.log,
         settings_for(tmp_path, interval_s=1000.0, jitter=1.0),
         control=control,
-        environment=Environment(clock=lambda: 0.0, wall_clock=bench.twin.clock),
-        wait=end,
-        start=lambda work: work(),
     )
     restarted.run()
     assert restarted.statistics().age_s == 200.0
@@ -272,7 +270,7 @@ def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> 
     def others() -> None:
         for i in range(3):
             bench.twin.write({b"a": str(i).encode()})
-            run_round(bench.twin.open(), settings_for(tmp_path), environment=bench.twin.environment)
+            bench.twin.environment.run(run_round, bench.twin.open(), settings_for(tmp_path))
 
     bench.at(100, others)
     bench.run(until_s=200)
@@ -285,7 +283,7 @@ def test_a_gauge_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
     """It raises, rather than tell of a tail without them."""
     twin = TwinLog()
     twin.write({b"a": b"0"})
-    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     log = twin.open()
     gauge = TailGauge(log, clock=twin.clock)
     gauge.look()

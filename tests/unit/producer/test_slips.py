@@ -167,7 +167,7 @@ def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:
 
     def killed(log: Log) -> None:
         with pytest.raises(RuntimeError):
-            Writer(log, "w", environment=Environment(crash=dies))
+            Environment(crash=dies).run(Writer, log, "w")
 
     assert forget(log, refused) == []
     assert forget(log, killed) == []

@@ -114,7 +114,7 @@ def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     environment = Environment(nonce=lambda: next(numbers).to_bytes(16, "big"), disk=disk)
-    directory = CacheDirectory.create(tmp_path, environment)
+    directory = environment.run(CacheDirectory.create, tmp_path)
     file = directory.new_file()
     assert (directory.path.name, file.name) == (f"attempt-{0:032x}", f"{1:032x}.run")
     for kind in (CorruptRun, StorageFull):

@@ -345,7 +345,7 @@ def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
 
     world.reads.before_download = slowly
     world.rig.log.store.put = counted_put  # type: ignore[method-assign]  # counts what the twin is asked
-    recovery = recover(world.rig.log, settings=world.settings, environment=Environment(clock=lambda: now_s[0]))
+    recovery = Environment(clock=lambda: now_s[0]).run(recover, world.rig.log, settings=world.settings)
     assert recovery.to_dict() == world.expected
     assert 1 < wrote["leases"] <= 1 + len(world.once)  # Downloads at the same time share a renewal.
 

@@ -245,15 +245,13 @@ def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
         for number in range(1, 5):
             rig.commit(writer, number, [(b"key-%d" % i, b"%d" % number * 300) for i in range(number, 100)])
     expected = rig.state_at(rig.end())
-    table = recover(rig.log, settings=settings, environment=Environment(open_spill_file=disks.open)).to_arrow(
-        ordered=True
-    )
+    table = Environment(open_spill_file=disks.open).run(recover, rig.log, settings=settings).to_arrow(ordered=True)
     assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
     assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
     disks.room_bytes = 30_000
     target = tmp_path / "state.parquet"
     with pytest.raises(StorageFull):
-        recover(rig.log, settings=settings, environment=Environment(open_spill_file=disks.open)).to_parquet(target)
+        Environment(open_spill_file=disks.open).run(recover, rig.log, settings=settings).to_parquet(target)
     assert (disks.open_files, list(tmp_path.iterdir())) == (0, [])
 
 

@@ -31,7 +31,7 @@ def twin(tmp_path: Path) -> TwinLog:
     for name in (b"a", b"b"):
         twin.write({name: b"1", b"both": name})
         with twin.open() as log:
-            run_round(log, settings_for(tmp_path), environment=twin.environment)
+            twin.environment.run(run_round, log, settings_for(tmp_path))
     kept = dict(twin.model)
     twin.write({b"behind": b"v"})
     twin.model = kept

@@ -199,7 +199,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
     settings = RecoverySettings(memory_bytes=64 * 1024, lease_ttl_s=60.0)
     with (
         Writer(rig.log, "w") as writer,
-        recover(rig.log, settings=settings, environment=Environment(clock=lambda: now[0])).follow(poll_s=0) as stream,
+        Environment(clock=lambda: now[0]).run(recover, rig.log, settings=settings).follow(poll_s=0) as stream,
     ):
         assert stream.wait_fetched(_PATIENCE_S)
         for number in range(1, 5):

@@ -29,7 +29,7 @@ def opened_by_one(*, stamped: bool) -> Generator[Log]:
     with rig.create() as log:
         if not stamped:
             rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
-        open_epoch(log, "one", environment=Environment(nonce=lambda: sibling_nonce(run_tag(ONE)))).close()
+        Environment(nonce=lambda: sibling_nonce(run_tag(ONE))).run(open_epoch, log, "one").close()
         yield log
 
 

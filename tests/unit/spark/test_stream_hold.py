@@ -25,7 +25,7 @@ def _scene(**options: str) -> tuple[TwinLog, Log, StreamHold]:
     return (
         twin,
         log,
-        StreamHold(log, stream_options({**_OPTIONS, **options}), "one", environment=Environment(clock=twin.clock)),
+        Environment(clock=twin.clock).run(StreamHold, log, stream_options({**_OPTIONS, **options}), "one"),
     )
 
 

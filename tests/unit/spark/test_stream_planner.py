@@ -65,7 +65,7 @@ def test_every_change_comes_once_whatever_dies(seed: int, tmp_path: Path) -> Non
         twin.now_s += 40
         if rng.random() < 0.3:
             _write(twin, rng, history) if len(history) < 40 else None
-            run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
         return rng.random() < 0.2
 
     died = query.lives(dies)
@@ -84,14 +84,14 @@ def test_a_snapshot_start_has_the_state_and_then_every_change(seed: int, tmp_pat
     history: list[Changes] = []
     for _ in range(3):
         _write(twin, rng, history)
-    run_round(twin.open(), settings_for(tmp_path, keep=9), environment=twin.environment)
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path, keep=9))
     at_start = dict(twin.model)
     query = Query(twin.open, {"startingPosition": "snapshot", **READER})
 
     def dies(_point: str) -> bool:
         if rng.random() < 0.4 and len(history) < 20:
             _write(twin, rng, history)
-            run_round(twin.open(), settings_for(tmp_path, keep=9), environment=twin.environment)
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path, keep=9))
         return rng.random() < 0.3
 
     query.lives(dies)
@@ -110,7 +110,7 @@ def test_the_state_is_held_until_its_micro_batch_is_committed(tmp_path: Path) ->
     """A lease keeps the state for the tasks that read it, and truncation has the log back as soon as they have."""
     twin = TwinLog()
     twin.write({b"k": b"0"})
-    run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     query = Query(twin.open, {"startingPosition": "snapshot", **READER})
     held: dict[str, int] = {}
 
@@ -255,7 +255,7 @@ def test_a_stopped_query_without_a_reader_is_told_or_begun_anew(tmp_path: Path) 
 def _roll_up(twin: TwinLog, scratch: Path, count: int) -> None:
     for number in range(1, count + 1):
         twin.write({b"k": str(number).encode()})
-        run_round(twin.open(), settings_for(scratch), environment=twin.environment)
+        twin.environment.run(run_round, twin.open(), settings_for(scratch))
 
 
 def _once(point: str) -> Any:
@@ -281,10 +281,10 @@ def test_an_ended_subscription_is_told_or_begun_anew(tmp_path: Path) -> None:
     twin.now_s += 100
     for number in range(1, 6):
         twin.write({b"k": str(number).encode()})
-        run_round(
+        twin.environment.run(
+            run_round,
             twin.open(),
             settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=50.0)),
-            environment=twin.environment,
         )
     with pytest.raises(SubscriptionEnded, match="materializer allows 50 s") as error:
         told.run()

@@ -145,7 +145,14 @@ def test_a_lease_that_nobody_wants_asks_the_store_for_nothing() -> None:
     asked = list[str]()
     store = MemoryStore(scene.disk, "log", faults=lambda method, _path: asked.append(method))
     with LeaseHolder.claim(
-        store, holder="test", manifest_number=0, position=0, next_offsets={}, ttl_s=30.0, wanted=False
+        store,
+        holder="test",
+        manifest_number=0,
+        position=0,
+        next_offsets={},
+        ttl_s=30.0,
+        wanted=False,
+        environment=Environment(),
     ) as holder:
         assert not holder.is_held
     assert asked == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import Corrupt, NotFound, OffsetGone, ReaderInUse, StoreUnavailable, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.materializer.outcome import CompletedRound
@@ -77,8 +78,8 @@ def test_a_reader_that_lost_its_slot_is_told_why() -> None:
     log = twin.open()
     held = _held(log)
     written = held.hold(_state(log), None, take_up=True)
-    assert end_subscription(log.store, written, "idle")
-    assert not end_subscription(log.store, written, "again"), "the slot was taken"
+    assert end_subscription(log.store, written, "idle", Environment())
+    assert not end_subscription(log.store, written, "again", Environment()), "the slot was taken"
     with pytest.raises(SubscriptionEnded, match="idle"):
         held.hold(_state(log), None)
     assert _held(log, "two").hold(_state(log), None, take_up=True).number == 3
@@ -142,14 +143,14 @@ def test_a_claim_looks_at_the_logs_start_after_it_was_written(tmp_path: Path) ->
     old, nothing = _state(log), LedgerState()
     for number in range(3):
         twin.write({b"k": str(number).encode()})
-        run_round(twin.open(), settings_for(tmp_path), environment=twin.environment)
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     with pytest.raises(OffsetGone, match="begin anew from a snapshot"):
         _held(log).hold(old, None)
     held = _held(log, "two")
     held.hold(_state(log), None)
     assert held.is_sure
     young = _written(1)
-    run_round(young.open(), settings_for(tmp_path), environment=young.environment)
+    young.environment.run(run_round, young.open(), settings_for(tmp_path))
     unsure = _held(young.open())
     unsure.hold(nothing, None)
     assert not unsure.is_sure, "its snapshot says nothing about what lies below it"
@@ -179,7 +180,7 @@ def _rounds(twin: TwinLog, scratch: Path, count: int, **changed: Any) -> list[Co
     outcomes = list[CompletedRound]()
     for number in range(count):
         twin.write({b"k": f"{number} {twin.now_s}".encode()})
-        outcome = run_round(twin.open(), settings_for(scratch, **changed), environment=twin.environment)
+        outcome = twin.environment.run(run_round, twin.open(), settings_for(scratch, **changed))
         assert isinstance(outcome, CompletedRound)
         outcomes.append(outcome)
     return outcomes
@@ -242,8 +243,8 @@ def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path) -> None:
 
     environment = replace(twin.environment, crash=move)
     twin.write({b"k": b"3"})
-    outcome = run_round(
-        twin.open(), settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=10.0)), environment=environment
+    outcome = environment.run(
+        run_round, twin.open(), settings_for(tmp_path, subscriptions=SubscriptionCap(idle_s=10.0))
     )
     assert isinstance(outcome, CompletedRound)
     assert outcome.cleanup.capped == ()

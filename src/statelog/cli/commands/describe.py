@@ -1,6 +1,5 @@
 """`statelog describe`: what a log is, and its current status."""
 
-import time
 from collections.abc import Sequence
 
 import click
@@ -32,7 +31,7 @@ def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
         tail, leases, subscriptions = (
-            tail_now(log, clock=time.time),
+            tail_now(log),
             list_leases(log.store),
             list_subscriptions(log.store),
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.errors import ClosedError, ConfigError, Fenced, OutcomeUnknown, Unavailable, Unsafe
 from statelog.pending import Pending
 from statelog.producer.commits.grant import Grant, make_commit, refused
@@ -53,13 +53,7 @@ class _UnderWay:
 class Committer:
     """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them."""
 
-    def __init__(
-        self,
-        log: Log,
-        opened: OpenedEpoch,
-        *,
-        environment: Environment = REAL,
-    ) -> None:
+    def __init__(self, log: Log, opened: OpenedEpoch) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
         self.attempts = 0
@@ -67,7 +61,7 @@ class Committer:
         self._end: _End | None = None
         self._under_way: _UnderWay | None = None
         self._log = log
-        self._environment = environment
+        self._environment = current_environment()
 
     @property
     def grant(self) -> Grant:
@@ -227,12 +221,9 @@ class Committer:
         old = self.opened
         old.producer.close()
         try:
-            opened = open_epoch(
-                self._log,
-                old.grant.writer,
-                partitions=old.grant.partitions,
-                ours=[old.grant.nonce],
-                environment=self._environment,
+            grant = old.grant
+            opened = self._environment.run(
+                open_epoch, self._log, grant.writer, partitions=grant.partitions, ours=[grant.nonce]
             )
         except Fenced as fenced:
             position = fenced.facts.get("position")

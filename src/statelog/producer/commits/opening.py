@@ -16,7 +16,7 @@ Invariants:
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from statelog.environment import REAL, Clock, Environment
+from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.producer.commits.grant import Grant
 from statelog.schemas.ledger.fold import LedgerFold
@@ -62,7 +62,6 @@ def open_epoch(
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
     judged: int | None = None,
-    environment: Environment = REAL,
 ) -> OpenedEpoch:
     """Open `writer` on `partitions` (None: all).
 
@@ -75,7 +74,7 @@ def open_epoch(
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     check_name("writer", writer)
-    taken = _partitions(log, partitions)
+    taken, environment = _partitions(log, partitions), current_environment()
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)

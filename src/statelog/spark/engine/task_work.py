@@ -17,7 +17,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from statelog.environment import REAL
+from statelog.environment import current_environment
 from statelog.errors import CorruptRun, NotFound
 from statelog.materializer.tasks import Task
 from statelog.materializer.work import Workplace, not_whole, run_id, scratch_directory, write_runs
@@ -76,13 +76,14 @@ class TaskWork:
 
     def _do(self, task: Task) -> TaskDone:
         log = cached_log(self.where)
-        with scratch_directory(self.scratch) as scratch:
+        environment = current_environment()
+        with scratch_directory(self.scratch, environment) as scratch:
             place = Workplace(
                 log=log,
                 scratch=scratch,
                 open_run=lambda run: RunReader(log.store.open(run.path), run.file),
-                new_id=REAL.new_id,
                 go_on=_go_on,
+                environment=environment,
             )
             started_s = time.monotonic()
             found = write_runs(task, place)

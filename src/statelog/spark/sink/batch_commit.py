@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.coordinator import Coordinator
 from statelog.schemas.ledger.handle import Handle
@@ -40,8 +40,6 @@ def commit_batch(
     options: WriteOptions,
     messages: Sequence[WriterCommitMessage | None],
     batch_id: int,
-    *,
-    environment: Environment = REAL,
 ) -> bool:
     """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
     Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
@@ -59,12 +57,10 @@ def commit_batch(
             run_id=options.run_id,
         )
 
-    return _commit(options, results, decide, environment)
+    return _commit(options, results, decide)
 
 
-def commit_write(
-    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, environment: Environment = REAL
-) -> bool:
+def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
     """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
 
     def decide(last: LastCommit | None) -> BatchDecision:
@@ -75,15 +71,15 @@ def commit_write(
             take_over_from=options.take_over_from,
         )
 
-    return _commit(options, _results(messages), decide, environment)
+    return _commit(options, _results(messages), decide)
 
 
-def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchRule, environment: Environment) -> bool:
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchRule) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
     try:
-        coordinator = _coordinator(options.where, results[0], environment)
+        coordinator = _coordinator(options.where, results[0])
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
             _LOG.info(
@@ -100,7 +96,7 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: BatchR
     return True
 
 
-def _coordinator(where: LogAddress, result: TaskResult, environment: Environment) -> Coordinator:
+def _coordinator(where: LogAddress, result: TaskResult) -> Coordinator:
     """The coordinator for the grant and base of these tasks."""
     key = (where, result.grant.nonce)
     found = _coordinators.get(key)
@@ -110,12 +106,8 @@ def _coordinator(where: LogAddress, result: TaskResult, environment: Environment
         if found.base != result.base:
             found.refresh()  # Another commit process of the session was at work.
         return found
-    made = Coordinator(
-        log,
-        result.grant.writer,
-        grant=result.grant,
-        environment=replace(environment, nonce=sibling_nonces(result.grant.nonce)),
-    )
+    siblings = replace(current_environment(), nonce=sibling_nonces(result.grant.nonce))
+    made = siblings.run(Coordinator, log, result.grant.writer, grant=result.grant)
     return _coordinators.put(key, made)
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from statelog.environment import REAL, Environment
 from statelog.spark.options.write import write_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch, commit_write
@@ -25,11 +24,8 @@ class BatchWriter(DataSourceArrowWriter):
     """Spark's view of the sink. One instance is planned, copied to the tasks, and to the commit process."""
 
     @reported()
-    def __init__(
-        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, environment: Environment = REAL
-    ) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
-        self._environment = environment
 
     @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
@@ -41,8 +37,8 @@ class BatchWriter(DataSourceArrowWriter):
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         options = self._planned.options
         if options.batch_id is not None:
-            commit_batch(options, messages, options.batch_id, environment=self._environment)
-        elif not commit_write(options, messages, environment=self._environment):
+            commit_batch(options, messages, options.batch_id)
+        elif not commit_write(options, messages):
             self._give_up()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
@@ -53,4 +49,4 @@ class BatchWriter(DataSourceArrowWriter):
     def _give_up(self) -> None:
         """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
         if self._planned.grant is not None:
-            give_up(self._planned.options, self._planned.grant, environment=self._environment)
+            give_up(self._planned.options, self._planned.grant)

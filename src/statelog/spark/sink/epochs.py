@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
-from statelog.environment import REAL, Environment, NewNonce
+from statelog.environment import NewNonce, current_environment
 from statelog.errors import Fenced, StatelogError
 from statelog.producer.commits.grant import Grant, TaskGrant
 from statelog.producer.commits.opening import open_epoch
@@ -71,16 +71,16 @@ class _Epoch:
 _epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
 
 
-def plan_batch(options: WriteOptions, *, check: Check | None = None, environment: Environment = REAL) -> TaskGrant:
+def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGrant:
     """The right to write the next batch. `check` may refuse the log before an epoch is opened.
 
     Raises LogInUse and CheckpointMismatch before anything is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
     ConfigError.
     """
-    return planned(options.where, lambda: _plan(options, check, environment))
+    return planned(options.where, lambda: _plan(options, check))
 
 
-def _plan(options: WriteOptions, check: Check | None, environment: Environment) -> TaskGrant:
+def _plan(options: WriteOptions, check: Check | None) -> TaskGrant:
     part = (options.partitions, options.share)
     key = (options.where, options.writer, options.checkpoint_location or options.query_id, part)
     epoch = _epochs.get(key)
@@ -89,11 +89,11 @@ def _plan(options: WriteOptions, check: Check | None, environment: Environment) 
         if (
             epoch is None or epoch.log is not log
         ):  # The log was opened anew, and what was made of the old one is closed.
-            epoch = _epochs.put(key, _first(log, options, check, environment))
+            epoch = _epochs.put(key, _first(log, options, check))
         else:
             epoch.ledger.fold_end()
             if not epoch.is_live:
-                epoch = _next(log, options, key, epoch, check, environment)
+                epoch = _next(log, options, key, epoch, check)
         if options.serves_query:
             run_of(options).keep()
         else:
@@ -106,12 +106,12 @@ def _plan(options: WriteOptions, check: Check | None, environment: Environment) 
     return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
 
 
-def give_up(options: WriteOptions, grant: Grant, *, environment: Environment = REAL) -> None:
+def give_up(options: WriteOptions, grant: Grant) -> None:
     """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. Never raises."""
-    named = replace(environment, nonce=voided_nonce)
+    voided = replace(current_environment(), nonce=voided_nonce)
     try:
         log = cached_log(options.where)
-        open_epoch(log, grant.writer, partitions=grant.partitions, judged=grant.epoch, environment=named).close()
+        voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=grant.epoch).close()
     except Fenced:
         pass  # Another one has ended it.
     except StatelogError as error:
@@ -138,7 +138,7 @@ class _Judged(NamedTuple):
     rivals: list[Rival]
 
 
-def _first(log: Log, options: WriteOptions, check: Check | None, environment: Environment) -> _Epoch:
+def _first(log: Log, options: WriteOptions, check: Check | None) -> _Epoch:
     """The epoch for a worker that has none: a sibling's, or a new one.
 
     Who is overtaken between the look and the Open looks again: two jobs that start at once do not both see nobody.
@@ -146,11 +146,11 @@ def _first(log: Log, options: WriteOptions, check: Check | None, environment: En
     run = run_of(options)
     overtaken: Fenced | None = None
     for _ in range(_LOOKS):
-        found = _looked(log, options, run, check, environment)
+        found = _looked(log, options, run, check)
         if isinstance(found, _Epoch):
             return found
         try:
-            epoch = _open(log, options, run, found.prior, environment)
+            epoch = _open(log, options, run, found.prior)
         except Fenced as error:
             overtaken = error
             continue
@@ -162,9 +162,7 @@ def _first(log: Log, options: WriteOptions, check: Check | None, environment: En
     raise overtaken
 
 
-def _looked(
-    log: Log, options: WriteOptions, run: QueryRun, check: Check | None, environment: Environment
-) -> _Epoch | _Judged:
+def _looked(log: Log, options: WriteOptions, run: QueryRun, check: Check | None) -> _Epoch | _Judged:
     """A sibling's epoch, or what an Open would fence. Raises as `plan_batch`, if it may not."""
     ledger = log.ledger.newest_client()
     try:
@@ -176,7 +174,7 @@ def _looked(
             raise _taken_over(options, run, newest)  # noqa: TRY301  # the cleanup below is the same for every way out
         if check is not None:
             check(log.descriptor, log.value_schemas.newest())
-        judged = _judged(log, ledger.fold, options, run, environment)
+        judged = _judged(log, ledger.fold, options, run)
     except BaseException:
         ledger.close()
         raise
@@ -184,8 +182,8 @@ def _looked(
     return judged
 
 
-def _judged(log: Log, fold: LedgerFold, options: WriteOptions, run: QueryRun, environment: Environment) -> _Judged:
-    rivals = rivals_of(log, fold, options, environment.wall_clock())
+def _judged(log: Log, fold: LedgerFold, options: WriteOptions, run: QueryRun) -> _Judged:
+    rivals = rivals_of(log, fold, options, current_environment().wall_clock())
     query_id = options.query_id or _query_id(options.checkpoint_location)
     check_ownership(options, query_id, run.tag, fold.last_commit(options.writer), rivals)
     return _Judged(fold.prior(options.writer, options.taken(log.descriptor.partitions)), rivals)
@@ -197,7 +195,6 @@ def _next(
     key: _Key,
     epoch: _Epoch,
     check: Check | None,
-    environment: Environment,
 ) -> _Epoch:
     """What follows an epoch that was replaced: a sibling's; or a new one, for a plain write, which has no run to lose,
     and for a query that was started again after a sibling had found it fenced.
@@ -209,7 +206,7 @@ def _next(
     run = run_of(options)
     if options.serves_query and run.has_opened(epoch.ledger.fold.last_commit(options.writer)):
         raise _taken_over(options, run, newest)
-    return _epochs.put(key, _first(log, options, check, environment))
+    return _epochs.put(key, _first(log, options, check))
 
 
 def _newest(log: Log, fold: LedgerFold, options: WriteOptions) -> LiveEpoch | None:
@@ -232,11 +229,11 @@ def _shared(log: Log, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
     )
 
 
-def _open(log: Log, options: WriteOptions, run: QueryRun, judged: int, environment: Environment) -> _Epoch:
+def _open(log: Log, options: WriteOptions, run: QueryRun, judged: int) -> _Epoch:
     """Open an epoch. Raises Fenced if another one was opened since the ownership check."""
     taken = options.taken(log.descriptor.partitions)
-    named = replace(environment, nonce=sibling_nonces(run.tag))
-    opened = open_epoch(log, options.writer, partitions=taken, judged=judged, environment=named)
+    siblings = replace(current_environment(), nonce=sibling_nonces(run.tag))
+    opened = siblings.run(open_epoch, log, options.writer, partitions=taken, judged=judged)
     opened.producer.close()
     try:
         if options.serves_query:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from statelog.environment import REAL, Environment
 from statelog.spark.options.write import write_options
 from statelog.spark.reported import reported
 from statelog.spark.sink.batch_commit import commit_batch
@@ -23,14 +22,11 @@ __all__ = ["StreamWriter"]
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark's view of the sink. `environment` are for tests."""
+    """Spark's view of the sink."""
 
     @reported()
-    def __init__(
-        self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, environment: Environment = REAL
-    ) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._planned = PlannedWrite(write_options(options, streaming=True), schema, overwrite=overwrite)
-        self._environment = environment
 
     @reported()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:  # type: ignore[override]  # as Spark's own Arrow class
@@ -40,7 +36,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the batch, beside the driver. Raises as `commit_batch`."""
-        commit_batch(self._planned.options, messages, batchId, environment=self._environment)
+        commit_batch(self._planned.options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""

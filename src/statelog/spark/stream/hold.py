@@ -8,7 +8,7 @@ Invariant: only places that Spark has committed are held, so a query that is sta
 
 from collections.abc import Callable
 
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.reading.hold import Hold, Needs
 from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options.reading import lease_terms
@@ -26,10 +26,10 @@ _ANEW_S = 3600.0
 class StreamHold:
     """Holds one reading's place. Belongs to one thread."""
 
-    def __init__(self, log: Log, options: StreamOptions, reading: str, *, environment: Environment = REAL) -> None:
+    def __init__(self, log: Log, options: StreamOptions, reading: str) -> None:
         self._log = log
         self._options = options
-        self._environment = environment
+        self._environment = current_environment()
         self._lease: Hold | None = None
         self._lease_s = 0.0
         self._held_s: float | None = None
@@ -39,7 +39,7 @@ class StreamHold:
         self._subscription = None
         if options.reader is not None:
             self._subscription = HeldSubscription(
-                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}", environment=environment
+                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}"
             )
 
     def kept_base(self) -> LedgerBase | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.closing import Closing
-from statelog.environment import REAL, Environment
+from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.changes import plan_changes
 from statelog.reading.converter import newer_values
@@ -39,10 +39,10 @@ _CLOCKS_APART_S = 60
 class StreamPlanner(Closing):
     """Plans for one query. Belongs to one thread."""
 
-    def __init__(self, log: Log, options: StreamOptions, *, environment: Environment = REAL) -> None:
+    def __init__(self, log: Log, options: StreamOptions) -> None:
         self._log = log
         self._options = options
-        self._environment = environment
+        self._environment = current_environment()
         self._groups = None if options.key_groups is None else frozenset(options.key_groups)
         self._hold: StreamHold | None = None
         self._window: CommitWindow | None = None
@@ -149,7 +149,7 @@ class StreamPlanner(Closing):
         if self._hold is None or self._hold.reading != offset.reading:
             if self._hold is not None:
                 self._hold.release()
-            self._hold = StreamHold(self._log, self._options, offset.reading, environment=self._environment)
+            self._hold = self._environment.run(StreamHold, self._log, self._options, offset.reading)
         return self._hold
 
     def _follow(self, offset: StreamOffset) -> CommitWindow:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from statelog.environment import REAL
+from statelog.environment import current_environment
 from statelog.storage.local.own_process import OwnProcess
 
 __all__ = ["OwnDirectory", "make_own", "sweep"]
@@ -70,12 +70,13 @@ class OwnDirectory:
         self.remove()
 
 
-def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] = REAL.new_id) -> OwnDirectory:
+def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] | None = None) -> OwnDirectory:
     """A new directory `<prefix><32 hex digits><suffix>` in `parent`, for this user only; the dead ones go first.
 
     `new_id` gives the digits. Raises OSError. Dead ones that cannot be removed are log lines.
     """
     sweep(parent, prefix, suffix)
+    new_id = new_id or current_environment().new_id
     while True:
         path = parent / f"{prefix}{new_id()}{suffix}"
         lock = _make_locked(path)

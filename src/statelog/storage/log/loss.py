@@ -20,15 +20,16 @@ Invariants:
 """
 
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Event
 from typing import NamedTuple
 
 import xxhash
 
+from statelog.environment import current_environment
 from statelog.errors import (
     AnchorMismatch,
     BeyondEnd,
@@ -251,8 +252,6 @@ def accept_topic_loss(
     reason: str,
     operator: str,
     confirm: Callable[[TopicLoss], None] = _agreed,
-    clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Log:
     """Give up what a lost ledger held behind the newest snapshot, make what is gone anew, and open the log.
 
@@ -264,14 +263,15 @@ def accept_topic_loss(
     a topic that cannot be taken over; OutcomeUnknown, Unavailable (run it again: it goes on).
     """
     check_acceptance(reason, operator)
+    environment = current_environment()
     with opened_ports(name, where) as (client, store, waived):
         made = descriptor_or_none(store)
         if made is None:
             raise NotFound(f"there is no log {name}", url=store.url)
-        work = _Acceptance(made, client, store, waived, where.replication_factor, clock)
+        work = _Acceptance(made, client, store, waived, where.replication_factor, environment.wall_clock)
         stored = work.snapshot()
         confirm(work.look(stored))
-        sleep(LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.
+        environment.wait(Event(), LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.
         for _ in range(_ATTEMPTS):
             log = work.replace(stored, reason, operator)
             if log is not None:

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from statelog.environment import Environment
+from statelog.environment import Environment, current_environment
 from statelog.producer import Writer
 from statelog.schemas.names import parse_enum
 from statelog.storage import Log, LogOptions, Where
@@ -44,7 +44,6 @@ def table(
     own_partitions: Sequence[int] | None = None,
     own_key_group: int | None = None,
     settings: TableSettings | None = None,
-    environment: Environment | None = None,
 ) -> Table[Any, Any]:
     """Open keyed state that survives: a mapping that is back after a kill, exactly, and its last commit's progress.
 
@@ -64,7 +63,7 @@ def table(
     Unavailable, StorageFull.
     """
     check_directory(parse_enum(BackendKind, "backend", backend), directory)
-    chosen, machine = settings or TableSettings(), environment or Environment()
+    chosen, machine = settings or TableSettings(), current_environment()
     with ExitStack() as opened:
         log = open_log(name, where, create=create)
         opened.callback(log.close)
@@ -91,7 +90,7 @@ def _open(
     keys = KeyRule(log.descriptor, share.key_groups, share.one)
     opening = StateOpening(log, home, keys, settings, environment, may_lack=True)
     opening.look(ValueRule(log.value_schemas.newest()))
-    writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer, environment=environment)
+    writer = Writer(log, owner, partitions=share.partitions, settings=settings.writer)
     stack.push(writer)
     wanted = Wanted.by(writer)
     state, report = opening.open(wanted)

@@ -33,13 +33,13 @@ class Built:
 
     def __init__(self, builder: "Builder", at_least: int, schema: ValueSchema) -> None:
         self._level_s = builder.environment.clock()
-        self._recovery = recover(
+        self._recovery = builder.environment.run(
+            recover,
             builder.log,
             key_groups=builder.keys.owned,
             at_least=at_least,
             progress=self._beat,
             settings=replace(builder.settings.recovery, value_schema_id=schema.id),
-            environment=builder.environment,
         )
         plan = self._recovery.plan
         self._last_commit: LastCommit | None = plan.state.last_commit(builder.owner)

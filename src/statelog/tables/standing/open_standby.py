@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from statelog.environment import Environment
+from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.recovery import RecoverySettings
 from statelog.schemas.names import parse_enum
@@ -45,7 +45,6 @@ def standby(
     own_key_group: int | None = None,
     poll_s: float | None = 0.1,
     settings: TableSettings | None = None,
-    environment: Environment | None = None,
 ) -> Standby[Any, Any]:
     """Open a standby of a table: a read-only mapping that follows it, and may become it.
 
@@ -72,9 +71,7 @@ def standby(
             raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
         opened.callback(log.close)
         share = share_of(log.descriptor, own_partitions, own_key_group)
-        follower = _open(
-            opened, log, directory, share, share.owner(writer), poll_s, settings, environment or Environment()
-        )
+        follower = _open(opened, log, directory, share, share.owner(writer), poll_s, settings, current_environment())
         made: Standby[Any, Any] = Standby(follower, share)
         opened.pop_all()
         return made

@@ -33,9 +33,7 @@ def promote(follower: Follower, share: Share) -> Opened:
     of, environment = follower.builder, follower.builder.environment
     with follower.state.without_scans(), _turn(follower, of.settings.recovery.stall_timeout_s):
         follower.state.check()
-        writer = Writer(
-            of.log, of.owner, partitions=share.partitions, settings=of.settings.writer, environment=environment
-        )
+        writer = environment.run(Writer, of.log, of.owner, partitions=share.partitions, settings=of.settings.writer)
         try:
             environment.crash("promoting")
             opening = _catch_up(follower, writer)

@@ -272,9 +272,8 @@ class StateOpening:
             seen=[self._place.ledger],
         )
         if not plan.is_empty:
-            with closing(
-                newest_changes(self._log, plan, settings=self._recovery, environment=self._environment)
-            ) as tables:
+            rest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
+            with closing(rest) as tables:
                 for table in tables:
                     store.load(table)
                     rows += table.num_rows
@@ -299,13 +298,13 @@ class StateOpening:
         self._made = store if self._home is None else None
 
     def _whole(self) -> KeyedStore:
-        recovery = self._wanted.recovery or recover(
+        recovery = self._wanted.recovery or self._environment.run(
+            recover,
             self._log,
             key_groups=self._keys.owned,
             at_least=self._place.ledger,
             progress=lambda _: self._beat(),
             settings=self._recovery,
-            environment=self._environment,
         )
         home = self._home
         with recovery:

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from statelog.environment import Environment
+from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.names import parse_enum
@@ -60,7 +60,6 @@ def worker(
     on_close: Hook | None = None,
     tick_s: float = 1.0,
     settings: TableSettings | None = None,
-    environment: Environment | None = None,
 ) -> Worker[Any, Any]:
     """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
 
@@ -97,8 +96,8 @@ def worker(
     """
     kafka = where.kafka_settings()
     group = group_settings(consumer or {}, kafka, default_group=name)
-    chosen, machine = settings or TableSettings(), environment or Environment()
-    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen, "environment": machine}
+    chosen, machine = settings or TableSettings(), current_environment()
+    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen}
     hooks = Hooks(on_open=on_open, on_tick=on_tick, on_commit=on_commit, on_close=on_close, tick_s=tick_s)
     with ExitStack() as failing:
         source = ConfluentKafka(group.config)
@@ -110,7 +109,7 @@ def worker(
         failing.callback(shared.close)
         release = failing.pop_all()
         failing.push(release)
-        doors = _Doors(name, replace(where, kafka=shared.lend()), kept, release)
+        doors = _Doors(name, replace(where, kafka=shared.lend()), kept, machine, release)
         workplace = Workplace(
             name=name,
             topic=topic,
@@ -139,10 +138,13 @@ class _Doors:
     table opens beside one that is held, in a directory of this process alone, which goes with the stack.
     """
 
-    def __init__(self, name: str, where: Where, options: Mapping[str, Any], stack: ExitStack) -> None:
+    def __init__(
+        self, name: str, where: Where, options: Mapping[str, Any], environment: Environment, stack: ExitStack
+    ) -> None:
         self._name = name
         self._where = where
         self._options = options
+        self._environment = environment
         self._stack = stack
         self._making = Lock()
         self._beside: Path | None = None
@@ -154,11 +156,11 @@ class _Doors:
     def table(self, partition: int, is_beside: bool) -> Table[Any, Any]:
         """The owner's, beside the directory if that is in use."""
         own: dict[str, Any] = {"directory": self._own()} if is_beside else {}
-        return table(self._name, self._where, **self._of(partition), **{**self._options, **own})
+        return self._environment.run(table, self._name, self._where, **self._of(partition), **{**self._options, **own})
 
     def standby(self, partition: int) -> Standby[Any, Any]:
         """A follower's."""
-        return standby(self._name, self._where, **self._of(partition), **self._options)
+        return self._environment.run(standby, self._name, self._where, **self._of(partition), **self._options)
 
     def _of(self, partition: int) -> dict[str, Any]:
         return {"writer": f"{self._name}-{partition}", "own_key_group": partition}
@@ -168,7 +170,7 @@ class _Doors:
             if self._beside is None:
                 directory = Path(self._options["directory"])
                 with local_disk(directory):
-                    own = make_own(directory, _BESIDE, new_id=self._options["environment"].new_id)
+                    own = make_own(directory, _BESIDE, new_id=self._environment.new_id)
                 self._stack.callback(own.remove)
                 self._beside = own.path
             return self._beside
