@@ -1,6 +1,19 @@
-"""The stack of docker-compose.yml: a log goes through Kafka, the materializer daemon and S3, and comes back."""
+"""The stack of docker-compose.yml: a log goes through Kafka, the materializer daemon and S3, and comes back.
 
-from collections.abc import Callable
+It stands under a project name, ports and an image name of its own, beside a stack of a user or of another run. The
+image stays, for the next run; nothing else does.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +22,148 @@ from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
+from statelog.testing.broker import free_port
 from statelog.testing.process import wait_for
-from tests.support.services.broker import choices
-from tests.support.services.compose import Stack, compose_reason, open_stack
+from tests.support.services.broker import KAFKA_IMAGE, choices, docker_reason
+from tests.support.services.s3 import S3_IMAGE
+
+ROOT = Path(__file__).parents[2]
+_LOG = "example"
+_IMAGES = (KAFKA_IMAGE, S3_IMAGE, "python:3.11-slim-bookworm")
+_LIMIT_S = 400.0
+_PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "default-timeout")
+
+
+class Stack:
+    """One run of the compose file, whose materializer has the log `example` and runs a round every half second."""
+
+    def __init__(self) -> None:
+        self.project = f"statelog-test-{uuid.uuid4().hex[:8]}"
+        self._kafka_port, self._s3_port = free_port(), free_port()
+        self._environment = {
+            **_pip_settings(),
+            **os.environ,
+            "STATELOG_IMAGE": "statelog-test",
+            "STATELOG_KAFKA_PORT": str(self._kafka_port),
+            "STATELOG_S3_PORT": str(self._s3_port),
+            "STATELOG_LOG": _LOG,
+            "STATELOG_INTERVAL_S": "500ms",
+            "STATELOG_MIN_AGE_S": "0",
+        }
+
+    def up(self) -> None:
+        """Build the image while Kafka and S3 start, then start the materializer; returns when all are healthy."""
+        others = self._start("up", "--detach", "--wait", "kafka", "s3")
+        self.compose("build", "materializer")
+        _finish(others)
+        self.compose("up", "--detach", "--wait")
+
+    def compose(self, *arguments: str) -> str:
+        """Run docker compose; returns its output. Fails with what it said."""
+        return _finish(self._start(*arguments))
+
+    def statelog(self, *arguments: str) -> str:
+        """Run a command of statelog as README.md says."""
+        return self.compose("run", "--rm", "--no-TTY", "statelog", *arguments)
+
+    def open_log(self) -> Log:
+        """The log as a program on this machine opens it: as README.md says, at the ports of this run."""
+        section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## With Docker")[2]
+        _, printed, _ = re.split(r"^```(?:python)?\n", section, maxsplit=2, flags=re.MULTILINE)
+        ours = printed.replace(":9092", f":{self._kafka_port}").replace(":7070", f":{self._s3_port}")
+        names: dict[str, Any] = {}
+        exec(compile(ours, "README.md", "exec"), names)
+        return Log.open(_LOG, names["where"])
+
+    def exit_code(self, service: str) -> int:
+        """The code with which the container of a service that does not run any more has ended."""
+        shown = json.loads(self.compose("ps", "--all", "--format", "json", service))
+        assert shown["State"] == "exited", shown
+        return int(shown["ExitCode"])
+
+    def leftovers(self) -> Collection[str]:
+        """Containers, volumes and networks that are there of this stack."""
+        label = f"label=com.docker.compose.project={self.project}"
+        lists = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
+        return [name for words in lists for name in _docker(*words, "--quiet", "--filter", label).split()]
+
+    def _start(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = ["docker", "compose", "--project-name", self.project, *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@contextmanager
+def open_stack() -> Generator[Stack]:
+    """A stack that is up, and gone at the end with all that it stored."""
+    stack = Stack()
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+
+
+def compose_reason() -> str:
+    """Why docker compose cannot be used here, or an empty string if it can."""
+    reason = docker_reason()
+    if reason:
+        return reason
+    try:
+        _docker("compose", "version")
+    except (OSError, AssertionError) as error:
+        return f"docker compose does not run: {error}"
+    missing = [image for image in _IMAGES if not _is_there(image)]
+    return f"Docker answers, but these images cannot be had: {', '.join(missing)}" if missing else ""
+
+
+def _is_there(image: str) -> bool:
+    """Whether an image is there, or could be fetched now."""
+    for words in (("image", "inspect"), ("pull", "--quiet")):
+        try:
+            _docker(*words, image)
+        except AssertionError:
+            continue
+        return True
+    return False
+
+
+def _pip_settings() -> dict[str, str]:
+    """How this machine's pip reaches its index, as the variables that the compose file gives on to the build."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    found: dict[str, str] = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        setting = name.rpartition(".")[2]
+        if setting in _PIP_SETTINGS:
+            # pip prints the value as a Python literal, several lines of a file as one text.
+            found[f"PIP_{setting.upper().replace('-', '_')}"] = " ".join(value.strip("'\"").replace("\\n", " ").split())
+    return found
+
+
+def _docker(*arguments: str) -> str:
+    return _finish(subprocess.Popen(["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+
+
+def _finish(process: "subprocess.Popen[str]") -> str:
+    """What a command printed. Fails with its errors if it failed, or did not end at all."""
+    try:
+        out, err = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}:\n{err}{out}"
+    return out
+
 
 pytestmark = [pytest.mark.docker, pytest.mark.broker, pytest.mark.timeout(540)]
 

@@ -1,7 +1,10 @@
 """The examples in docstrings of the Spark room run in a Spark session, and its names have one."""
 
 import doctest
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -9,9 +12,34 @@ from pyspark.sql import SparkSession
 import statelog.spark
 from statelog.producer.writer import Writer
 from statelog.storage.log.where import Where
-from tests.support.docstring_examples import examples, run_example
 from tests.support.rigs.log import UNSAFE
+from tests.support.rooms import SOURCE
 from tests.support.services.broker import Broker
+
+_SPARK = SOURCE / "spark"
+
+
+def examples(*, spark: bool) -> list[doctest.DocTest]:
+    """The examples of the room that needs Spark, or those of all others."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test for name in _modules(spark) for test in finder.find(import_module(name), name)]
+    return [test for test in found if test.examples]
+
+
+def run_example(example: doctest.DocTest, names: Mapping[str, Any]) -> None:
+    """Run it on these names. AssertionError shows what it said instead."""
+    said: list[str] = []
+    example.globs = dict(names)
+    result = doctest.DocTestRunner(verbose=False).run(example, out=said.append, clear_globs=False)
+    assert result.failed == 0, "".join(said)
+    assert result.attempted
+
+
+def _modules(spark: bool) -> Iterator[str]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        if path.is_relative_to(_SPARK) == spark and ">>> " in path.read_text("utf-8"):
+            yield ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -1,19 +1,190 @@
-"""The faces are what a program needs, and no more.
+"""Every name that a program meets has one public home, and a face exports nothing else. All is read from source.
 
-The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, and that
-a program names: because a document shows them, or because it passes them to something exported. What a call gives back
-needs no home: a program uses it without importing it. The protocol's own types (records of the ledger, manifests, runs)
-are private. Errors and warnings have `statelog.errors`, and `statelog` has again what a first program needs.
+The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
+that a document names and those in the public signatures of exported names, of this room or another. Errors and
+warnings have `statelog.errors`, the seams `statelog.seams`, and `statelog` has again what a first program needs.
 """
 
+import ast
 import re
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import statelog
-from tests.support.public_names import Name, exported, homeless, taken_by
 from tests.support.rooms import ROOMS, SOURCE
+from tests.support.style import declared_names
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Signature = tuple[str, str, ast.expr]  # whose it is, the module that its names are looked up in, an annotation
+
+
+class Name(NamedTuple):
+    """A class, function, alias or constant of ours: the module that defines it, and its name there."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def exported(face: str) -> dict[str, Name]:
+    """The names in the `__all__` of a module, each with where it is defined."""
+    return {name: _definition(Name(face, name)) for name in declared_names(_source(face)) or []}
+
+
+def homeless(faces: Iterable[str], excused: Collection[str] = ()) -> dict[Name, str]:
+    """What no face exports, although a program passes it to an exported name. An alias needs no home if its parts have.
+
+    What is `excused`, by its name, needs none, nor do its parts.
+    """
+    homes = {name for face in faces for name in exported(face).values()}
+    found: dict[Name, str] = {}
+    queue = deque(sorted(homes))
+    seen = set(queue)
+    while queue:
+        for where, name in taken_by(queue.popleft()):
+            if name not in seen and name.name not in excused:
+                seen.add(name)
+                if isinstance(_node(name), ast.Assign):
+                    queue.append(name)
+                else:
+                    found[name] = where
+    return found
+
+
+def taken_by(owner: Name) -> Iterator[tuple[str, Name]]:
+    """The names of ours that a function takes, or a class in its methods or as its settings; each with whose it is.
+
+    The constructor of a class that is "made by `...`", as its docstring says, is not for its users, nor are the methods
+    of a protocol.
+    """
+    for where, module, annotation in _signatures(owner):
+        for word in _words(annotation):
+            if not word.startswith("_") and word in _bindings(module):
+                found = _definition(Name(module, word))
+                if _is_type(found):
+                    yield where, found
+
+
+def _signatures(owner: Name) -> Iterator[_Signature]:
+    match _node(owner):
+        case ast.ClassDef() as node:
+            yield from _of_class(owner, node, frozenset())
+        case ast.FunctionDef() | ast.AsyncFunctionDef() as node:
+            yield from ((str(owner), owner.module, annotation) for annotation in _of_function(node))
+        case ast.Assign(value=value) if _is_alias(value):
+            yield str(owner), owner.module, value
+        case _:
+            return
+
+
+def _of_class(owner: Name, node: ast.ClassDef, overridden: frozenset[str]) -> Iterator[_Signature]:
+    """Those of the class, and of its bases where it does not override them."""
+    own = overridden | {part.name for part in node.body if isinstance(part, _Function)}
+    for word in (word for base in node.bases for word in _words(base)):
+        base = _definition(Name(owner.module, word))
+        if isinstance(inherited := _node(base), ast.ClassDef):
+            yield from _of_class(base, inherited, own)
+    if any(word == "Protocol" for base in node.bases for word in _words(base)):
+        return
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and _is_setting(owner, part.target.id):
+            yield f"{owner}.{part.target.id}", owner.module, part.annotation
+        elif isinstance(part, _Function) and part.name not in overridden and _is_called(part.name, node):
+            yield from ((f"{owner}.{part.name}", owner.module, annotation) for annotation in _of_function(part))
+
+
+def _of_function(node: _Function) -> Iterator[ast.expr]:
+    arguments = node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        if argument is not None and argument.annotation is not None:
+            yield argument.annotation
+
+
+def _words(annotation: ast.AST) -> Iterator[str]:
+    for part in ast.walk(annotation):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            try:
+                yield from _words(ast.parse(part.value, mode="eval"))
+            except SyntaxError:
+                continue  # Text of a Literal, which names nothing.
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def _is_setting(owner: Name, field: str) -> bool:
+    """Whether it is a field of a value that programs make."""
+    return owner.name.endswith(("Settings", "Options", "Policy", "Cap", "Where")) and _is_public(field)
+
+
+def _is_called(method: str, node: ast.ClassDef) -> bool:
+    if method != "__init__":
+        return _is_public(method)
+    return "made by `" not in " ".join((ast.get_docstring(node) or "").lower().split())
+
+
+def _is_alias(value: ast.expr) -> bool:
+    return isinstance(value, ast.BinOp | ast.Subscript | ast.Name)
+
+
+def _is_type(name: Name) -> bool:
+    match _node(name):
+        case ast.ClassDef():
+            return True
+        case ast.Assign(value=value):
+            return _is_alias(value)
+        case _:
+            return False
+
+
+def _definition(name: Name) -> Name:
+    bound = _bindings(name.module).get(name.name)
+    return _definition(bound) if isinstance(bound, Name) else name
+
+
+def _node(name: Name) -> ast.stmt | None:
+    bound = _bindings(name.module).get(name.name)
+    return None if isinstance(bound, Name) else bound
+
+
+def _bindings(module: str) -> dict[str, ast.stmt | Name]:
+    """What a module defines at its top, and what of ours it imports, for type checkers alone or not."""
+    return _bound(_source(module))
+
+
+@cache
+def _bound(source: str) -> dict[str, ast.stmt | Name]:
+    tree = ast.parse(source)
+    found: dict[str, ast.stmt | Name] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == SOURCE.name:
+            found |= {alias.asname or alias.name: Name(node.module or "", alias.name) for alias in node.names}
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = node
+            case _:
+                continue
+    return found
+
+
+def _source(module: str) -> str:
+    path = SOURCE.parent.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.read_text("utf-8") if path.exists() else ""
+
 
 ROOT = Path(__file__).parents[2]
 FACES = tuple(f"statelog.{room}" for room in ROOMS)
@@ -98,7 +269,7 @@ def test_a_name_without_a_home_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         "class Made:\n    '''Made by `open_it`.'''\n    def __init__(self, f: F) -> None:\n        self.e: F = F()\n"
         "def open_it(what: AorB, how: E) -> Made: ...\n"
     )
-    monkeypatch.setattr("tests.support.public_names.SOURCE", package)
+    monkeypatch.setattr(f"{__name__}.SOURCE", package)
     assert {name.name for name in homeless(["statelog"])} == {"A", "B", "C", "D", "E"}
     assert {name.name for name in homeless(["statelog"], {"E"})} == {"A", "B", "C", "D"}
     assert exported("statelog")["Door"] == Name("statelog.deep", "Door")

@@ -2,7 +2,7 @@
 
 Writers of a few names over overlapping partitions work with the real records, handles and fold. A message may arrive
 late (after its sender died), be lost, or lose its answer; order per (sender, queue) holds and nothing is doubled, as
-with an idempotent producer. One seed decides everything. `tests/sim/models/ledger_check.py` judges the history.
+with an idempotent producer. One seed decides everything. `tests/property/test_fold_model.py` judges the history.
 """
 
 import random
