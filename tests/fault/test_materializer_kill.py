@@ -11,7 +11,7 @@ import pytest
 from statelog.materializer.roll_up import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
-from tests.support.processes.doomed import NEVER
+from tests.support.processes.doomed import NEVER, round_life
 from tests.support.processes.parts import Lives
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker
@@ -21,7 +21,7 @@ def round_in_a_process(lives: Lives, rig: LogRig, bootstrap: str, directory: Pat
     """One round that dies at `point`; returns its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
-    return lives.live("round", rig.name, bootstrap, directory / "root", scratch, point)
+    return lives.live(round_life, rig.name, bootstrap, directory / "root", scratch, point)
 
 
 def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from statelog.errors import Fenced
 from statelog.tables import Standby
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER
+from tests.support.processes.doomed import NEVER, table_life
 from tests.support.processes.parts import start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.broker
 
 @contextmanager
 def _owner(rig: LogRig, root: Path) -> "Generator[subprocess.Popen[bytes]]":
-    with start("table", rig.name, rig.bootstrap, root, NEVER, NEVER, 1, 1_000_000) as process:
+    with start(table_life, rig.name, rig.bootstrap, root, NEVER, NEVER, 1, 1_000_000) as process:
         try:
             yield process
         finally:

@@ -1,24 +1,68 @@
 """Streams and forks: a child neither waits for a thread that is not there nor takes anything away from its parent."""
 
+import os
 import signal
+import sys
+import threading
+import time
 
 import pytest
 
 from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from tests.support.processes.parts import output
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.history import history_rig
 from tests.support.rigs.stream_reader import Reader
 
+_CHILD_S = 60.0
 _PATIENCE_S = 240.0
+
+
+def _wait(pid: int) -> str:
+    """The child's exit code, within its time."""
+    ends_s = time.monotonic() + _CHILD_S
+    while time.monotonic() < ends_s:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return str(os.waitstatus_to_exitcode(status))
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hung"
+
+
+def fork_of_a_stream() -> None:
+    """Fork in the middle of a write to the spill, while the fetching thread holds the queue's lock. The child ends as
+    any process does, through its exit handlers. Prints its exit code, or `hung` if it had to be killed.
+    """
+    writing, go_on, pwrite = threading.Event(), threading.Event(), os.pwrite
+
+    def slow(descriptor: int, data: bytes, offset: int) -> int:
+        writing.set()
+        go_on.wait()
+        return pwrite(descriptor, data, offset)
+
+    rig = history_rig()
+    with Writer(rig.log, "w") as writer:
+        rig.commit(writer, 1, [(b"key-%d" % i, b"x" * 2000) for i in range(200)])
+    os.__dict__["pwrite"] = slow
+    with recover(rig.log, settings=RecoverySettings(memory_bytes=64 * 1024)).stream():
+        writing.wait()
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0)
+        ended = _wait(pid)
+        go_on.set()
+    sys.stdout.write(ended + "\n")
 
 
 def test_a_child_that_was_forked_in_the_middle_of_a_fetch_ends() -> None:
     """Its exit handlers run to their end, although the fetching thread held the queue's lock at the fork."""
-    printed = output("fork_of_a_stream")
+    printed = output(fork_of_a_stream)
     assert printed.splitlines()[-1] == "0"
 
 

@@ -17,7 +17,7 @@ import pytest
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Table
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER
+from tests.support.processes.doomed import NEVER, table_life
 from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
@@ -52,7 +52,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
     for i, point in enumerate((*POINTS, *POINTS_BEHIND)):
         times = 1 if i < POINTS.index("sealed") else 2 + i % 3
         end = END if i >= POINTS.index("sealed") else position
-        code = lives.live("table", *arguments, point, times, end)
+        code = lives.live(table_life, *arguments, point, times, end)
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
         now = _position(rig)
@@ -61,7 +61,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
         position = now
     assert killed >= 10 - (backend == "dict") * 3
     assert 0 < position < END
-    assert lives.live("table", *arguments, NEVER, 1, END) == 0
+    assert lives.live(table_life, *arguments, NEVER, 1, END) == 0
     with TableRig(rig, local).open() as table:
         assert (table.progress, content(table)) == ({"position": END}, COPIED.fold(END))
         _check_was_kept(table, local)
@@ -81,18 +81,18 @@ def test_killed_while_it_loads(
     arguments = _arguments(rig, tmp_path, str(local or NEVER))
     for end in (END // 3, END // 3 + 50):
         TableRig(rig, None).roll_up(tmp_path)
-        assert lives.live("table", *_arguments(rig, tmp_path, NEVER), NEVER, 1, end) == 0
+        assert lives.live(table_life, *_arguments(rig, tmp_path, NEVER), NEVER, 1, end) == 0
     killed = 0
     for point, times in (("tail-folded", 1), ("group-loaded", 3), ("group-loaded", 2), ("all-loaded", 1)):
-        code = lives.live("table", *arguments, point, times, END, "behind")
+        code = lives.live(table_life, *arguments, point, times, END, "behind")
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
         assert rig.state() == COPIED.fold(_position(rig))
         if local is not None and times == 3:
             with _newest_runs_gone(rig, tmp_path):
-                assert lives.live("table", *arguments, "base-moved", 1, END, "behind") == -signal.SIGKILL
+                assert lives.live(table_life, *arguments, "base-moved", 1, END, "behind") == -signal.SIGKILL
     assert killed >= 3
-    assert lives.live("table", *arguments, NEVER, 1, END, "behind") == 0
+    assert lives.live(table_life, *arguments, NEVER, 1, END, "behind") == 0
     with TableRig(rig, local).open() as table:
         assert (table.progress, content(table), table.is_local) == ({"position": END}, COPIED.fold(END), True)
         _check_was_kept(table, local)
@@ -121,7 +121,7 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
     local, chance, position = tmp_path / "local", random.Random(), 0
     arguments = [*_arguments(rig, tmp_path, str(local)), NEVER, 1, END * 100]
     for _ in range(4):
-        with start("table", *arguments) as process:
+        with start(table_life, *arguments) as process:
             while _position(rig) <= position:
                 assert process.poll() is None
                 time.sleep(0.05)

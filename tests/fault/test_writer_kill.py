@@ -11,7 +11,7 @@ import pytest
 
 from statelog.producer.writer import Writer
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER
+from tests.support.processes.doomed import NEVER, writer_life
 from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker, OwnBroker
@@ -22,7 +22,7 @@ END = 1_000
 def live(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str, times: int) -> int:
     """One life of the doomed writer; returns its exit code, -SIGKILL if it killed itself."""
     places = (directory / "root", directory / "kept")
-    return lives.live("writer", rig.name, bootstrap, *places, point, times, END)
+    return lives.live(writer_life, rig.name, bootstrap, *places, point, times, END)
 
 
 def committed(rig: LogRig) -> int:
@@ -64,7 +64,7 @@ def test_broker_killed_and_restarted_under_load(
     rig = real_rig(log_name, own_broker.bootstrap, tmp_path / "root")
     rig.create().close()
     places = (tmp_path / "root", tmp_path / "kept")
-    with start("writer", rig.name, own_broker.bootstrap, *places, NEVER, 1, END * 20) as process:
+    with start(writer_life, rig.name, own_broker.bootstrap, *places, NEVER, 1, END * 20) as process:
         while committed(rig) == 0:
             assert process.poll() is None
         own_broker.kill()

@@ -1,15 +1,68 @@
-"""Real signals, wherever they land in the native client: their handlers' exceptions come out as themselves."""
+"""Real signals, wherever they land in the native client: their handlers' exceptions come out as themselves.
+
+`interrupted` is a process that sends with callbacks, polls, asks for offsets and reads in a loop; a signal comes some
+milliseconds after a round begins.
+"""
 
 import json
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from types import FrameType
+from typing import NoReturn
 
 import pytest
 
-from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka import Delivery, OffsetRange, Producer, Reader, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from tests.support.processes.interrupted import ROUNDS
 from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
+
+ROUNDS = 60
+_TURNS = 4000
+
+
+class Alarm(Exception):
+    """What this program's handler of SIGALRM raises."""
+
+
+def _raise_alarm(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Alarm
+
+
+def _work(kafka: ConfluentKafka, producer: Producer, reader: Reader, topic: str) -> None:
+    reports: list[Delivery] = []
+    for turn in range(_TURNS):
+        producer.send(topic, 0, b"x", reports.append)
+        producer.poll(0.02)
+        if turn % 4 == 3:
+            end = kafka.offsets(topic, [0])[0].end
+            for _ in reader.read({0: OffsetRange(max(0, end - 3), end)}, stall_timeout_s=60):
+                pass
+
+
+def interrupted(bootstrap: str, topic: str, which: str) -> None:
+    """Work and be interrupted."""
+    signal.signal(signal.SIGALRM, _raise_alarm)
+    sent = signal.SIGINT if which == "int" else signal.SIGALRM
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": bootstrap}))
+    chance, out = random.Random(7), Counter[str]()
+    producer, reader = kafka.producer(), kafka.reader(topic)
+    for _ in range(ROUNDS):
+        timer = threading.Timer(chance.uniform(0.005, 0.04), os.kill, (os.getpid(), sent))
+        try:
+            timer.start()
+            _work(kafka, producer, reader, topic)
+        except BaseException as error:  # noqa: BLE001 - whatever comes out is what the test wants to know
+            out[type(error).__name__] += 1
+        timer.join()
+    producer.close()
+    reader.close()
+    kafka.close()
+    print(json.dumps(out))  # noqa: T201 - what the test reads
 
 
 @pytest.mark.broker
@@ -20,7 +73,7 @@ def test_a_signal_comes_out_as_what_its_handler_raised(
     """Dozens of signals, in sends with callbacks, polls, questions and reads: never a SystemError, never lost."""
     kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
-    printed = output("interrupted", broker.bootstrap, topic_name, which, timeout_s=120.0)
+    printed = output(interrupted, broker.bootstrap, topic_name, which, timeout_s=120.0)
     kafka.delete_topic(topic_name)
     kafka.close()
     assert json.loads(printed) == {wanted: ROUNDS}

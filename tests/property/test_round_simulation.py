@@ -285,9 +285,14 @@ def _simulate(seed: int, scratch: Path) -> RoundWorld:
     return world
 
 
-def test_snapshots_are_always_recoverable(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> list[RoundWorld]:
+    """One history of each seed."""
+    return [_simulate(seed, tmp_path_factory.mktemp("scratch")) for seed in SEEDS]
+
+
+def test_snapshots_are_always_recoverable(worlds: list[RoundWorld]) -> None:
     """Whatever is stalled, killed or outrun, the newest two snapshots and the tail are the committed state."""
-    worlds = [_simulate(seed, tmp_path) for seed in SEEDS]
     assert sum(world.completed for world in worlds) > 3 * len(SEEDS)
     assert sum(world.lost for world in worlds) > 0
     assert sum(world.killed for world in worlds) > 0
@@ -297,10 +302,9 @@ def test_snapshots_are_always_recoverable(tmp_path: Path) -> None:
     assert sum(world.capped for world in worlds) > 0
 
 
-def test_garbage_is_collected_in_the_end(tmp_path: Path) -> None:
+def test_garbage_is_collected_in_the_end(worlds: list[RoundWorld]) -> None:
     """After the dead and the losers, a few undisturbed rounds leave only the runs that kept manifests name."""
-    for seed in SEEDS[:4]:
-        world = _simulate(seed, tmp_path)
+    for world in worlds:
         log = world.twin.open()
         kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
         assert len(kept) == 2

@@ -1,9 +1,8 @@
 """Parts that kill themselves with SIGKILL at the n-th time that they pass a named point, with no chance to clean up.
 
-A `writer` copies `COPIED` into a log, from where the log's last commit says; a handle that was persisted and not
-confirmed lies in a file, as a job's own checkpoint would keep it, and the next life adopts it. A `table` processes the
-same, and checks what it opens against the fold of the input: if it differs, it ends with the exit code 3. A `round` is
-one round.
+A `writer_life` copies `COPIED` into a log, from where the log's last commit says; a handle that was persisted and not
+confirmed lies in a file, as a job's own checkpoint would keep it, and the next life adopts it. A `table_life` processes
+the same, and checks what it opens against the fold of the input: if it differs, it ends with the exit code 3.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
 from tests.support.rigs.log import UNSAFE, settings_for
 
-__all__ = ["NEVER", "round", "table", "writer"]
+__all__ = ["NEVER", "round_life", "table_life", "writer_life"]
 
 NEVER = "never"
 _WRONG = 3
@@ -45,13 +44,13 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
     return crash
 
 
-def round(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:  # noqa: A001 - the name of a part
+def round_life(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:
     """One round, which may be the process' last."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
         Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
 
 
-def table(
+def table_life(
     log: str, bootstrap: str, root: str, local: str, point: str, times: str, end: str, loading: str = "first"
 ) -> None:
     """One life of a table, in RocksDB if it is given a directory."""
@@ -74,7 +73,7 @@ def table(
                 opened.commit_every(0.5, {"position": now + 1})
 
 
-def writer(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
+def writer_life(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
     """One life of a writer."""
     with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
         made = Environment(crash=_killer(point, int(times))).run(Writer, opened, "doomed")

@@ -1,4 +1,5 @@
-"""Parts that processes play: `python -m tests.support.processes.parts PART ARGUMENTS`, and who starts them.
+"""Parts that processes play, and who starts them. A part is a function of texts, told by its module and its name:
+`python -m tests.support.processes.parts MODULE:NAME ARGUMENTS`.
 
 `output` waits for what a part prints, `start` leaves it running, and a `Lives` forks one life after the other from a
 process that has imported everything, so that starting costs nothing. That process holds no Kafka client and no thread
@@ -11,49 +12,43 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 __all__ = ["Lives", "lives", "output", "start"]
 
-_PARTS = {
-    "writer": "doomed",
-    "table": "doomed",
-    "round": "doomed",
-    "fold_memory": "memory",
-    "stream_memory": "memory",
-    "fork_of_a_stream": "forked_stream",
-    "interrupted": "interrupted",
-    "moved_coordinator": "moved_coordinator",
-}
-"""The module of each part, which is a function of its name there."""
+Part = Callable[..., None]
 _REPOSITORY = Path(__file__).parents[3]
 _LIVES = "lives"
 
 
-def _command(part: str, arguments: tuple[object, ...]) -> list[str]:
-    return [sys.executable, "-m", "tests.support.processes.parts", part, *map(str, arguments)]
+def _name(part: Part) -> str:
+    return f"{part.__module__}:{part.__name__}"
+
+
+def _command(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tests.support.processes.parts", name, *map(str, arguments)]
 
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(_REPOSITORY / "src"), str(_REPOSITORY)))}
 
 
-def output(part: str, *arguments: object, timeout_s: float = 240.0) -> str:
+def output(part: Part, *arguments: object, timeout_s: float = 240.0) -> str:
     """What a part prints. Raises AssertionError if it does not end well."""
     done = subprocess.run(
-        _command(part, arguments),
+        _command(_name(part), *arguments),
         capture_output=True, check=False, text=True, env=_environment(), timeout=timeout_s,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def start(part: str, *arguments: object) -> "subprocess.Popen[bytes]":
+def start(part: Part, *arguments: object) -> "subprocess.Popen[bytes]":
     """A part that goes on beside the test."""
-    return subprocess.Popen(_command(part, arguments), env=_environment())
+    return subprocess.Popen(_command(_name(part), *arguments), env=_environment())
 
 
 class Lives:
@@ -61,14 +56,14 @@ class Lives:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            _command(_LIVES, ()), env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            _command(_LIVES), env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def live(self, part: str, *arguments: object) -> int:
+    def live(self, part: Part, *arguments: object) -> int:
         """One life of a part; returns its exit code, negative for a signal."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([part, *map(str, arguments)]) + "\n")
+        self._process.stdin.write(json.dumps([_name(part), *map(str, arguments)]) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the process that gives lives has ended"
@@ -87,17 +82,17 @@ def lives() -> Iterator[Lives]:
     made.close()
 
 
-def _play(part: str, arguments: list[str]) -> None:
-    module = importlib.import_module(f"tests.support.processes.{_PARTS[part]}")
-    getattr(module, part)(*arguments)
+def _play(name: str, arguments: list[str]) -> None:
+    module, _, part = name.partition(":")
+    getattr(importlib.import_module(module), part)(*arguments)
 
 
-def _live(part: str, arguments: list[str]) -> int:
+def _live(name: str, arguments: list[str]) -> int:
     """In the fork: the exit code of a life that ends by itself."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # What a life prints is no answer.
     try:
-        _play(part, arguments)
+        _play(name, arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except BaseException:  # noqa: BLE001 - a fork must end where it began, whatever it died of
@@ -109,10 +104,10 @@ def _live(part: str, arguments: list[str]) -> int:
 def _give_lives() -> None:
     importlib.import_module("tests.support.processes.doomed")
     for line in sys.stdin:
-        part, *arguments = json.loads(line)
+        name, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            code = _live(part, arguments)
+            code = _live(name, arguments)
             sys.stderr.flush()
             os._exit(code)
         _, status = os.waitpid(pid, 0)

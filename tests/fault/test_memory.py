@@ -1,6 +1,7 @@
-"""Parts that measure how much memory a recovery or a fold takes, as the kernel counts it. Linux only.
+"""The memory of a whole process, as the kernel counts it: of a recovery of a state far larger than its budget, and of a
+fold of a tail far larger than its limit. Linux only.
 
-Each prints what came out, and by how many bytes the process grew at its peak.
+Each process prints what came out, and by how many bytes it grew at its peak.
 """
 
 import random
@@ -12,6 +13,7 @@ from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from statelog.materializer.work import fold
 from statelog.producer.writer import Writer
@@ -20,9 +22,8 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.values.schema import OPAQUE
 from statelog.storage.replay import CommittedChunk
+from tests.support.processes.parts import output
 from tests.support.rigs.history import HistoryRig, history_rig
-
-__all__ = ["BUDGET_BYTES", "STATE_BYTES", "VALUE_BYTES", "fold_memory", "stream_memory"]
 
 BUDGET_BYTES = 4 << 20
 STATE_BYTES = 64 << 20
@@ -111,3 +112,23 @@ def _chunks(mib: int) -> Iterator[CommittedChunk]:
         groups, ops = pa.array(np.zeros(_ROWS, np.uint16)), pa.array(np.zeros(_ROWS, np.uint8))
         changes = pa.RecordBatch.from_arrays([groups, ops, keys, values], names=["key_group", "op", "key", "value"])
         yield CommittedChunk(0, number, OPAQUE.id, _ROWS * VALUE_BYTES, changes)
+
+
+@pytest.mark.parametrize("how", ["stream", "parquet", "table"])
+def test_a_stream_takes_a_few_budgets_and_a_table_takes_the_state(how: str) -> None:
+    """A stream into a slow reader, or a file, takes less than half of a state of sixteen budgets; a table all."""
+    printed = output(stream_memory, how)
+    size_bytes, grown_bytes = (int(number) for number in printed.split())
+    assert size_bytes >= STATE_BYTES >= 16 * BUDGET_BYTES
+    assert (grown_bytes < STATE_BYTES // 2) == (how != "table")
+
+
+@pytest.mark.parametrize(
+    ("mib", "fold_mib"), [(64, 2), pytest.param(2300, 64, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
+def test_a_fold_takes_a_few_limits_whatever_it_folds(mib: int, fold_mib: int) -> None:
+    """Values of 16 KiB, thirty-two times the limit; and at real size more than a column of Arrow's holds, 2 GiB."""
+    printed = output(fold_memory, mib, fold_mib, timeout_s=900.0)
+    rows, grown_bytes = (int(number) for number in printed.split())
+    assert rows == mib * (1 << 20) // VALUE_BYTES
+    assert grown_bytes < max(8 * fold_mib, 32) << 20
