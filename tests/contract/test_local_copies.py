@@ -24,7 +24,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryReader
 from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
-from tests.support.samples.mutation import mutations
+from tests.support.samples.chunks import mutations
 from tests.support.services.broker import Broker
 from tests.support.told import told
 

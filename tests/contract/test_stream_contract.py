@@ -19,9 +19,8 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
-from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.history import HistoryRig, Reader, history_rig
 from tests.support.rigs.log import UNSAFE
-from tests.support.rigs.stream_reader import Reader
 from tests.support.services.broker import Broker
 
 _BUDGET_BYTES = 64 * 1024

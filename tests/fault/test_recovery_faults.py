@@ -30,8 +30,8 @@ from statelog.schemas.names import manifest_path
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.loss import accept_data_loss
+from tests.support.rigs.history import SnapshotTwins
 from tests.support.rigs.log import twin_rig
-from tests.support.rigs.snapshots import SnapshotTwins
 from tests.support.told import told
 
 

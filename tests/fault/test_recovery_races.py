@@ -14,7 +14,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import expired
 from statelog.storage.held_lease import list_leases
 from tests.support.rigs.cache import until
-from tests.support.rigs.snapshots import SnapshotTwins
+from tests.support.rigs.history import SnapshotTwins
 
 
 def _advance(twins: SnapshotTwins) -> None:

@@ -39,8 +39,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
-from tests.support.rigs.history import history_rig
-from tests.support.rigs.stream_reader import Reader
+from tests.support.rigs.history import Reader, history_rig
 from tests.support.told import told
 
 _KEYS = [b"key-%03d" % i for i in range(300)]

@@ -15,8 +15,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from tests.support.processes.parts import output
 from tests.support.processes.starts import in_fork
-from tests.support.rigs.history import history_rig
-from tests.support.rigs.stream_reader import Reader
+from tests.support.rigs.history import Reader, history_rig
 
 _CHILD_S = 60.0
 _PATIENCE_S = 240.0

@@ -18,6 +18,7 @@ from statelog.storage.kafka import OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
+from tests.support.processes.moved_coordinator import moved_coordinator
 from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
 
@@ -152,4 +153,4 @@ def test_a_client_that_looked_for_a_coordinator_is_not_kept(
 
 def test_a_coordinator_that_has_moved_is_asked_again() -> None:
     """In a process of its own: librdkafka's admin client ends that by a SIGSEGV, as it has no group to look after."""
-    assert output("moved_coordinator") == "text"
+    assert output(moved_coordinator) == "text"

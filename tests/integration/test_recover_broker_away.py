@@ -18,9 +18,8 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.storage.held_lease import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
-from tests.support.rigs.history import HistoryRig
+from tests.support.rigs.history import HistoryRig, Reader
 from tests.support.rigs.log import UNSAFE
-from tests.support.rigs.stream_reader import Reader
 from tests.support.services.broker import OwnBroker
 
 pytestmark = pytest.mark.broker

@@ -10,8 +10,8 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
 from statelog.storage.log.log import Log
+from tests.support.rigs.history import Reader
 from tests.support.rigs.log import LogRig, settings_for
-from tests.support.rigs.stream_reader import Reader
 from tests.support.rigs.table import TableRig
 
 __all__ = ["commit", "everybody_goes_on", "roll_up", "tables_go_on"]

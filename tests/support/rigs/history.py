@@ -3,11 +3,13 @@
 The rig keeps every committed change in plain Python beside the log, so that a test can say what the state at any
 position is. Its rounds are naive on purpose: they read the committed tail, keep the last change per key in a dict and
 write one run, or fold all runs into one. Works on the twins and on a real broker alike.
+`Reader` reads a stream of it into plain Python; `SnapshotTwins` has three snapshots on twins that can be damaged.
 """
 
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ import pyarrow as pa
 import xxhash
 
 from statelog.producer.writer import Writer
+from statelog.recovery.cursor import Cursor
+from statelog.recovery.stream import Portion
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import partition_of
@@ -23,17 +27,19 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
 from statelog.schemas.snapshot.runs import RunMetadata
 from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
 from statelog.storage.runs.read import RunReader
 from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
+from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.store import MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.log import LogRig
 from tests.support.samples.runs import Change, change_table
 
-__all__ = ["Committed", "HistoryRig", "history_rig"]
+__all__ = ["KEYS", "Committed", "HistoryRig", "Reader", "SnapshotTwins", "history_rig", "rows_of"]
 
 Changes = Sequence[tuple[Any, Any]]
 
@@ -220,3 +226,76 @@ def history_rig(
     ports = kafka or MemoryKafka(), store or MemoryStore(MemoryDisk(lambda: 1000.0), name)
     rig = LogRig(name, lambda: ports[0], lambda: ports[1])
     return HistoryRig(rig.create(partitions=partitions, key_groups=key_groups, **options))
+
+
+Row = tuple[int, int, Any, Any]
+
+
+def rows_of(portion: Portion) -> list[Row]:
+    """Its changes as (key group, op, key, value)."""
+    columns = [column.to_pylist() for column in portion.changes.columns]
+    return list(zip(*columns, strict=True))
+
+
+@dataclass
+class Reader:
+    """What was applied, in order, and what it makes."""
+
+    state: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    rows: list[Row] = field(default_factory=list[Row])
+    checkpoint: str = ""
+
+    def apply(self, portion: Portion) -> None:
+        """Apply a portion, and take a checkpoint behind it."""
+        self.rows += rows_of(portion)
+        for _, op, key, value in rows_of(portion):
+            self.state.pop(key, None)
+            if op != DELETE:
+                self.state[key] = value
+        self.checkpoint = portion.cursor.to_json()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The checkpoint, read back."""
+        return Cursor.from_json(self.checkpoint)
+
+
+KEYS = [b"key-%d" % i for i in range(60)]
+
+
+class SnapshotTwins:
+    """A rig on twins that can be damaged, with three snapshots and a tail: each key was written in every stretch."""
+
+    def __init__(self, *, truncate: bool) -> None:
+        self.now_s = 1000.0
+        self.cluster = MemoryCluster()
+        self.disk = MemoryDisk(lambda: self.now_s)
+        self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
+        self.log = self.rig.log
+        with Writer(self.log, "w") as writer:
+            for stretch in range(1, 4):
+                self.rig.commit(writer, stretch, [(key, b"%d" % stretch) for key in KEYS])
+                self.rig.snapshot()
+            self.rig.commit(writer, 4, [(key, b"tail") for key in KEYS[::2]])
+        if truncate:
+            self.rig.drop(self.rig.manifests[0])
+            self.rig.truncate(self.rig.manifests[0])
+
+    @property
+    def expected(self) -> dict[object, object]:
+        """The newest state."""
+        return self.rig.state_at(self.rig.end())
+
+    def run_of(self, snapshot: int) -> str:
+        """The newest run of a snapshot, by its place in the list."""
+        return self.rig.manifests[snapshot].runs[-1].path
+
+    def hooked(self, hook: Callable[[str, str], None]) -> None:
+        """Let the recovery's store call `hook` with every method and path."""
+
+        def ask(method: str, path: str) -> Fault | None:
+            hook(method, path)
+            return None
+
+        self.log.store = MemoryStore(self.disk, "rig", faults=ask)
+        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)

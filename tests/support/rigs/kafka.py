@@ -1,11 +1,13 @@
 """The two implementations of the Kafka port, each with what the port itself does not show, for the contract suite."""
 
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import confluent_kafka
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition, admin
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, Message, TopicPartition, admin
 
 from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Producer, Record, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
@@ -13,7 +15,6 @@ from statelog.storage.kafka.config import client_config
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.services import stranger
-from tests.support.services.transactions import write_marker
 
 __all__ = [
     "TIMEOUT_S",
@@ -89,9 +90,29 @@ def _published(bootstrap: str, group: str, topic: str, partition: int) -> int | 
     return entry.offset
 
 
+def _write_marker(bootstrap: str, topic: str, partition: int) -> int:
+    """Write one record in a transaction of its own, the one way to make an offset that holds no record: returns that
+    offset, which the marker behind it takes up.
+    """
+    offsets: list[int] = []
+
+    def note(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        offsets.append(message.offset() or 0)
+
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"in a transaction", partition=partition, on_delivery=note)
+    producer.flush(60)
+    producer.commit_transaction(60)
+    producer.close()
+    return offsets[0] + 1
+
+
 def _write_gap(kafka: Kafka, bootstrap: str, topic: str, partition: int) -> None:
     """A transaction's record and its marker, which the broker writes some time after the commit returns."""
-    marker = write_marker(bootstrap, topic, partition)
+    marker = _write_marker(bootstrap, topic, partition)
     for _ in range(_MAX_LOOKS):
         if kafka.offsets(topic, [partition])[partition].end > marker:
             return

@@ -1,6 +1,6 @@
-"""Chunks and changes for tests, from plain rows."""
+"""Chunks and changes for tests, from plain rows, and mutations of what was stored."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -9,7 +9,7 @@ from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
 
-__all__ = ["NONCE", "Row", "chunk_of", "rows_batch"]
+__all__ = ["NONCE", "Row", "chunk_of", "mutations", "rows_batch"]
 
 KEY = bytes(range(16))
 NONCE = bytes(range(16))
@@ -41,3 +41,20 @@ def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schem
         key=KEY,
         batch=batch,
     )
+
+
+_FLIPS = (0x01, 0x80, 0xFF)
+
+
+def mutations(data: bytes, *, spare: bytes = b"") -> Iterator[bytes]:
+    """Every byte flipped in three ways, every cut, and one byte more. `spare`, a part of `data`, is not flipped."""
+    start = data.find(spare) if spare else 0
+    assert start >= 0, "the bytes to spare are not there"
+    for i in range(len(data)):
+        if start <= i < start + len(spare):
+            continue
+        for flip in _FLIPS:
+            yield data[:i] + bytes([data[i] ^ flip]) + data[i + 1 :]
+    for end in range(len(data)):
+        yield data[:end]
+    yield data + b"\0"

@@ -20,9 +20,8 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
-from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.history import HistoryRig, Reader, history_rig
 from tests.support.rigs.log import UNSAFE
-from tests.support.rigs.stream_reader import Reader
 
 _VALUE = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _WIDER = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},

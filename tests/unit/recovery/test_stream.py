@@ -20,8 +20,7 @@ from statelog.storage.held_lease import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until
-from tests.support.rigs.history import history_rig
-from tests.support.rigs.stream_reader import Reader
+from tests.support.rigs.history import Reader, history_rig
 from tests.support.told import told
 
 _PATIENCE_S = 30.0

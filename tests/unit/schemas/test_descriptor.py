@@ -10,7 +10,7 @@ from statelog.schemas.avro import FileCodec, RecordCodec
 from statelog.schemas.descriptor import Descriptor, HashRule, verify
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
-from tests.support.samples.mutation import mutations
+from tests.support.samples.chunks import mutations
 
 IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
 DESCRIPTOR = Descriptor(

@@ -7,8 +7,8 @@ import pytest
 
 from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step, gaps_of
+from tests.support.samples.chunks import mutations
 from tests.support.samples.ledger_story import Story, nonce
-from tests.support.samples.mutation import mutations
 
 
 def _three_steps() -> Handle:

@@ -9,7 +9,7 @@ from statelog.errors import ConfigError, Corrupt, InvalidName, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import Lease, expired
-from tests.support.samples.mutation import mutations
+from tests.support.samples.chunks import mutations
 
 LEASE = Lease(
     id="reader-1",

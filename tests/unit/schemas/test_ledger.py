@@ -11,8 +11,8 @@ from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from tests.support.samples.chunks import mutations
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
-from tests.support.samples.mutation import mutations
 
 
 def _open() -> Open:

@@ -17,8 +17,8 @@ from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
+from tests.support.samples.chunks import mutations
 from tests.support.samples.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
-from tests.support.samples.mutation import mutations
 
 SCHEMA_TEXT = RecordCodec("manifest").text.encode()
 

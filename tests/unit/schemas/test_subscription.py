@@ -22,7 +22,7 @@ from statelog.schemas.snapshot.claims import (
     over_cap,
     superseded_paths,
 )
-from tests.support.samples.mutation import mutations
+from tests.support.samples.chunks import mutations
 
 IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
 SUBSCRIPTION = Subscription(
