@@ -2,6 +2,7 @@
 
 broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
 hdfs        a real name node and data node
+secure_node  a broker that speaks TLS and grants nothing by itself, from tests/support/services/secure_broker.py
 own_broker  a separate one that a fault test may kill, pause and restart
 cluster     three nodes of a real cluster, each of which a fault test may kill, pause and restart
 faulty_broker  another one, behind a TCP proxy that does what networks do (tests/support/services/faulty_broker.py)
@@ -34,6 +35,7 @@ pytest_plugins = [
     "tests.support.spark.session",
     "tests.support.processes.parts",
     "tests.support.rigs.shell",
+    "tests.support.services.secure_broker",
     "tests.support.rigs.impatient",
     "tests.support.told",
 ]

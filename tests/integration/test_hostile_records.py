@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from tests.support.rigs.attacked import everybody_goes_on, tables_go_on
 from tests.support.rigs.log import LogRig, ports_closed, real_rig
-from tests.support.services.secure_broker import SecureBroker, running_secure_broker, topic
+from tests.support.services.secure_broker import SecureBroker, topic
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(3600)]
 
 STRANGER = "stranger"
 MB = 1_000_000
@@ -29,10 +29,9 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+def secured(secure_node: SecureBroker) -> SecureBroker:
     """A broker that grants nothing by itself."""
-    with running_secure_broker(tmp_path_factory.mktemp("hostile"), {STRANGER: "a password"}) as broker:
-        yield broker
+    return secure_node.serve({STRANGER: "a password"})
 
 
 @pytest.fixture

@@ -1,21 +1,18 @@
 """The broker of the security tests: what a principal may do is what it was granted, over TLS and with a password."""
 
-from collections.abc import Iterator
-
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.support.services.secure_broker import SecureBroker, running_secure_broker, topic
+from tests.support.services.secure_broker import SecureBroker, topic
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+def secure(secure_node: SecureBroker) -> SecureBroker:
     """A broker with one user who has no rights yet."""
-    with running_secure_broker(tmp_path_factory.mktemp("secure"), {"alice": "wonder"}) as running:
-        yield running
+    return secure_node.serve({"alice": "wonder"})
 
 
 def test_a_principal_sees_what_it_was_granted(secure: SecureBroker) -> None:

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,12 +33,11 @@ from tests.support.services.secure_broker import (
     publishing,
     reading,
     rolling_up,
-    running_secure_broker,
     topic,
     writing,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker")]
+pytestmark = pytest.mark.broker
 
 _LOG = "secured"
 
@@ -62,20 +61,20 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A secured log with a snapshot."""
     directory = tmp_path_factory.mktemp("secured")
     users = {name: f"{CANARY}-{name}" for name in (*ROLES, "administrator")}
-    with running_secure_broker(directory, users) as broker:
-        found = Place(broker, str(directory / "root"))
-        plain = {"bootstrap.servers": broker.plain}
-        Log.create(
-            _LOG, Where(plain, found.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
-        ).close()
-        found.feed()
-        with Log.open(_LOG, Where(plain, found.root, allow_unsafe=UNSAFE)) as log:
-            run_round(log, MaterializerSettings(scratch=directory))
-        yield found
+    broker = secure_node.serve(users)
+    found = Place(broker, str(directory / "root"))
+    plain = {"bootstrap.servers": broker.plain}
+    Log.create(
+        _LOG, Where(plain, found.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
+    ).close()
+    found.feed()
+    with Log.open(_LOG, Where(plain, found.root, allow_unsafe=UNSAFE)) as log:
+        run_round(log, MaterializerSettings(scratch=directory))
+    return found
 
 
 # ---- what every role does

@@ -24,14 +24,13 @@ from tests.support.services.secure_broker import (
     publishing,
     reading,
     rolling_up,
-    running_secure_broker,
     topic,
     writing,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
-_LOG, _LEDGER, _OTHER, _ROOT = "secured", "secured.ledger", "other", "s3://bucket/logs"
+_LOG, _LEDGER, _OTHER, _ROOT = "by-commands", "by-commands.ledger", "other", "s3://bucket/logs"
 _PATIENCE_MS = "280000"
 """The request time-out of every command here: one that ends long before it did not run into it."""
 _AT_ONCE_S = 150.0
@@ -110,13 +109,11 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A secured log with a commit, made by commands."""
     directory = tmp_path_factory.mktemp("secured-commands")
-    with (
-        running_secure_broker(directory, {name: f"{CANARY}kafka{name}" for name in _ROLES}) as broker,
-        faulty_s3() as s3,
-    ):
+    broker = secure_node.serve({name: f"{CANARY}kafka{name}" for name in _ROLES})
+    with faulty_s3() as s3:
         for user, rights in _ROLES.items():
             broker.grant(user, rights)
         made = Place(broker, s3, directory / "work")

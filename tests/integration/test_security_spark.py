@@ -21,13 +21,13 @@ from statelog.storage.log.where import LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3
-from tests.support.services.secure_broker import Right, SecureBroker, reading, running_secure_broker, topic, writing
+from tests.support.services.secure_broker import Right, SecureBroker, reading, topic, writing
 from tests.support.spark.rig import AVSC
 from tests.support.spark.secrets import Met, SecretRun, Step
 
-pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.xdist_group("secure broker"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
-_LOG, _ROOT = "secured", "s3://bucket/logs"
+_LOG, _ROOT = "by-spark", "s3://bucket/logs"
 _LEDGER = f"{_LOG}.ledger"
 _LACKS: dict[str, tuple[str, list[Right], Right]] = {
     "lacks-read": ("read", reading(_LOG), topic(_LOG, "READ")[0]),
@@ -51,12 +51,13 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """The program, run once, with an S3 store and a log of this module's own."""
     directory = tmp_path_factory.mktemp("secured-spark")
     program = directory / "program"
     users = {name: f"{CANARY}kafka{name}" for name in ("reader", "writer", *_LACKS)}
-    with running_secure_broker(directory, users) as broker, faulty_s3() as s3:
+    broker = secure_node.serve(users)
+    with faulty_s3() as s3:
         storage = {**s3.options, "secret": f"{CANARY}store"}
         kafka = {"bootstrap.servers": broker.plain}
         place = Where(kafka, _ROOT, storage_options=storage, allow_unsafe=UNSAFE, replication_factor=1)

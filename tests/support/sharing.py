@@ -23,7 +23,7 @@ __all__: list[str] = []
 
 _BROKERS = "statelog_brokers"
 _GROUPS = "statelog_groups"
-_TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster"}
+_TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster", "secure_node": "secure broker"}
 _LONGEST = (
     "secure broker",
     "killed driver",

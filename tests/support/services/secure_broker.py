@@ -1,17 +1,17 @@
 """A broker that speaks TLS, asks for passwords and grants nothing by itself: the one of the security tests.
 
 Owns a certificate authority of its own, the broker's users, and two listeners of one node: SASL_SSL with SCRAM for the
-principals that are tested, and a plain one on loopback for the administrator, who grants and revokes. Invariant: a
-principal has exactly the rights that `granted` lists for it, and no others.
+principals that are tested, and a plain one on loopback for the administrator, who grants and revokes. It runs as the
+fixture `secure_node`, without a user. Invariant: a principal has exactly the rights that `grant` last gave it.
 """
 
 import time
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import trustme
 from confluent_kafka.admin import (
     AclBinding,
@@ -21,6 +21,9 @@ from confluent_kafka.admin import (
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -39,13 +42,14 @@ __all__ = [
     "publishing",
     "reading",
     "rolling_up",
-    "running_secure_broker",
+    "secure_node",
     "topic",
     "writing",
 ]
 
 _ASK_TIMEOUT_S = 60.0
 _SETTLED_S = 120.0
+_MECHANISM = ScramMechanism.SCRAM_SHA_256
 
 
 class Right(NamedTuple):
@@ -97,7 +101,7 @@ def publishing(log: str) -> list[Right]:
 
 @dataclass(frozen=True, slots=True)
 class SecureBroker:
-    """A running one. `plain` is the administrator's host:port, `secure` that of everybody else."""
+    """A running one and its users. `plain` is the administrator's host:port, `secure` that of everybody else."""
 
     plain: str
     secure: str
@@ -118,24 +122,36 @@ class SecureBroker:
             **given,
         }
 
+    def serve(self, passwords: Mapping[str, str]) -> "SecureBroker":
+        """The same broker with these users, and nobody has a right on anything."""
+        admin, scram = AdminClient({"bootstrap.servers": self.plain}), ScramCredentialInfo(_MECHANISM, 4096)
+        made = [UserScramCredentialUpsertion(user, scram, password.encode()) for user, password in passwords.items()]
+        for altered in admin.alter_user_scram_credentials(made, request_timeout=_ASK_TIMEOUT_S).values():
+            altered.result()
+        _set_rights(admin, None, [])
+        return replace(self, passwords=passwords)
+
     def grant(self, user: str, rights: Iterable[Right]) -> None:
         """Give a user exactly these rights; returns when the broker has them."""
-        wanted = set(rights)
-        admin = AdminClient({"bootstrap.servers": self.plain})
-        mine = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, f"User:{user}", None, AclOperation.ANY,
-            AclPermissionType.ANY,
-        )  # fmt: skip
-        for deleted in admin.delete_acls([mine], request_timeout=_ASK_TIMEOUT_S).values():
-            deleted.result()
-        if wanted:
-            bindings = [_binding(user, right) for right in wanted]
-            for created in admin.create_acls(bindings, request_timeout=_ASK_TIMEOUT_S).values():
-                created.result()
-        deadline_s = time.monotonic() + _SETTLED_S
-        while len(admin.describe_acls(mine, request_timeout=_ASK_TIMEOUT_S).result()) != len(wanted):
-            assert time.monotonic() < deadline_s, "the broker does not show the rights that it was given"
-            time.sleep(0.02)
+        _set_rights(AdminClient({"bootstrap.servers": self.plain}), user, list(dict.fromkeys(rights)))
+
+
+def _set_rights(admin: AdminClient, user: str | None, rights: Sequence[Right]) -> None:
+    """These are all the rights of a user, or of everybody."""
+    theirs = AclBindingFilter(
+        ResourceType.ANY, None, ResourcePatternType.ANY, user and f"User:{user}", None, AclOperation.ANY,
+        AclPermissionType.ANY,
+    )  # fmt: skip
+    for deleted in admin.delete_acls([theirs], request_timeout=_ASK_TIMEOUT_S).values():
+        deleted.result()
+    if user and rights:
+        bindings = [_binding(user, right) for right in rights]
+        for created in admin.create_acls(bindings, request_timeout=_ASK_TIMEOUT_S).values():
+            created.result()
+    deadline_s = time.monotonic() + _SETTLED_S
+    while len(admin.describe_acls(theirs, request_timeout=_ASK_TIMEOUT_S).result()) != len(rights):
+        assert time.monotonic() < deadline_s, "the broker does not show the rights that it was given"
+        time.sleep(0.02)
 
 
 def _binding(user: str, right: Right) -> AclBinding:
@@ -145,28 +161,20 @@ def _binding(user: str, right: Right) -> AclBinding:
     )  # fmt: skip
 
 
-@contextmanager
-def running_secure_broker(directory: Path, passwords: Mapping[str, str]) -> Generator[SecureBroker]:
-    """A secure broker with these users, for as long as the context lasts."""
-    ca = trustme.CA()
+@pytest.fixture(scope="session")
+def secure_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    """The node, which has no users yet; each module has users and logs of its own there."""
+    directory, ca = tmp_path_factory.mktemp("secure-broker"), trustme.CA()
     ca_path = directory / "ca.pem"
     ca.cert_pem.write_to_path(str(ca_path))
     keys = directory / "broker.pem"
     keys.write_bytes(_key_store(ca))
     keys.chmod(0o600)
     port = free_port()
-    broker = EmbeddedBroker(
-        directory / "broker",
-        adapt=lambda settings: _with_security(settings, port, keys, ca_path),
-        format_arguments=[
-            part
-            for user, password in passwords.items()
-            for part in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={password}]")
-        ],
-    )
+    broker = EmbeddedBroker(directory / "broker", adapt=lambda settings: _with_security(settings, port, keys, ca_path))
     try:
         broker.start()
-        yield SecureBroker(broker.bootstrap, f"127.0.0.1:{port}", ca_path, passwords, broker.log_path)
+        yield SecureBroker(broker.bootstrap, f"127.0.0.1:{port}", ca_path, {}, broker.log_path)
     finally:
         broker.stop()
 
