@@ -73,7 +73,7 @@ def _rounds(
 
 def _maker(setting: Setting, spark: "SparkSession", log: Log, task_bytes: int | None = None) -> EngineMaker:
     from statelog.spark import spark_engine as make  # Whoever benches something else needs no Spark.
-    from statelog.spark.engine.spark_engine import TASK_BYTES
+    from statelog.spark.engine import TASK_BYTES
 
     return make(
         spark,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from statelog.spark.source.source import Loaded
+    from statelog.spark.source import Loaded
 
 __all__ = ["DefaultSource"]
 
@@ -39,11 +39,11 @@ class DefaultSource(DataSource):
     def schema(self) -> "StructType":
         """The columns of what is read. Raises ConfigError, NotFound, Unavailable."""
         _require_spark()
-        from statelog.spark.options.stream import names_stream
-        from statelog.spark.source.source import load
+        from statelog.spark.options import names_stream
+        from statelog.spark.source import load
 
         if names_stream(self.options):
-            from statelog.spark.stream.reader import stream_columns
+            from statelog.spark.stream_reader import stream_columns
 
             return stream_columns(self.options)
         columns, self._loaded = load(self.options)
@@ -52,34 +52,34 @@ class DefaultSource(DataSource):
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """A batch reader of what the option `read` names."""
         _require_spark()
-        from statelog.spark.source.source import reader
+        from statelog.spark.source import reader
 
         return reader(self.options, schema, self._loaded)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802  # Spark's name
         """A reader of committed changes as micro-batches; does no I/O yet."""
         _require_spark()
-        from statelog.spark.stream.reader import StreamReader
+        from statelog.spark.stream_reader import StreamReader
 
         return StreamReader(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
         """A batch writer of changes; does no I/O."""
         _require_spark()
-        from statelog.spark.sink.batch_sink import BatchWriter
+        from statelog.spark.sink import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamArrowWriter":  # noqa: N802  # Spark's name
         """A streaming writer of changes; does no I/O."""
         _require_spark()
-        from statelog.spark.sink.sink import StreamWriter
+        from statelog.spark.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
 
 
 def _require_spark() -> None:
     """Raise ConfigError for a Spark that is too old, before an import fails on it."""
-    from statelog.spark.version import require_spark
+    from statelog.spark.session import require_spark
 
     require_spark()

@@ -15,9 +15,9 @@ from statelog.materializer.round import Round
 from statelog.materializer.work import FOLD_BYTES
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
-from statelog.spark.engine.spark_engine import SparkEngineMaker
-from statelog.spark.engine.task_work import TaskWork
-from statelog.spark.options.address import log_address
+from statelog.spark.engine import SparkEngineMaker
+from statelog.spark.engine_task import TaskWork
+from statelog.spark.parsing import log_address
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker

@@ -9,7 +9,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
-from statelog.spark.key_groups import key_group_column
+from statelog.spark.columns import key_group_column
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import Row as Change
 from tests.support.spark.rig import SparkLog, fold_rows, read_stream, write_batches
@@ -31,7 +31,9 @@ def test_twenty_queries_of_a_session_open_once_each(
         rig, half = rigs[number // 2], number % 2
         group = key_group_column("key", "long", 16)
         rows = read_stream(spark, tmp_path / "input").where(group < 8 if half == 0 else group >= 8)
-        start = rows.writeStream.format("statelog").options(**rig.options, writerId=f"job-{half}", share=f"{half}/2")
+        start = rows.writeStream.format("statelog").options(
+            **rig.options, writerId=f"job-{half}", partitions=f"{half}/2"
+        )
         queries.append(start.option("checkpointLocation", str(tmp_path / f"checkpoint-{number}")).start())
     try:
         for query in queries:

@@ -35,16 +35,13 @@ from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint
-from statelog.spark import clients
+from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
-from statelog.spark.options.write import WriteOptions, write_options
-from statelog.spark.sink import batch_commit, epochs, query_run
-from statelog.spark.sink.batch_commit import commit_batch, commit_write
-from statelog.spark.sink.batch_sink import BatchWriter
-from statelog.spark.sink.epochs import plan_batch, sibling_nonces
-from statelog.spark.sink.ownership import RECENT_S
-from statelog.spark.sink.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
-from statelog.spark.sink.task import TaskResult
+from statelog.spark.epochs import plan_batch, sibling_nonces
+from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.ownership import RECENT_S
+from statelog.spark.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
+from statelog.spark.sink import BatchWriter, TaskResult, commit_batch, commit_write
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
@@ -60,7 +57,7 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
     made = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     with made.log:
         yield made
-    for cache in (epochs._epochs, batch_commit._coordinators, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
+    for cache in (epochs._epochs, sink._coordinators, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
         cache.clear()
 
 
@@ -91,7 +88,7 @@ def test_one_epoch_for_all_batches(rig: SparkLog, caplog: pytest.LogCaptureFixtu
         assert commit_batch(options, [run_task(task, options, batch, {batch: batch})], batch)
     assert (len(opened), rig.opens()) == (1, 1)
     task = plan_batch(options)
-    batch_commit._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
+    sink._coordinators.clear()  # pyright: ignore[reportPrivateUsage] # as after the process has ended
     with caplog.at_level("INFO", logger="statelog.spark"):
         assert not commit_batch(options, [run_task(task, options, 9, {2: 2})], 2), "a replay"
     assert "has checkpoint 3 already" in caplog.text
@@ -178,7 +175,7 @@ def _assert(holds: bool) -> None:
 
 def forget(rig: SparkLog) -> None:
     """As after the workers were ended, because they were idle for a minute."""
-    for cache in (epochs._epochs, batch_commit._coordinators):  # pyright: ignore[reportPrivateUsage] # as above
+    for cache in (epochs._epochs, sink._coordinators):  # pyright: ignore[reportPrivateUsage] # as above
         cache.clear()
 
 
@@ -294,7 +291,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog, tmp_path: Path) -> None:
     """Two queries and a plain write with partitions of their own never meet; one that overlaps another's is refused
     before an Open, and told whose; a row outside of its share commits nothing.
     """
-    one = query_options(rig, tmp_path / "a", "qa", writerId="one", share="0/2")
+    one = query_options(rig, tmp_path / "a", "qa", writerId="one", partitions="0/2")
     two = query_options(rig, tmp_path / "b", "qb", writerId="two", partitions="2")
     load = write_options({**rig.options, "writerId": "load", "partitions": "3"}, streaming=False)
     low, high, last = (keys_of(rig, part) for part in (range(2), range(2, 3), range(3, 4)))
@@ -309,7 +306,7 @@ def test_jobs_share_a_log_by_partitions(rig: SparkLog, tmp_path: Path) -> None:
     assert rig.numbers() == {keys[batch]: batch for keys in (low, high, last) for batch in range(2)}
 
     overlapping = query_options(rig, tmp_path / "c", "qc", writerId="three", partitions="1:3")
-    with pytest.raises(LogInUse, match="option partitions or share") as in_use:
+    with pytest.raises(LogInUse, match="by the option partitions") as in_use:
         plan_batch(overlapping)
     assert in_use.value.facts["partitions"] in ("0:2", "2")
     task = plan_batch(one)
@@ -380,7 +377,8 @@ def test_a_plain_write_bars_others_until_it_has_ended(rig: SparkLog) -> None:
     schema = StructType([StructField("key", LongType()), StructField("n", LongType())])
     replayed = BatchWriter({**rig.options, "writerId": "other", "checkpointId": "7"}, schema, overwrite=False)
     pickle.dumps(replayed)
-    grant = replayed._planned.plan.task  # pyright: ignore[reportPrivateUsage] # what tasks are given
+    assert replayed._planned.task is not None  # pyright: ignore[reportPrivateUsage] # as below
+    grant = replayed._planned.task  # pyright: ignore[reportPrivateUsage] # what tasks are given
     replayed.commit([run_task(grant, other, 4, {5: 5}, query="")])
     assert commit_write(load, [run_task(plan_batch(load), load, 5, {6: 6}, query="")])
     assert rig.numbers() == {1: 1, 2: 2, 4: 4, 6: 6}

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import ConfigError, Fenced, InvalidChange, KeyGroupMismatch, LogInUse, StatelogError
 from statelog.producer.writer import Writer
-from statelog.spark.key_groups import key_group_column, repartition_by_key_group
+from statelog.spark.columns import key_group_column, repartition_by_key_group
 from statelog.spark.reported import error_of
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import (
@@ -220,7 +220,9 @@ def test_a_one_off_write_beside_a_running_query(spark: SparkSession, rig: SparkL
     group = key_group_column("key", "long", 16)
     write_batches(tmp_path / "input", [[(key, 1) for key in range(30)]])
     low = read_stream(spark, tmp_path / "input").where(group < 8)
-    start = low.writeStream.format("statelog").options(**rig.options, writerId="job", uniqueKeys="true", share="0/2")
+    start = low.writeStream.format("statelog").options(
+        **rig.options, writerId="job", uniqueKeys="true", partitions="0/2"
+    )
     query = start.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         query.processAllAvailable()
@@ -236,11 +238,11 @@ def test_a_one_off_write_beside_a_running_query(spark: SparkSession, rig: SparkL
         assert (error.facts["writer"], error.facts["partitions"]) == ("job", "0:2")
         assert rig.opens() == 1
         with pytest.raises(Exception, match="KeyGroupMismatch") as caught:
-            save(rows, share="1/2")
+            save(rows, partitions="1/2")
         error = error_of(caught.value)
         assert isinstance(error, KeyGroupMismatch)
         assert error.facts["owned_partitions"] == "2:4"
-        save(rows.where(group >= 8), share="1/2")
+        save(rows.where(group >= 8), partitions="1/2")
         write_batches(tmp_path / "input", [[(key, 3) for key in range(30)]], first=1)
         query.processAllAvailable()
     finally:

@@ -23,7 +23,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of, state
-from statelog.spark.source.views import VIEWS
+from statelog.spark.views import VIEWS
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import HeldSubscription
 from tests.support.services.broker import Broker

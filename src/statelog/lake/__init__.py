@@ -1,5 +1,5 @@
 """Lake: a Delta Lake table that is kept equal to a log. Needs deltalake, and no Spark."""
 
-from statelog.lake.delta_export import Exported, export
+from statelog.lake.delta import Exported, export
 
 __all__ = ["Exported", "export"]

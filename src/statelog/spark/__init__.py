@@ -7,12 +7,12 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from statelog.spark.engine.materialize import materialize, spark_engine
-    from statelog.spark.key_groups import key_group_column, repartition_by_key_group
-    from statelog.spark.registering import register
+    from statelog.spark.columns import key_group_column, repartition_by_key_group
+    from statelog.spark.engine import materialize, spark_engine
+    from statelog.spark.foreach_batch import upsert
     from statelog.spark.reported import error_of
-    from statelog.spark.sink.upsert import upsert
-    from statelog.spark.source.held_state import state
+    from statelog.spark.session import register
+    from statelog.spark.source import state
 
 __all__ = [
     "error_of",
@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "statelog.spark.engine.materialize": ("materialize", "spark_engine"),
-    "statelog.spark.key_groups": ("key_group_column", "repartition_by_key_group"),
-    "statelog.spark.registering": ("register",),
+    "statelog.spark.engine": ("materialize", "spark_engine"),
+    "statelog.spark.columns": ("key_group_column", "repartition_by_key_group"),
+    "statelog.spark.foreach_batch": ("upsert",),
     "statelog.spark.reported": ("error_of",),
-    "statelog.spark.sink.upsert": ("upsert",),
-    "statelog.spark.source.held_state": ("state",),
+    "statelog.spark.session": ("register",),
+    "statelog.spark.source": ("state",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,6 +1,9 @@
-"""Columns of a DataFrame: those of a state (`schemas.values.schema`) and of changes, in Spark's types. Pure.
+"""Columns of a DataFrame: those of a state (`schemas.values.schema`) and of changes, and the key group. Pure.
 
 A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
+
+Two tasks of a batch must not write the same key group, for nothing orders them. In a DataFrame arranged by key group
+they cannot, and each task writes to few partitions, which is also the fastest: persisting costs a request for each.
 
 Invariant: a batch that is read has exactly the Arrow schema that Spark computes from the columns, because Spark
 compares the first batch of a task and trusts the rest.
@@ -9,19 +12,25 @@ compares the first batch of a task and trusts the rest.
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructType
 
 from statelog.errors import ConfigError
-from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
+from statelog.storage.log.log import Log
 
 __all__ = [
     "change_batches",
     "change_columns",
     "check_columns",
     "chosen",
+    "key_group_column",
     "newest_with",
+    "repartition_by_key_group",
     "spark_arrow_schema",
     "state_columns",
 ]
@@ -105,3 +114,38 @@ def chosen(columns: StructType, names: Collection[str] | None) -> StructType:
         known = ", ".join(columns.fieldNames())
         raise ConfigError(f"the state has no column {', '.join(unknown)}", hint=f"It has {known}")
     return StructType([field for field in columns.fields if field.name in names])
+
+
+def key_group_column(name: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> Column:
+    """The key group (int) of the top-level column `name`, as every part of statelog computes it; null for a null.
+
+    It needs no look at the log:
+
+        >>> people = spark.createDataFrame([("alice",)], "name string")
+        >>> people.select(key_group_column("name", "string", 128)).first()[0]
+        71
+    """
+    return F.expr(spark_expression(name, key_type, key_groups, prefix_bytes))
+
+
+def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | None = None) -> DataFrame:
+    """`df` in `tasks` partitions (None: as many as the log has) of adjacent key groups, ready to be written.
+
+    Needs the column `key`, or `key_group` if the log's callers place their keys. Raises ConfigError.
+
+        >>> rows = spark.createDataFrame([(b"alice", b"1")], "key binary, value binary")
+        >>> repartition_by_key_group(rows, log).rdd.getNumPartitions()
+        4
+    """
+    descriptor = log.descriptor if isinstance(log, Log) else log
+    count = descriptor.partitions if tasks is None else tasks
+    if not 1 <= count <= descriptor.key_groups:
+        raise ConfigError(
+            f"{count} tasks for {descriptor.key_groups} key groups", hint="Use at most one task per key group"
+        )
+    if descriptor.hash_rule is HashRule.CALLER:
+        group = F.col("key_group").cast(IntegerType())
+    else:
+        group = key_group_column("key", descriptor.key_type, descriptor.key_groups, descriptor.prefix_bytes)
+    task = F.floor(group * F.lit(count) / F.lit(descriptor.key_groups)).cast(IntegerType())
+    return df.repartitionById(count, task)

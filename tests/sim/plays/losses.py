@@ -25,9 +25,9 @@ from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.spark.options.stream import StreamOptions, stream_options
-from statelog.spark.stream.offset import StreamOffset
+from statelog.spark.options import StreamOptions, stream_options
 from statelog.spark.stream.planner import StreamPlanner
+from statelog.spark.stream_offset import StreamOffset
 from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings

@@ -24,8 +24,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_statelog import DefaultSource
 from statelog.environment import Environment
-from statelog.spark.sink.sink import StreamWriter
-from statelog.spark.sink.task import TaskResult
+from statelog.spark.sink import StreamWriter, TaskResult
 from tests.support.spark.rig import read_stream, run_stream, scattered
 from tests.support.spark.session import SPARK_SETTINGS
 

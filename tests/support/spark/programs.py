@@ -21,10 +21,10 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
-from statelog.spark.engine.materialize import materialize
-from statelog.spark.key_groups import repartition_by_key_group
+from statelog.spark.columns import repartition_by_key_group
+from statelog.spark.engine import materialize
+from statelog.spark.foreach_batch import upsert
 from statelog.spark.reported import error_of
-from statelog.spark.sink.upsert import upsert
 from tests.support.spark.rig import (
     Row,
     SparkLog,

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
 from statelog.lake import export
-from statelog.lake.delta_table import DeltaExport
+from statelog.lake.delta import DeltaTarget
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
@@ -177,16 +177,16 @@ def test_a_failure_on_the_way_leaves_the_table_as_it_was(tmp_path: Path, monkeyp
     with made.open() as log:
         export(log, str(table))
     made.write({b"a": b"2"})
-    real = DeltaExport.merge
+    real = DeltaTarget.merge
 
-    def failing(self: DeltaExport, rows: Iterable[pa.RecordBatch], *arguments: Any) -> Any:
+    def failing(self: DeltaTarget, rows: Iterable[pa.RecordBatch], *arguments: Any) -> Any:
         def cut() -> Iterator[pa.RecordBatch]:
             yield from rows
             raise StoreUnavailable("the store went away", path="x")
 
         return real(self, cut(), *arguments)
 
-    monkeypatch.setattr(DeltaExport, "merge", failing)
+    monkeypatch.setattr(DeltaTarget, "merge", failing)
     with made.open() as log, pytest.raises(StoreUnavailable, match="the store went away"):
         export(log, str(table))
     assert _rows(table) == {b"a": b"1"}

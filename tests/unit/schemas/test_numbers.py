@@ -18,8 +18,8 @@ import sys
 import pyarrow as pa
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.task_writer import TaskWriter
-from statelog.spark.rows.unique_keys import UniqueKeys
-import statelog.spark.sink.sink
+from statelog.spark.repeated_keys import UniqueKeys
+import statelog.spark.sink
 from tests.support.rigs.history import history_rig
 
 (batch,) = pa.ipc.open_stream(sys.stdin.buffer.read())

@@ -16,8 +16,8 @@ from statelog.spark.columns import (
     spark_arrow_schema,
     state_columns,
 )
-from statelog.spark.options.write import write_options
-from statelog.spark.rows.row_plan import plan_rows
+from statelog.spark.options import write_options
+from statelog.spark.rows import row_mapping
 from tests.support.rigs.log import twin_rig
 
 _WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}
@@ -66,7 +66,7 @@ def test_times_of_day_are_read_in_microseconds() -> None:
         assert batch.to_pylist() == [{"key": "a", **value}]
         change_columns(log.descriptor, schema)
         options = write_options({**_WHERE, "writerId": "w"}, streaming=False)
-        plan_rows(columns, options, log.descriptor, schema)
+        row_mapping(columns, options, log.descriptor, schema)
 
 
 def test_a_states_types_are_those_that_spark_hands_on() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from statelog.errors import CheckpointMismatch, Misuse
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.state import LastCommit
-from statelog.spark.sink.decision import NO_QUERY, BatchDecision, decide_batch, decide_write
+from statelog.spark.ownership import NO_QUERY, BatchDecision, decide_batch, decide_write
 
 
 def after(decision: BatchDecision) -> LastCommit:

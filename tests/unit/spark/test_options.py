@@ -14,14 +14,12 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.spark.clients import ProcessCache
-from statelog.spark.options.address import address_options, log_address
-from statelog.spark.options.read import read_options
-from statelog.spark.options.write import write_options
+from statelog.spark.options import state_options, write_options
+from statelog.spark.parsing import address_options, log_address
+from statelog.spark.parts import slices
 from statelog.spark.reported import error_of
-from statelog.spark.sink.batch_sink import BatchWriter
-from statelog.spark.sink.sink import StreamWriter
-from statelog.spark.source.state import slices
-from statelog.spark.version import require_spark
+from statelog.spark.session import require_spark
+from statelog.spark.sink import BatchWriter, StreamWriter
 from statelog.storage.log.where import Where
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
@@ -29,10 +27,10 @@ WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers"
 
 def test_options_are_typed() -> None:
     """Every option arrives as the value that it means, whatever the case of its name."""
-    read = read_options({**WHERE, "KEYGROUPS": "0:3, 7", "columns": "key,n", "minPartitions": "3", "atposition": "12"})
+    read = state_options({**WHERE, "KEYGROUPS": "0:3, 7", "columns": "key,n", "minPartitions": "3", "atposition": "12"})
     assert (read.key_groups, read.columns, read.min_partitions) == ((0, 1, 2, 7), ("key", "n"), 3)
     assert read.at == AtPosition(12)
-    assert read_options({**WHERE, "atWriter": "w", "atCheckpoint": "4"}).at == AtCheckpoint("w", 4)
+    assert state_options({**WHERE, "atWriter": "w", "atCheckpoint": "4"}).at == AtCheckpoint("w", 4)
     write = write_options({**WHERE, "writerId": "w", "uniqueKeys": "TRUE", "checkpointlocation": "/c"}, streaming=True)
     assert (write.writer, write.unique_keys, write.checkpoint_location) == ("w", True, "/c")
     assert pickle.loads(pickle.dumps(write)) == write
@@ -54,8 +52,8 @@ def test_options_are_typed() -> None:
         ({"minPartitions": "0"}, "minPartitions"),
         ({"minPartitions": "-1"}, "minPartitions"),
         ({"includeKeyGroup": "1"}, "includeKeyGroup"),
-        ({"atWriter": "w"}, "contradict each other"),
-        ({"atPosition": "1", "atWriter": "w", "atCheckpoint": "1"}, "contradict each other"),
+        ({"atWriter": "w"}, "atWriter and atCheckpoint go together"),
+        ({"atPosition": "1", "atWriter": "w", "atCheckpoint": "1"}, "atPosition and atWriter exclude each other"),
         ({"writerId": "w"}, "unknown option writerid for a read"),
         ({"startingOffsets": "latest", "subscribe": "t"}, "startingoffsets, subscribe"),
     ],
@@ -63,7 +61,7 @@ def test_options_are_typed() -> None:
 def test_wrong_read_options_are_named(changed: dict[str, str], named: str) -> None:
     """A missing, unknown, malformed or contradicting option is refused by its name."""
     with pytest.raises(ConfigError) as caught:
-        read_options({**WHERE, **changed})
+        state_options({**WHERE, **changed})
     assert named in str(caught.value)
 
 
@@ -184,7 +182,7 @@ def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
 def test_a_worker_that_writes_imports_no_other_room() -> None:
     """Every worker pays for what a task imports, so one that writes leaves recoveries and rounds out."""
     code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink.sink, statelog.spark.sink.batch_sink;"
+        f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink, statelog.spark.sink;"
         "print([name for name in sys.modules if name.startswith(('statelog.recovery', 'statelog.materializer'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -12,10 +12,9 @@ from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LogIdentity
-from statelog.spark.options.read import change_options, read_of, read_options, view_options
-from statelog.spark.options.reading import lease_terms
-from statelog.spark.options.stream import stream_options
-from statelog.spark.source.wanted import Wanted, narrowed, wanted
+from statelog.spark.options import change_options, read_of, state_options, stream_options, view_options
+from statelog.spark.parts import lease_terms
+from statelog.spark.selection import Selection, narrowed, selected
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 
@@ -71,10 +70,10 @@ def test_wrong_ranges_are_named(given: dict[str, str], named: str) -> None:
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("parse", [read_options, change_options, stream_options])
+@pytest.mark.parametrize("parse", [state_options, change_options, stream_options])
 def test_options_that_all_reads_share_have_one_rule(parse: Callable[[Mapping[str, str]], Any]) -> None:
     """A state, changes and a stream read them alike, and refuse alike what says nothing."""
-    where = {**WHERE, "startingPosition": "earliest"} if parse is not read_options else WHERE
+    where = {**WHERE, "startingPosition": "earliest"} if parse is not state_options else WHERE
     found = parse({**where, "columns": "key, value", "minPartitions": "3", "keyGroups": "0:2", "leaseSeconds": "0"})
     assert (found.columns, found.min_partitions, found.key_groups) == (("key", "value"), 3, (0, 1))
     assert lease_terms(found.lease_s, "spark") == ("spark", 1, False)
@@ -92,7 +91,7 @@ def test_kinds_of_reads() -> None:
     with pytest.raises(ConfigError, match="unknown option columns for a read of lag"):
         view_options({**WHERE, "read": "lag", "columns": "key"})
     with pytest.raises(ConfigError, match="unknown option startingposition for a read of a state"):
-        read_options({**WHERE, "startingPosition": "1"})
+        state_options({**WHERE, "startingPosition": "1"})
     for catalog in ({"provider": "statelog"}, {"owner": "me", "option.log": "flights"}):
         with pytest.raises(ConfigError, match="CREATE TEMPORARY VIEW"):
             read_of({**WHERE, **catalog})
@@ -101,36 +100,36 @@ def test_kinds_of_reads() -> None:
 def test_keys_are_read_by_the_type_of_the_log() -> None:
     """Texts become keys, and the key groups are theirs; a text that is no such key is refused."""
     groups = {key: key_group_of(key, KeyType.LONG, 16) for key in (5, 40)}
-    found = wanted(_log(), None, read_options({**WHERE, "keys": "40, 5"}).keys)
-    assert found == Wanted(tuple(sorted(set(groups.values()))), (40, 5))
-    assert wanted(_log(KeyType.BYTES), None, ["a", "0x6162"]).keys == (b"a", b"ab")
-    assert wanted(_log(KeyType.STRING), [3], read_options({**WHERE, "keys": '["a,b"]'}).keys).keys == ("a,b",)
+    found = selected(_log(), None, state_options({**WHERE, "keys": "40, 5"}).keys)
+    assert found == Selection(tuple(sorted(set(groups.values()))), (40, 5))
+    assert selected(_log(KeyType.BYTES), None, ["a", "0x6162"]).keys == (b"a", b"ab")
+    assert selected(_log(KeyType.STRING), [3], state_options({**WHERE, "keys": '["a,b"]'}).keys).keys == ("a,b",)
     for text, kind in (("x", KeyType.LONG), ("0xz", KeyType.BYTES)):
         with pytest.raises(ConfigError, match="no key of type"):
-            wanted(_log(kind), None, [text])
+            selected(_log(kind), None, [text])
     for text in ("", "[1", "[{}]", "[]"):
         with pytest.raises(ConfigError, match="option keys"):
-            read_options({**WHERE, "keys": text})
+            state_options({**WHERE, "keys": text})
 
 
 def test_filters_narrow_and_never_widen() -> None:
     """Equality and lists of keys leave their key groups, comparisons of key groups theirs; all of them together what
     is in each; what is not understood changes nothing. Where callers place keys, a key leaves all key groups."""
-    every = wanted(_log(), None, None)
+    every = selected(_log(), None, None)
     mine = key_group_of(7, KeyType.LONG, 16)
 
-    def left(*filters: Filter, log: Descriptor = _log()) -> Wanted:  # noqa: B008  # A frozen value.
+    def left(*filters: Filter, log: Descriptor = _log()) -> Selection:  # noqa: B008  # A frozen value.
         return narrowed(every, filters, log)
 
-    assert left(EqualTo(("key",), 7)) == Wanted((mine,), (7,))
-    assert left(In(("key",), (7, 8)), EqualTo(("key",), 7)) == Wanted((mine,), (7,))
+    assert left(EqualTo(("key",), 7)) == Selection((mine,), (7,))
+    assert left(In(("key",), (7, 8)), EqualTo(("key",), 7)) == Selection((mine,), (7,))
     assert left(EqualTo(("key",), 7), EqualTo(("key",), 8)).keys == ()
-    assert left(GreaterThanOrEqual(("key_group",), 3), LessThan(("key_group",), 5)) == Wanted((3, 4))
-    assert left(In(("key_group",), (1, 99))) == Wanted((1,))
+    assert left(GreaterThanOrEqual(("key_group",), 3), LessThan(("key_group",), 5)) == Selection((3, 4))
+    assert left(In(("key_group",), (1, 99))) == Selection((1,))
     for unknown in (IsNotNull(("key",)), Not(EqualTo(("key",), 7)), EqualTo(("n",), 7), EqualTo(("key",), "text")):
         assert left(unknown) == every
-    assert left(EqualTo(("key",), 7), log=_log(rule=HashRule.CALLER)) == Wanted(tuple(range(16)), (7,))
+    assert left(EqualTo(("key",), 7), log=_log(rule=HashRule.CALLER)) == Selection(tuple(range(16)), (7,))
     by_prefix = _log(KeyType.STRING, HashRule.CRC32_PREFIX, prefix_bytes=2)
     theirs = key_group_of("ab", KeyType.STRING, 16)
-    assert left(EqualTo(("key",), "abc"), log=by_prefix) == Wanted((theirs,), ("abc",))
-    assert wanted(by_prefix, None, ["abd", "abe"]) == Wanted((theirs,), ("abd", "abe"))
+    assert left(EqualTo(("key",), "abc"), log=by_prefix) == Selection((theirs,), ("abc",))
+    assert selected(by_prefix, None, ["abd", "abe"]) == Selection((theirs,), ("abd", "abe"))

@@ -8,10 +8,9 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.producer.commits.opening import open_epoch
-from statelog.spark.options.write import write_options
-from statelog.spark.sink.ownership import RECENT_S, Rival, check_ownership
-from statelog.spark.sink.query_run import run_tag, sibling_nonce
-from statelog.spark.sink.rivals import rivals_of
+from statelog.spark.options import write_options
+from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals
+from statelog.spark.query_run import run_tag, sibling_nonce
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
@@ -38,7 +37,7 @@ def seen_by_two(log: Log, now_s: float) -> list[Rival]:
     ledger = log.ledger.newest_client()
     ledger.fold_end()
     ledger.close()
-    return rivals_of(log, ledger.fold, TWO, now_s)
+    return find_rivals(log, ledger.fold, TWO, now_s)
 
 
 def test_the_age_of_a_rival_is_that_of_its_last_record() -> None:

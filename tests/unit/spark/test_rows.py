@@ -20,10 +20,9 @@ from pyspark.sql.types import (
 from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
-from statelog.spark.options.write import WriteOptions, write_options
-from statelog.spark.rows.newest_rows import NewestRows
-from statelog.spark.rows.row_plan import RowPlan, plan_rows, write_rows
-from statelog.spark.rows.unique_keys import UniqueKeys
+from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.repeated_keys import NewestRows, UniqueKeys
+from statelog.spark.rows import RowMapping, row_mapping, write_rows
 from tests.support.rigs.log import twin_rig
 
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "b:1", "writerId": "job"}
@@ -67,15 +66,15 @@ def columns(**kinds: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
-def planned(descriptor: Descriptor, schema: StructType, value: ValueSchema = OPAQUE, **given: str) -> RowPlan:
+def planned(descriptor: Descriptor, schema: StructType, value: ValueSchema = OPAQUE, **given: str) -> RowMapping:
     """The plan for these columns and options."""
-    return plan_rows(schema, options(**given), descriptor, value)
+    return row_mapping(schema, options(**given), descriptor, value)
 
 
-def written(plan: RowPlan, *batches: pa.RecordBatch, strict: bool = False) -> list[dict[str, object]]:
+def written(plan: RowMapping, *batches: pa.RecordBatch, strict: bool = False) -> list[dict[str, object]]:
     """What a task writes of these batches."""
     sink = Written()
-    write_rows(batches, plan, sink, is_case_sensitive=strict)
+    write_rows(batches, plan, sink.append_batch, is_case_sensitive=strict)
     return sink.rows
 
 
@@ -143,13 +142,13 @@ def test_what_may_not_fit_is_named_when_it_does_not(descriptor: Descriptor) -> N
         ("value.n", "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out; Write cast(n as int)"),
     ):
         with pytest.raises(InvalidChange, match="cannot hold") as caught:
-            write_rows([batch([1])], _without_values(plan), _Refusing(path), is_case_sensitive=False)
+            write_rows([batch([1])], _without_values(plan), _Refusing(path).append_batch, is_case_sensitive=False)
         assert caught.value.hint == advice
 
 
-def _without_values(plan: RowPlan) -> RowPlan:
+def _without_values(plan: RowMapping) -> RowMapping:
     names = type(plan.names)(given=("key", "value"), columns=("key", "value"))
-    return RowPlan(
+    return RowMapping(
         names=names, advice=plan.advice, key_type=plan.key_type, is_grouped=False, unique_keys=True, null_deletes=True
     )
 
@@ -287,10 +286,10 @@ def test_a_job_takes_the_partitions_that_it_names() -> None:
     """All, some by number, or a share; none, and one that the log lacks, are refused."""
     assert options().taken(4) == (0, 1, 2, 3)
     assert options(partitions="0:2,3").taken(4) == (0, 1, 3)
-    assert [options(share=f"{one}/3").taken(4) for one in range(3)] == [(0, 1), (2,), (3,)]
-    for wrong in ({"partitions": "4"}, {"share": "4/5"}):
+    assert [options(partitions=f"{one}/3").taken(4) for one in range(3)] == [(0, 1), (2,), (3,)]
+    for wrong in ("4", "4/5"):
         with pytest.raises(ConfigError, match="what the log lacks"):
-            options(**wrong).taken(4)
-    for wrong in ({"share": "3/3"}, {"share": "1"}, {"partitions": "x"}, {"partitions": "1", "share": "0/2"}):
-        with pytest.raises(ConfigError, match=r"partitions|share"):
-            options(**wrong)
+            options(partitions=wrong).taken(4)
+    for wrong in ("3/3", "/2", "0/2,1", "x"):
+        with pytest.raises(ConfigError, match="the option partitions is"):
+            options(partitions=wrong)

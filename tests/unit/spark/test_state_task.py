@@ -9,9 +9,8 @@ from statelog.producer.writer import Writer
 from statelog.reading.plan import part_of
 from statelog.recovery import run_reading
 from statelog.recovery.recover import recover
-from statelog.spark.source import state
-from statelog.spark.source.state import slices, state_parts
-from statelog.spark.source.state_task import read_slice
+from statelog.spark import parts
+from statelog.spark.parts import read_state, slices, state_parts
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.told import lines
 
@@ -20,7 +19,7 @@ def _read(rig: HistoryRig, plan: Any, count: int) -> dict[Any, Any]:
     state: dict[Any, Any] = {}
     for groups in slices(range(8), count):
         rows: list[tuple[int, bytes]] = []
-        for table in read_slice(rig.log, part_of(plan, frozenset(groups), rig.log.descriptor), 0):
+        for table in read_state(rig.log, part_of(plan, frozenset(groups), rig.log.descriptor)):
             rows += zip(table.column("key_group").to_pylist(), table.column("key").to_pylist(), strict=True)
             state.update(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))
         assert rows == sorted(set(rows)), "in order, and each key once"
@@ -69,10 +68,10 @@ def test_a_small_state_has_few_tasks() -> None:
 
     def counted(least_bytes: int, minimum: int | None = None) -> int:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state, "_LEAST_BYTES", least_bytes)
-            parts = state_parts(plan, groups, descriptor, minimum)
-        assert sorted(group for part in parts for group in part.key_groups or ()) == list(groups)
-        return len(parts)
+            patch.setattr(parts, "_LEAST_STATE_BYTES", least_bytes)
+            found = state_parts(plan, groups, descriptor, minimum)
+        assert sorted(group for part in found for group in part.plan.key_groups or ()) == list(groups)
+        return len(found)
 
     assert counted(plan.size_bytes + 1) == 1
     assert counted(plan.size_bytes // 2) == 2

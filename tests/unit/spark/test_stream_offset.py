@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigError, Corrupt, Damaged, IdentityChanged, InvalidName, UnknownFormat
 from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.spark.options.stream import Beginning, names_stream, stream_options
-from statelog.spark.stream.offset import StreamOffset, batch_start
-from statelog.spark.stream.reader import StreamReader
+from statelog.spark.options import Beginning, names_stream, stream_options
+from statelog.spark.stream_offset import StreamOffset, batch_start
+from statelog.spark.stream_reader import StreamReader
 
 IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
 BEGIN = StreamOffset.initial(IDENTITY, "one", Place(5), awaits_state=True)

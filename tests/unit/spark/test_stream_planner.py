@@ -18,11 +18,11 @@ from statelog.materializer import run_round
 from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
 from statelog.spark.columns import change_columns, spark_arrow_schema
-from statelog.spark.options.stream import stream_options
+from statelog.spark.options import stream_options
 from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.offset import StreamOffset, is_reset
-from statelog.spark.stream.parts import part_rows, parts_of
 from statelog.spark.stream.planner import StreamPlanner
+from statelog.spark.stream_offset import StreamOffset, is_reset
+from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.log.log import Log
@@ -41,7 +41,7 @@ class Query:
 
     def __init__(self, open_log: Callable[[], Log], options: Mapping[str, str], limit: Limit = NO_LIMIT) -> None:
         self._open = open_log
-        self.options = dict(options)
+        self._stream = stream_options({"log": "x", "root": "x", "kafka.bootstrap.servers": "x", **options})
         self.limit = limit
         self.offsets: list[str] = []
         self.commits = 0
@@ -50,9 +50,7 @@ class Query:
     def run(self, point: Callable[[str], None] = _go_on) -> None:
         """One life, up to what is committed by now. `point` is called between any two of Spark's steps."""
         log = self._open()
-        planner = StreamPlanner(
-            log, stream_options({"log": "x", "root": "x", "kafka.bootstrap.servers": "x", **self.options})
-        )
+        planner = StreamPlanner(log, self._stream)
         until = log.ledger.end()
         schema_id = log.value_schemas.newest().id
         committed = json.loads(self.offsets[self.commits - 1]) if self.commits else None
@@ -105,9 +103,7 @@ class Query:
     def _rows(self, log: Log, plan: Plan, schema_id: int, *, begins_anew: bool) -> Rows:
         columns = change_columns(log.descriptor, log.value_schemas.get(schema_id))
         wanted = spark_arrow_schema(columns)
-        parts = parts_of(
-            plan, log.descriptor, begins_anew=begins_anew, minimum=None, key_groups=None, value_schema_id=schema_id
-        )
+        parts = parts_of(plan, log.descriptor, self._stream, begins_anew=begins_anew)
         tables = [pa.Table.from_batches(list(part_rows(log, part, wanted)), wanted) for part in parts]
         return [row for table in tables for row in table.to_pylist()]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from statelog.environment import current_environment
 from statelog.reading.hold import Hold, Needs
 from statelog.schemas.snapshot.claims import check_holder
-from statelog.spark.options.reading import lease_terms
-from statelog.spark.options.stream import StreamOptions
+from statelog.spark.options import StreamOptions
+from statelog.spark.parts import lease_terms
 from statelog.storage.held_subscription import HeldSubscription
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log

@@ -23,11 +23,11 @@ from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.spark.options.stream import Beginning, OnTruncation, StreamOptions
+from statelog.spark.options import Beginning, OnTruncation, StreamOptions
 from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
 from statelog.spark.stream.hold import StreamHold
-from statelog.spark.stream.offset import StreamOffset, batch_start, is_reset
 from statelog.spark.stream.window import CommitWindow
+from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.log.log import Log
 
 __all__ = ["StreamPlanner"]
@@ -197,7 +197,7 @@ class StreamPlanner(Closing):
         settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
         found = recover(self._log, key_groups=self._groups, at=AtPosition(position), settings=settings)
         self._let_state_go = found.reserve()
-        return found.plan
+        return replace(found.plan, value_schema_id=value_schema_id)
 
     def _release_state(self) -> None:
         if self._let_state_go is not None:

@@ -23,7 +23,7 @@ from statelog.materializer.tasks import Task
 from statelog.materializer.work import Workplace, not_whole, run_id, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
-from statelog.spark.options.address import LogAddress
+from statelog.spark.parsing import LogAddress
 from statelog.spark.reported import reported
 from statelog.storage.runs.read import RunReader, read_back
 from statelog.storage.runs.write import upload_run

@@ -4,10 +4,13 @@ One view is a schema and a function, named in `VIEWS`; the option `read` takes i
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from statelog.errors import NotFound
 from statelog.reading.commits import Commits
@@ -15,21 +18,28 @@ from statelog.reading.plan import CommitFacts, commit_facts
 from statelog.reading.retained_history import RetainedHistory
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.claims import newest_files
+from statelog.spark.clients import cached_log
+from statelog.spark.columns import check_columns, spark_arrow_schema
+from statelog.spark.parsing import LogAddress
+from statelog.spark.reported import reported
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["VIEWS", "View"]
+__all__ = ["VIEWS", "View", "ViewReader", "view_columns"]
 
 _TIME = pa.timestamp("us", tz="UTC")
 _COMMITS_BYTES = 8 << 20
 
 
+Rows = list[dict[str, object]]
+
+
 class View(NamedTuple):
-    """The columns of a view, and its rows: in tables, up to a ledger position."""
+    """The columns of a view, and its rows, in parts, up to a ledger position. What a row leaves out is null."""
 
     schema: pa.Schema
-    tables: Callable[[Log, int], Iterator[pa.Table]]
+    rows: Callable[[Log, int], Iterator[Rows]]
 
 
 _SNAPSHOTS = pa.schema(
@@ -89,9 +99,9 @@ _LAG = pa.schema(
 )
 
 
-def _snapshots(log: Log, _: int) -> Iterator[pa.Table]:
+def _snapshots(log: Log, _: int) -> Iterator[Rows]:
     """The kept snapshots, oldest first; `rows` and `size_bytes` are those of their runs."""
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     for number in log.manifests.numbers():
         try:
             manifest = log.manifests.read(number).manifest
@@ -107,17 +117,17 @@ def _snapshots(log: Log, _: int) -> Iterator[pa.Table]:
                 "size_bytes": sum(run.size_bytes for run in manifest.runs),
             }
         )
-    yield _table(rows, _SNAPSHOTS)
+    yield rows
 
 
-def _commits(log: Log, position: int) -> Iterator[pa.Table]:
+def _commits(log: Log, position: int) -> Iterator[Rows]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
     with Commits(log, reach.base_for(start), start) as ledger:
         while ledger.position < position:
             found = ledger.read_to(position, most_bytes=_COMMITS_BYTES)
-            yield _table([_commit(log, one) for one in found], _COMMITS)
+            yield [_commit(log, one) for one in found]
 
 
 def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
@@ -134,13 +144,13 @@ def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
     }
 
 
-def _writers(log: Log, position: int) -> Iterator[pa.Table]:
+def _writers(log: Log, position: int) -> Iterator[Rows]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
     with Commits(log, reach.base_for(position), position) as ledger:
         state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
-    rows: list[dict[str, object]] = [
+    yield [
         {
             "writer": row.name,
             "checkpoint": row.checkpoint.id,
@@ -151,15 +161,14 @@ def _writers(log: Log, position: int) -> Iterator[pa.Table]:
         }
         for row in state.writers
     ]
-    yield _table(rows, _WRITERS)
 
 
-def _subscriptions(log: Log, _: int) -> Iterator[pa.Table]:
+def _subscriptions(log: Log, _: int) -> Iterator[Rows]:
     """How the subscription of every reader stands. `ended` says why one holds nothing any more, and `problem` why one
     that holds everything cannot be read; then the rest is null.
     """
     stored = list_subscriptions(log.store)
-    rows: list[dict[str, object]] = [
+    rows: Rows = [
         {
             "reader": one.reader,
             "position": one.position,
@@ -172,10 +181,10 @@ def _subscriptions(log: Log, _: int) -> Iterator[pa.Table]:
         for one, _ in newest_files(stored.files).values()
     ]
     rows.extend({"reader": one.reader, "problem": one.problem} for one in stored.unreadable)
-    yield _table([{**dict.fromkeys(_SUBSCRIPTIONS.names), **row} for row in rows], _SUBSCRIPTIONS)
+    yield rows
 
 
-def _lag(log: Log, position: int) -> Iterator[pa.Table]:
+def _lag(log: Log, position: int) -> Iterator[Rows]:
     """One row: what was committed behind the newest snapshot, and `since` when."""
     stored = log.manifests.newest()
     base = stored.manifest if stored else None
@@ -187,16 +196,17 @@ def _lag(log: Log, position: int) -> Iterator[pa.Table]:
                 facts = _facts(log, one)
                 since = _micros(facts.timestamp_ms) if not commits else since
                 commits, changes, size_bytes = commits + 1, changes + facts.changes, size_bytes + facts.size_bytes
-    row: dict[str, object] = {
-        "position": max(position, start),
-        "snapshot": stored.manifest.number if stored else None,
-        "snapshot_position": start if stored else None,
-        "commits": commits,
-        "changes": changes,
-        "size_bytes": size_bytes,
-        "since": since,
-    }
-    yield _table([row], _LAG)
+    yield [
+        {
+            "position": max(position, start),
+            "snapshot": stored.manifest.number if stored else None,
+            "snapshot_position": start if stored else None,
+            "commits": commits,
+            "changes": changes,
+            "size_bytes": size_bytes,
+            "since": since,
+        }
+    ]
 
 
 def _facts(log: Log, one: ValidCommit) -> CommitFacts:
@@ -207,16 +217,6 @@ def _micros(timestamp_ms: int) -> int | None:
     return None if timestamp_ms < 0 else timestamp_ms * 1000
 
 
-def _table(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
-    columns = [
-        pa.array([row[field.name] for row in rows], pa.int64()).cast(field.type)
-        if field.type == _TIME
-        else pa.array([row[field.name] for row in rows], field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 VIEWS: Mapping[str, View] = {
     "snapshots": View(_SNAPSHOTS, _snapshots),
     "commits": View(_COMMITS, _commits),
@@ -225,3 +225,29 @@ VIEWS: Mapping[str, View] = {
     "lag": View(_LAG, _lag),
 }
 """The views by name."""
+
+
+def view_columns(view: str) -> StructType:
+    """The columns of a view."""
+    return from_arrow_schema(VIEWS[view].schema)
+
+
+class ViewReader(DataSourceReader):
+    """Spark's view of a view: read by one task, up to a ledger position."""
+
+    @reported()
+    def __init__(self, where: LogAddress, schema: StructType, view: str, position: int) -> None:
+        self._where, self._view, self._position = where, view, position
+        check_columns(schema, view_columns(view), "the view")
+        self._schema = spark_arrow_schema(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One, whatever there is to read."""
+        return [InputPartition(self._view)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002  # Spark's signature
+        """The rows. Raises Damaged, Unavailable."""
+        with reported():
+            view = VIEWS[self._view]
+            for rows in view.rows(cached_log(self._where), self._position):
+                yield from pa.Table.from_pylist(rows, view.schema).cast(self._schema).to_batches()

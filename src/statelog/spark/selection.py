@@ -1,10 +1,11 @@
-"""What a read of a state wants: key groups and keys, from its options and from the filters of the query. Pure.
+"""`Selection`: the key groups and keys that a read of a state needs, by its options and the query's filters. Pure.
 
 A filter only narrows what is read; Spark applies all of them to the rows again. So what is not understood here is
 left out, and costs time and nothing else.
 """
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,29 +23,36 @@ from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 
-__all__ = ["Wanted", "narrowed", "wanted"]
+__all__ = ["Selection", "narrowed", "selected"]
 
 Key = bytes | str | int
+_COMPARISONS: Mapping[type[Filter], Callable[[Any, Any], Any]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """The key groups to read, ascending, and the keys of them; None for all."""
 
     key_groups: tuple[int, ...]
     keys: tuple[Key, ...] | None = None
 
 
-def wanted(descriptor: Descriptor, key_groups: Iterable[int] | None, key_texts: Iterable[str] | None) -> Wanted:
+def selected(descriptor: Descriptor, key_groups: Iterable[int] | None, key_texts: Iterable[str] | None) -> Selection:
     """What the options ask for. Raises ConfigError for a text that is no key of the log's."""
     groups = range(descriptor.key_groups) if key_groups is None else key_groups
-    whole = Wanted(tuple(sorted(groups)))
+    whole = Selection(tuple(sorted(groups)))
     if key_texts is None:
         return whole
     return _with_keys(whole, [_key(text, descriptor.key_type) for text in key_texts], descriptor)
 
 
-def narrowed(before: Wanted, filters: Iterable[Filter], descriptor: Descriptor) -> Wanted:
+def narrowed(before: Selection, filters: Iterable[Filter], descriptor: Descriptor) -> Selection:
     """What is left behind the filters of a query, all of which have to hold."""
     found = before
     for one in filters:
@@ -54,36 +62,27 @@ def narrowed(before: Wanted, filters: Iterable[Filter], descriptor: Descriptor) 
             case In(attribute=("key",), value=values) if all(_is_key(key, descriptor.key_type) for key in values):
                 found = _with_keys(found, [_as_key(key) for key in values], descriptor)
             case _:
-                found = Wanted(tuple(group for group in found.key_groups if _may_hold(one, group)), found.keys)
+                found = Selection(tuple(group for group in found.key_groups if _may_hold(one, group)), found.keys)
     return found
 
 
-def _with_keys(before: Wanted, keys: list[Key], descriptor: Descriptor) -> Wanted:
+def _with_keys(before: Selection, keys: list[Key], descriptor: Descriptor) -> Selection:
     kept = tuple(dict.fromkeys(key for key in keys if before.keys is None or key in before.keys))
     groups = before.key_groups
     if descriptor.hash_rule is not HashRule.CALLER:
         theirs = {descriptor.key_group_of(key) for key in kept}
         groups = tuple(group for group in groups if group in theirs)
-    return Wanted(groups, kept)
+    return Selection(groups, kept)
 
 
 def _may_hold(one: Filter, group: int) -> bool:
     """Whether rows of a key group can pass a filter."""
-    match one:
-        case EqualTo(attribute=("key_group",), value=value):
-            return bool(group == value)
-        case In(attribute=("key_group",), value=values):
-            return group in values
-        case GreaterThan(attribute=("key_group",), value=value):
-            return bool(group > value)
-        case GreaterThanOrEqual(attribute=("key_group",), value=value):
-            return bool(group >= value)
-        case LessThan(attribute=("key_group",), value=value):
-            return bool(group < value)
-        case LessThanOrEqual(attribute=("key_group",), value=value):
-            return bool(group <= value)
-        case _:
-            return True
+    if getattr(one, "attribute", None) != ("key_group",):
+        return True
+    if isinstance(one, In):
+        return group in one.value
+    compare = _COMPARISONS.get(type(one))
+    return compare is None or bool(compare(group, getattr(one, "value", None)))
 
 
 def _is_key(value: object, kind: KeyType) -> bool:

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 
 from statelog.errors import ConfigError
 from statelog.schemas.key_groups import ranges_text
-from statelog.spark.options.address import address_options
-from statelog.spark.options.write import write_options
-from statelog.spark.sink.task import QUERY_PROPERTY
+from statelog.spark.options import write_options
+from statelog.spark.parsing import address_options
+from statelog.spark.sink import QUERY_PROPERTY
 from statelog.storage import Where
 
 __all__ = ["Upsert", "upsert"]
@@ -45,15 +45,14 @@ class Upsert:
 
 
 def upsert(
-    log: str,
+    name: str,
     where: Where,
     *,
     writer: str,
     unique_keys: bool = False,
     sequence_by: str | None = None,
     null_deletes: bool = False,
-    partitions: Sequence[int] | None = None,
-    share: tuple[int, int] | None = None,
+    partitions: Sequence[int] | str | None = None,
     take_over: bool = False,
     take_over_from: str | None = None,
     query_id: str | None = None,
@@ -62,30 +61,27 @@ def upsert(
     one commit for each micro-batch, so whoever calls it in a function of their own calls it once.
 
     `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
-    the column whose greatest value in a task decides for a key. `partitions`, or `share` (a worker's number, from 0,
-    and their number), leave the rest of the log to other jobs. `query_id` names the query where Spark does not (Spark
-    Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+    the column whose greatest value in a task decides for a key. `partitions` are this job's, by number or as a share
+    (`"0/3"` is the first of three); the rest of the log is left to other jobs. `query_id` names the query where Spark
+    does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
 
         >>> write = upsert("visits", Where.local("/tmp/statelog"), writer="job-1")
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
     """
+    named = {
+        "sequenceBy": sequence_by,
+        "partitions": partitions if partitions is None or isinstance(partitions, str) else ranges_text(partitions),
+        "takeOverFrom": take_over_from,
+        "queryId": query_id,
+    }
     options = {
-        **address_options(log, where),
+        **address_options(name, where),
         "writerId": writer,
         "uniqueKeys": _flag("unique_keys", unique_keys),
         "nullDeletes": _flag("null_deletes", null_deletes),
         "takeOver": _flag("take_over", take_over),
+        **{option: text for option, text in named.items() if text is not None},
     }
-    if sequence_by is not None:
-        options["sequenceBy"] = sequence_by
-    if partitions is not None:
-        options["partitions"] = ranges_text(partitions)
-    if share is not None:
-        options["share"] = "{}/{}".format(*share)
-    if take_over_from is not None:
-        options["takeOverFrom"] = take_over_from
-    if query_id is not None:
-        options["queryId"] = query_id
     write_options(options, streaming=False)
     return Upsert(tuple(options.items()))
 

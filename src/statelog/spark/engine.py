@@ -1,6 +1,7 @@
-"""`SparkEngine`: carries out the tasks of a round as Spark tasks, with `mapInArrow` alone, so on Spark Connect too.
+"""Rounds of the materializer on a Spark session: `materialize` for one, `spark_engine` for those of a daemon.
 
-The driver plans, checks and puts the manifest, as with any engine; only tasks read changes and runs.
+The driver plans, checks and puts the manifest, as with any engine; only tasks read changes and runs. They are started
+by `mapInArrow` alone, so it works on Spark Connect, too.
 
 Invariants:
 - One Spark task does one task of the round. Its runs are in the store, read back, when it returns.
@@ -15,20 +16,74 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
 
-from statelog.errors import RoundGivenUp, StatelogError, Unavailable
-from statelog.materializer.engine import RoundWork, Written
+from statelog.errors import ConfigError, RoundGivenUp, StatelogError, Unavailable
+from statelog.materializer.engine import EngineMaker, RoundWork, Written
+from statelog.materializer.outcome import RoundOutcome
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.spark.engine.task_work import DONE_SCHEMA, TaskDone, TaskWork
-from statelog.spark.options.address import LogAddress
+from statelog.spark.engine_task import DONE_SCHEMA, TaskDone, TaskWork
+from statelog.spark.parsing import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of
+from statelog.spark.session import require_spark
+from statelog.storage import Log, Where
 
-__all__ = ["TASK_BYTES", "SparkEngine", "SparkEngineMaker"]
+__all__ = ["TASK_BYTES", "SparkEngine", "SparkEngineMaker", "materialize", "spark_engine"]
 
 _LOOK_S = 0.5
 TASK_BYTES = 16 << 20
 """What a task is worth, by default: a run of its own, and the tenth of a second that Spark takes to start it."""
+
+
+def materialize(
+    spark: SparkSession,
+    name: str,
+    where: Where,
+    *,
+    settings: MaterializerSettings | None = None,
+    most_tasks: int | None = None,
+    task_bytes: int = TASK_BYTES,
+) -> RoundOutcome:
+    """Roll the log up, once: the driver plans and puts the manifest, Spark tasks fold, merge and write.
+
+    `most_tasks` are the tasks that a fold or a merge is cut into at most, None for as many as the session runs at once;
+    none gets fewer bytes than `task_bytes`. Of `settings`, `scratch` is a directory of every worker.
+
+    Raises what `statelog.materializer.run_round` raises, ConfigError, InvalidName.
+
+        >>> materialize(spark, log.name, where).number
+        1
+    """
+    make_engine = spark_engine(spark, name, where, most_tasks=most_tasks, task_bytes=task_bytes)
+    with Log.open(name, where) as log:
+        return run_round(log, settings, make_engine=make_engine)
+
+
+def spark_engine(
+    spark: SparkSession, name: str, where: Where, *, most_tasks: int | None = None, task_bytes: int = TASK_BYTES
+) -> EngineMaker:
+    """What a `Materializer` on this log takes as `make_engine`, so that its rounds run on Spark. See `materialize`.
+
+    >>> from statelog.materializer import run_round
+    >>> run_round(log, make_engine=spark_engine(spark, log.name, where)).number
+    1
+    """
+    require_spark()
+    address = log_address(address_options(name, where))
+    if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
+        raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
+    return SparkEngineMaker(
+        spark=spark, where=address, most_tasks=most_tasks or _parallelism(spark), task_bytes=task_bytes
+    )
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """How many tasks the session runs at once, asked in a way that Spark Connect answers, and without a shuffle."""
+    of_rows = spark.range(1 << 16).select(spark_partition_id().alias("partition"))
+    return len(of_rows.toArrow().column("partition").unique())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

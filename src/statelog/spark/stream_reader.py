@@ -3,6 +3,10 @@
 Spark makes one of these in a process of its own for each run of a query, asks it where micro-batches end and what their
 tasks read, and copies it to the tasks. It is killed at the end, often without a call.
 
+Rows have the columns of the batch read of changes. The rows of a state are puts without a commit: writer, checkpoint
+and timestamp are null, the position is that of the state. A reset marker is one row with the op `reset`, nothing but
+its position beside it.
+
 Invariant: nothing is raised and nothing opened while it is made, because Spark would hide why.
 """
 
@@ -21,18 +25,25 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from statelog.reading.plan import Plan
+from statelog.recovery.changes import read_changes
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log, open_log
-from statelog.spark.columns import change_columns, chosen, newest_with, spark_arrow_schema
-from statelog.spark.options.stream import StreamOptions, stream_options
+from statelog.spark.columns import change_batches, change_columns, chosen, newest_with, spark_arrow_schema
+from statelog.spark.options import StreamOptions, stream_options
+from statelog.spark.parts import PlanPart, change_parts, read_state, state_parts
 from statelog.spark.reported import reported
 from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.offset import FORMAT_VERSION, StreamOffset, is_reset
-from statelog.spark.stream.parts import part_rows, parts_of
 from statelog.spark.stream.planner import StreamPlanner
+from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
 from statelog.storage.log.log import Log
 
-__all__ = ["StreamReader", "stream_columns"]
+__all__ = ["RESET", "ResetPart", "StreamReader", "part_rows", "parts_of", "stream_columns"]
+
+RESET = "reset"
+"""The op of a reset marker: what was read before does not count, the state at its position follows."""
+_BATCH_ROWS = 65_536
 
 
 def stream_columns(options: Mapping[str, str]) -> StructType:
@@ -92,15 +103,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         running = self._run()
         identity, descriptor = running.log.descriptor.identity, running.log.descriptor
         first, last = StreamOffset.from_json(start, identity), StreamOffset.from_json(end, identity)
-        schema_id = running.value_schema_id
-        return parts_of(
-            running.planner.plan(first, last, schema_id),
-            descriptor,
-            begins_anew=is_reset(first, last),
-            minimum=running.options.min_partitions,
-            key_groups=running.options.key_groups,
-            value_schema_id=schema_id,
-        )
+        plan = running.planner.plan(first, last, running.value_schema_id)
+        return parts_of(plan, descriptor, running.options, begins_anew=is_reset(first, last))
 
     def stop(self) -> None:
         """Release everything. Spark seldom asks for it."""
@@ -152,3 +156,52 @@ def _limit(options: StreamOptions) -> Limit:
 
 def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType:
     return chosen(change_columns(log.descriptor, value), options.columns)
+
+
+class ResetPart(InputPartition):
+    """A reset marker."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.position = position
+
+
+def parts_of(
+    plan: Plan, descriptor: Descriptor, options: StreamOptions, *, begins_anew: bool
+) -> Sequence[PlanPart | ResetPart]:
+    """The parts of a micro-batch: at most as many as the log has partitions, or as the options say. One that
+    `begins_anew` has a reset marker, too.
+    """
+    if plan.is_of_changes:
+        return change_parts(plan, descriptor.partitions, options.min_partitions)
+    groups = range(descriptor.key_groups) if options.key_groups is None else options.key_groups
+    parts = state_parts(plan, groups, descriptor, options.min_partitions)
+    return [*([ResetPart(plan.position)] if begins_anew else []), *parts]
+
+
+def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, in batches of the wanted columns. Raises NotFound, Damaged, Unavailable."""
+    match part:
+        case PlanPart(plan=plan) if plan.is_of_changes:
+            for batch in read_changes(log, plan):
+                yield from change_batches(batch, wanted)
+        case PlanPart(plan=plan):
+            for table in read_state(log, plan):
+                yield from _state_rows(table, plan.position, wanted)
+        case ResetPart(position=position):
+            yield pa.RecordBatch.from_pylist([{"op": RESET, "position": position}], wanted)
+        case _:
+            return  # Spark's stand-in for an empty list of partitions.
+
+
+def _state_rows(table: pa.Table, position: int, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        rows = batch.num_rows
+        constants = {"op": "put", "position": position}
+        arrays: list[pa.Array] = []
+        for field in wanted:
+            if field.name in ("key", "value", "key_group"):
+                arrays.append(batch.column(field.name).cast(field.type))
+            else:
+                arrays.append(pa.repeat(pa.scalar(constants.get(field.name), field.type), rows))
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)

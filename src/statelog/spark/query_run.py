@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from statelog.errors import ConfigError
 from statelog.schemas.ledger.state import LastCommit
-from statelog.spark.options.write import WriteOptions
+from statelog.spark.options import WriteOptions
 
 __all__ = [
     "QueryRun",

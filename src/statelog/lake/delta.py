@@ -1,0 +1,377 @@
+"""`export`: keeps a Delta Lake table equal to a log, for those who read tables and not logs. Written by delta-rs.
+
+The first call writes the state of the log, every later one merges the changes behind the position that the table
+holds: the newest change of each key. A call that dies anywhere is simply made again; nothing is applied twice.
+
+Invariants:
+- The table is the state of the log at one position, at every version of it that an export made. Rows and position
+  change in one Delta commit: the position is the version of an application transaction, Delta's own way of making a
+  writer idempotent, under an id that names the log and its ledger topic.
+- A commit is made of the table as it was when the export opened it: if anybody committed meanwhile it fails, and
+  delta-rs tries no merge of its own. Two exporters therefore never apply the same changes twice.
+- If the log was truncated past the table's position, or the value schema evolved, the table is written anew, with a
+  log line: rows that did not change would lack the new fields' defaults. So it is if its history hides who wrote last.
+- A table that holds anything else, or whose rows somebody else changed since, is refused, unless the caller says
+  `replace`: a position says nothing about them. A source that fails leaves the table as it was.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import AlreadyExists, ConfigError, NotFound, OffsetGone, StoreUnavailable
+from statelog.reading.changes import plan_changes
+from statelog.reading.plan import AtPosition, Plan
+from statelog.recovery.changes import newest_changes
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.values.schema import ValueSchema, state_batches, state_schema
+from statelog.storage.log.log import Log
+from statelog.storage.store.url import mask_url
+
+if TYPE_CHECKING:
+    import deltalake
+
+__all__ = ["DeltaTarget", "Exported", "TableMoved", "export"]
+
+_LOG = logging.getLogger("statelog.lake")
+_ATTEMPTS = 5
+_DELETED = "__statelog_deleted"
+"""The column of a merge's source that says which keys are gone. Never one of the table."""
+_APPLICATION = "statelog.application"
+_PLACE = "statelog.place"
+_KEEPING_ROWS = (
+    "OPTIMIZE",
+    "VACUUM START",
+    "VACUUM END",
+    "REORG",
+    "CLUSTER BY",
+    "SET TBLPROPERTIES",
+    "UNSET TBLPROPERTIES",
+)
+"""What others may do to the table between two exports: no row is another one after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What a call of `export` did: the table is now the state at `position`, and was that at `previous_position`.
+
+    `previous_position` is None if the table is new or was replaced. `is_rewritten` tells whether all rows were written;
+    then `inserted` counts them.
+    """
+
+    position: int
+    previous_position: int | None
+    is_rewritten: bool
+    inserted: int
+    updated: int
+    deleted: int
+
+
+class TableMoved(Exception):
+    """Somebody else committed to the table since it was opened."""
+
+
+def export(
+    log: Log,
+    table: str,
+    *,
+    include_key_group: bool = False,
+    replace: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    settings: RecoverySettings | None = None,
+) -> Exported:
+    """Bring the Delta Lake table at the URL or path `table` to the newest state of the log. Needs `statelog[delta]`.
+
+        >>> export(log, "/tmp/statelog/lake/example", replace=True).inserted
+        2
+
+    The columns are those of `spark.read.format("statelog")`. `storage_options` are delta-rs's, for object stores.
+    `replace` writes the table anew, whatever it holds. Memory is bounded as in `Recovery.to_parquet`, on our side;
+    delta-rs merges in this process and spills as it sees fit.
+
+    Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd if the log
+    ends below the table's position, ConfigError (values with times of day, too: Delta Lake has no such type),
+    StoreUnavailable, Damaged, Unavailable.
+    """
+    if find_spec("deltalake") is None:
+        hint = "Install the extra: pip install 'statelog[delta]'"
+        raise ConfigError("Delta Lake needs the package deltalake", hint=hint)
+    job = _Export(log, include_key_group, settings or RecoverySettings(holder="export"))
+    for _ in range(_ATTEMPTS):
+        try:
+            return job.run(DeltaTarget(log, table, storage_options or {}), replace=replace)
+        except TableMoved:
+            _LOG.warning("%s: another writer committed to the table; the export starts again", mask_url(table))
+    raise StoreUnavailable(
+        "other writers keep committing to the table",
+        url=mask_url(table),
+        hint="Run one export at a time, and maintenance of the table between two of them",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    log: Log
+    include_key_group: bool
+    settings: RecoverySettings
+
+    def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
+        """One try. Raises TableMoved if somebody else committed to the table meanwhile."""
+        is_known = not replace and target.check_own()
+        if target.position is None or replace:
+            return self._write(target, "the table is new" if target.is_new else "it is to be replaced")
+        if not is_known:
+            return self._write(target, "its history was cleaned up, back to after the last export")
+        value_schema = self.log.value_schemas.newest()
+        if not target.has_columns(self._columns(value_schema)):
+            return self._write(target, "the columns of the log changed")
+        try:
+            plan = plan_changes(
+                self.log, AtPosition(target.position), value_schema_id=value_schema.id, seen=[target.seen]
+            )
+            return self._merge(target, target.position, plan, value_schema)
+        except (NotFound, OffsetGone) as error:
+            return self._write(target, f"its position was truncated: {error.message}")
+
+    def _write(self, target: "DeltaTarget", why: str) -> Exported:
+        """The whole state, in one value schema, also if the log's evolves meanwhile."""
+        _LOG.info("%s: all rows are written: %s", target.shown, why)
+        value_schema = self.log.value_schemas.newest()
+        settings = dataclasses.replace(self.settings, value_schema_id=value_schema.id)
+        with recover(self.log, at_least=target.seen, settings=settings) as recovery:
+            place, columns = recovery.plan.place, self._columns(value_schema)
+            with recovery.stream() as stream:
+                rows = (batch for portion in stream for batch in state_batches(portion.changes, columns))
+                written = target.write(rows, columns, place)
+        return Exported(
+            position=place.position,
+            previous_position=target.position,
+            is_rewritten=True,
+            inserted=written,
+            updated=0,
+            deleted=0,
+        )
+
+    def _merge(self, target: "DeltaTarget", previous: int, plan: Plan, value_schema: ValueSchema) -> Exported:
+        """The changes behind the table's position."""
+        counts = {"inserted": 0, "updated": 0, "deleted": 0}
+        if plan.position > previous:
+            columns = self._columns(value_schema)
+            keys = ["key", "key_group"] if self._names_key_groups else ["key"]
+            with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
+                counts = target.merge(_merge_rows(tables, columns), columns, keys, plan.place)
+        return Exported(position=plan.position, previous_position=previous, is_rewritten=False, **counts)
+
+    @property
+    def _names_key_groups(self) -> bool:
+        """Whether a key is only unique within its key group, which callers choose."""
+        return self.log.descriptor.hash_rule is HashRule.CALLER
+
+    def _columns(self, value_schema: ValueSchema) -> pa.Schema:
+        with_group = self.include_key_group or self._names_key_groups
+        found = state_schema(self.log.descriptor, value_schema, include_key_group=with_group)
+        for field in found:
+            if "time64[" in str(field.type):
+                raise ConfigError(
+                    f"Delta Lake has no type for the times of day in column {field.name}",
+                    given=str(field.type),
+                    hint="Write the table yourself, from spark.read.format('statelog') with a cast to text",
+                )
+        return found
+
+
+def _merge_rows(tables: Iterable[pa.Table], columns: pa.Schema) -> Generator[pa.RecordBatch]:
+    """Newest changes as the source of a merge: the table's columns, and whether the key is gone."""
+    wanted = columns.append(pa.field(_DELETED, pa.bool_()))
+    for table in tables:
+        for piece in table.to_batches():
+            gone = pc.equal(piece.column("op"), DELETE)
+            start = 0
+            for batch in state_batches(pa.Table.from_batches([piece]), columns):
+                deleted = gone.slice(start, batch.num_rows)
+                start += batch.num_rows
+                yield pa.RecordBatch.from_arrays([*batch.columns, deleted], schema=wanted)
+
+
+class DeltaTarget:
+    """The table as it is now, and what of it belongs to the export. Decides nothing, and never reads the log.
+
+    `position` is the state it holds, None if it is not there or was never exported to; `seen` names the ledger record
+    below it, too, once `check_own` has found it. Raises StoreUnavailable.
+    """
+
+    def __init__(self, log: Log, url: str, storage_options: Mapping[str, str]) -> None:
+        self._url, self._storage_options = url, dict(storage_options) or None
+        self._application = f"statelog/{log.name}/{log.descriptor.identity.ledger_topic_id}"
+        self.shown = mask_url(url)
+        self._table, self.position = self._opened()
+        self.seen = ORIGIN
+
+    def _opened(self) -> "tuple[deltalake.DeltaTable | None, int | None]":
+        """The table, and the position that it holds."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            table = DeltaTable(self._url, storage_options=self._storage_options)
+            return table, table.transaction_version(self._application)
+        except TableNotFoundError:
+            return None, None
+        except (DeltaError, OSError) as error:
+            raise self._unavailable("be opened", error) from error
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no table yet."""
+        return self._table is None
+
+    def has_columns(self, columns: pa.Schema) -> bool:
+        """Whether the table has exactly these columns, of these types."""
+        from deltalake import Schema
+
+        return self._table is not None and self._table.schema() == Schema.from_arrow(columns)
+
+    def check_own(self) -> bool:
+        """Whether the table's history reaches back to the last export, so that its rows are known to be that export's.
+
+        Raises AlreadyExists if the table holds anything else, or somebody changed its rows since; StoreUnavailable.
+        """
+        if self._table is None:
+            return True
+        if self.position is None:
+            raise self._refused("the table holds something else than this log's export, or one of topics it had before")
+        self.seen = Place(self.position)
+        for commit in self._history(self._table):
+            if commit.get(_APPLICATION) == self._application:
+                self.seen = Place.from_json(json.loads(str(commit.get(_PLACE, f"[{self.position}]"))))
+                return True
+            if commit.get("operation") not in _KEEPING_ROWS:
+                raise self._refused(f"somebody else changed the table since the last export: {commit.get('operation')}")
+        return False
+
+    def _history(self, table: "deltalake.DeltaTable") -> Iterator[Mapping[str, object]]:
+        """What was committed to the table, the newest first: often it is the only one that is asked for."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield from table.history(1)
+            yield from table.history()
+        except (DeltaError, OSError) as error:
+            raise self._unavailable("be read", error) from error
+
+    def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, place: Place) -> int:
+        """Make the table, or replace all its rows and columns; how many rows. Raises TableMoved, StoreUnavailable."""
+        from deltalake import write_deltalake
+
+        source, commit = _Source(rows, columns), self._commit(place)
+        with self._raising(source):
+            if self._table is None:
+                options = self._storage_options
+                write_deltalake(
+                    self._url, source.reader, mode="error", storage_options=options, commit_properties=commit
+                )
+            else:
+                write_deltalake(
+                    self._table, source.reader, mode="overwrite", schema_mode="overwrite", commit_properties=commit
+                )
+        return source.rows
+
+    def merge(
+        self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], place: Place
+    ) -> dict[str, int]:
+        """Apply the newest change of each key; the rows inserted, updated and deleted. `rows` have `columns`, and
+        whether the key is gone. Raises TableMoved, StoreUnavailable.
+        """
+        assert self._table is not None, "only what was exported is merged into"
+        values = {_quoted(name): f"s.{_quoted(name)}" for name in columns.names}
+        source = _Source(rows, columns.append(pa.field(_DELETED, pa.bool_())))
+        with self._raising(source):
+            found = (
+                self._table.merge(
+                    source.reader,
+                    " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
+                    source_alias="s",
+                    target_alias="t",
+                    commit_properties=self._commit(place),
+                )
+                .when_matched_delete(f"s.{_DELETED}")
+                .when_matched_update(values)
+                .when_not_matched_insert(values, predicate=f"NOT s.{_DELETED}")
+                .execute()
+            )
+        return {kind: found[f"num_target_rows_{kind}"] for kind in ("inserted", "updated", "deleted")}
+
+    def _commit(self, place: Place) -> "deltalake.CommitProperties":
+        """What every commit carries. No retries: delta-rs would add our rows to another's, which may be the same."""
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(
+            custom_metadata={
+                _APPLICATION: self._application,
+                "statelog.position": str(place.position),
+                _PLACE: json.dumps(place.to_json()),
+            },
+            app_transactions=[Transaction(self._application, place.position)],
+            max_commit_retries=0,
+        )
+
+    @contextmanager
+    def _raising(self, source: "_Source") -> Generator[None]:
+        """Around the use of a source's reader: raises what its batches raised, TableMoved, StoreUnavailable."""
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        try:
+            yield
+        except BaseException as error:
+            if source.failure is not None:
+                raise source.failure from None
+            # A table that was not there, and is now, was made by somebody else.
+            if isinstance(error, CommitFailedError) or (self.is_new and self._opened()[0] is not None):
+                raise TableMoved from error
+            if isinstance(error, (DeltaError, OSError)):
+                raise self._unavailable("be written", error) from error
+            raise
+
+    def _refused(self, why: str) -> AlreadyExists:
+        return AlreadyExists(why, url=self.shown, hint="Name another table, or write this one anew with replace=True")
+
+    def _unavailable(self, what: str, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the table cannot {what}: {error}",
+            url=self.shown,
+            hint="Nothing of this export counts; export again once the table's store answers",
+        )
+
+
+class _Source:
+    """Batches as a reader for delta-rs. Counts their rows, and remembers what they raised: delta-rs hands on text."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], columns: pa.Schema) -> None:
+        self.failure: BaseException | None = None
+        self.rows = 0
+        self.reader = pa.RecordBatchReader.from_batches(columns, self._passing(batches))
+
+    def _passing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in batches:
+                self.rows += batch.num_rows
+                yield batch
+        except BaseException as error:
+            self.failure = error
+            raise
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

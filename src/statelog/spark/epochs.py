@@ -1,0 +1,259 @@
+"""The planning process: gives each batch a task grant, from an epoch that is opened once per query run.
+
+Spark plans all batches of a session in Python workers beside the driver. They are the only processes that pickle a
+sink's writer, and that is when this module is called. Which worker plans is Spark's choice, and it may be another one
+for every batch: so a worker that has no epoch takes the one that a sibling opened, and the ledger is read on from
+there. A batch is planned only after the one before was committed, so what is read then is the base of the next commit.
+
+Invariants:
+- One Open for each run of a query, however many workers plan it and however long they rest; and one more for each
+  commit whose outcome had to be settled, and each plain write that was given up.
+- A plain write that is under way is in the ledger: by the Open of its epoch, or by a void record if that has committed.
+- An epoch that a foreign writer fenced is never taken back. The query fails with Fenced; a restart opens a new one.
+- Nothing is fenced before `check_ownership` has agreed, and nothing that was opened since.
+- Task attempt ids are the slots of change sets. They are unique within a Spark context, which a run never outlives.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlparse
+
+from statelog.environment import NewNonce, current_environment
+from statelog.errors import Fenced, StatelogError
+from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.commits.opening import open_epoch
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.state import LiveEpoch
+from statelog.schemas.values.schema import ValueSchema
+from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
+from statelog.spark.options import WriteOptions
+from statelog.spark.ownership import Rival, check_ownership, find_rivals, under_way
+from statelog.spark.parsing import LogAddress
+from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
+
+__all__ = ["give_up", "plan_batch", "sibling_nonces"]
+
+_LOG = logging.getLogger("statelog.spark")
+_LOOKS = 5
+
+Check = Callable[[Descriptor, ValueSchema], object]
+"""Raises if what is to be written does not fit the log."""
+
+_Key = tuple[LogAddress, str, str | None, object]
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """The right to write, and the ledger as far as it was read. Has no producer: commits go out elsewhere."""
+
+    grant: Grant
+    ledger: LedgerClient
+    log: Log
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    @property
+    def is_live(self) -> bool:
+        live = self.ledger.fold.live_epoch(self.grant.epoch)
+        return live is not None and live.nonce == self.grant.nonce
+
+
+_epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
+
+
+class _Judged(NamedTuple):
+    """What an Open was found to fence: the newest epoch on our name and partitions, and the rivals on them."""
+
+    prior: int
+    rivals: list[Rival]
+
+
+def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGrant:
+    """The right to write the next batch. `check` may refuse the log before an epoch is opened.
+
+    Raises LogInUse and CheckpointMismatch before anything is fenced; Fenced, OutcomeUnknown, Damaged, Unavailable,
+    ConfigError.
+    """
+    return planned(options.where, lambda: _Planning(options, check).plan())
+
+
+class _Planning:
+    """One batch, as it is planned. Raises what `plan_batch` raises."""
+
+    def __init__(self, options: WriteOptions, check: Check | None) -> None:
+        self._options = options
+        self._check = check
+        self._run = run_of(options)
+        part = (options.partitions, options.share)
+        self._key = (options.where, options.writer, options.checkpoint_location or options.query_id, part)
+        self._epoch = _epochs.get(self._key)
+        self._log = cached_log(options.where)  # After the epoch: no log is idle for longer than what was made of it.
+
+    def plan(self) -> TaskGrant:
+        """The right to write it."""
+        try:
+            epoch = self._current()
+            if self._options.serves_query:
+                self._run.keep()
+            else:
+                self._announce(epoch)
+        except BaseException:
+            _epochs.drop(self._key)
+            raise
+        base = epoch.ledger.fold.last_checkpoint(self._options.writer)
+        grant = replace(epoch.grant, witness=epoch.ledger.place)
+        return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
+
+    def _current(self) -> _Epoch:
+        """The epoch that this worker has, if it is live; else a sibling's; or a new one, for a plain write, which has
+        no run to lose, and for a query that was started again after a sibling had found it fenced.
+        """
+        epoch = self._epoch
+        if epoch is not None and epoch.log is self._log:  # Else the log was opened anew, and the old one is closed.
+            epoch.ledger.fold_end()
+            if epoch.is_live:
+                return epoch
+            newest = self._newest(epoch.ledger.fold)
+            if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
+                epoch.grant = self._shared(epoch.ledger.fold, newest)
+                return epoch
+            self._check_not_taken_over(epoch.ledger.fold, newest)
+        return _epochs.put(self._key, self._first())
+
+    def _announce(self, epoch: _Epoch) -> None:
+        """Say in the ledger that another plain write of this epoch is under way."""
+        last = epoch.ledger.fold.last_commit(self._options.writer)
+        if last is not None and last.offset > epoch.grant.epoch:
+            with task_producer(self._options.where.where) as producer:
+                append_all(producer, self._log.ledger_topic, 0, under_way(epoch.grant.nonce), 1)
+
+    def _first(self) -> _Epoch:
+        """The epoch for a worker that has none: a sibling's, or a new one.
+
+        Who is overtaken between the look and the Open looks again: two jobs that start at once do not both see nobody.
+        """
+        overtaken: Fenced | None = None
+        for _ in range(_LOOKS):
+            found = self._looked()
+            if isinstance(found, _Epoch):
+                return found
+            try:
+                epoch = self._open(found.prior)
+            except Fenced as error:
+                overtaken = error
+                continue
+            for rival in found.rivals:
+                level = logging.INFO if rival.writer == self._options.writer else logging.WARNING
+                _LOG.log(level, "%s: writer %s took over from %s", self._log.name, self._options.writer, rival.writer)
+            return epoch
+        assert overtaken is not None, "every look ends in an epoch or is overtaken"
+        raise overtaken
+
+    def _looked(self) -> _Epoch | _Judged:
+        """A sibling's epoch, or what an Open would fence, if it may."""
+        ledger = self._log.ledger.newest_client()
+        with ExitStack() as opened:
+            opened.callback(ledger.close)
+            ledger.fold_end()
+            newest = self._newest(ledger.fold)
+            if newest is not None and same_run(newest.nonce, self._run.tag):
+                opened.pop_all()
+                return _Epoch(self._shared(ledger.fold, newest), ledger, self._log)
+            self._check_not_taken_over(ledger.fold, newest)
+            if self._check is not None:
+                self._check(self._log.descriptor, self._log.value_schemas.newest())
+            return self._judged(ledger.fold)
+
+    def _judged(self, fold: LedgerFold) -> _Judged:
+        options = self._options
+        rivals = find_rivals(self._log, fold, options, current_environment().wall_clock())
+        query_id = options.query_id or _query_id(options.checkpoint_location)
+        check_ownership(options, query_id, self._run.tag, fold.last_commit(options.writer), rivals)
+        return _Judged(fold.prior(options.writer, self._taken), rivals)
+
+    def _open(self, judged: int) -> _Epoch:
+        """Open an epoch. Raises Fenced if another one was opened since the ownership check."""
+        siblings = replace(current_environment(), nonce=sibling_nonces(self._run.tag))
+        opened = siblings.run(open_epoch, self._log, self._options.writer, partitions=self._taken, judged=judged)
+        opened.producer.close()
+        try:
+            if self._options.serves_query:
+                self._run.begin()
+        except BaseException:
+            opened.close()
+            raise
+        return _Epoch(opened.grant, opened.ledger, self._log)
+
+    @property
+    def _taken(self) -> tuple[int, ...]:
+        return self._options.taken(self._log.descriptor.partitions)
+
+    def _newest(self, fold: LedgerFold) -> LiveEpoch | None:
+        """The newest epoch on our name or any partition that we take, if it is live."""
+        return fold.live_epoch(fold.prior(self._options.writer, self._taken))
+
+    def _shared(self, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
+        """The grant of an epoch that a sibling opened."""
+        last = fold.last_commit(epoch.writer)
+        return Grant(
+            descriptor=self._log.descriptor,
+            value_schema=self._log.value_schemas.newest(),
+            writer=epoch.writer,
+            epoch=epoch.epoch,
+            nonce=epoch.nonce,
+            partitions=tuple(sorted(epoch.partitions)),
+            base=fold.last_checkpoint(epoch.writer),
+            metadata=last.metadata if last else {},
+        )
+
+    def _check_not_taken_over(self, fold: LedgerFold, newest: LiveEpoch | None) -> None:
+        """Raise Fenced if a query's epoch, which this run opened, was replaced."""
+        options = self._options
+        if options.serves_query and self._run.has_opened(fold.last_commit(options.writer)):
+            self._run.end()
+            raise Fenced(
+                "another writer took over",
+                writer=options.writer,
+                by_writer=newest.writer if newest else None,
+                hint="Stop this query if the other one should go on; a restart takes over again",
+            )
+
+
+def give_up(options: WriteOptions, grant: Grant) -> None:
+    """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. Never raises."""
+    voided = replace(current_environment(), nonce=voided_nonce)
+    try:
+        log = cached_log(options.where)
+        voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=grant.epoch).close()
+    except Fenced:
+        pass  # Another one has ended it.
+    except StatelogError as error:
+        _LOG.warning("%s: the epoch of a write that failed bars others for a while: %s", options.where.log, error)
+
+
+def sibling_nonces(nonce: bytes) -> NewNonce:
+    """Makes nonces of the same run as `nonce`, for a process that acts for the one that opened."""
+    return lambda: sibling_nonce(nonce)
+
+
+def _query_id(checkpoint_location: str) -> str | None:
+    """The query's id from its checkpoint, where that lies on this machine; else it is known once its tasks run."""
+    url = urlparse(checkpoint_location)
+    if not checkpoint_location or url.scheme not in ("", "file"):
+        return None
+    path = unquote(url.path) if url.scheme else checkpoint_location
+    try:
+        found: object = json.loads((Path(path) / "metadata").read_text("utf-8")).get("id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,375 @@
+"""Options of `format("statelog")` for each use: a state, changes, a view, a stream of changes, a write. Pure.
+
+Checked once, as frozen values. An option has one rule, whatever it is given for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from statelog.errors import ConfigError
+from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, Bound
+from statelog.schemas.key_groups import ranges_text, share
+from statelog.schemas.names import check_name
+from statelog.spark.parsing import (
+    COMMON,
+    LogAddress,
+    flag,
+    key_texts,
+    listed,
+    log_address,
+    lowered,
+    number,
+    numbers,
+    refuse_unknown,
+)
+
+__all__ = [
+    "LEASE_S",
+    "Beginning",
+    "ChangeOptions",
+    "OnTruncation",
+    "ReadOptions",
+    "StateOptions",
+    "StreamOptions",
+    "WriteOptions",
+    "change_options",
+    "names_stream",
+    "read_of",
+    "state_options",
+    "stream_options",
+    "view_options",
+    "write_options",
+]
+
+LEASE_S = 300
+"""How long a planned read is held, by default, for tasks that have not started."""
+_STREAM_LEASE_S = 3600
+_READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
+_STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "keys", "includeKeyGroup")
+_STARTS = ("startingPosition", "startingWriter", "startingCheckpoint", "startingTime")
+_ENDS = ("endingPosition", "endingWriter", "endingCheckpoint", "endingTime")
+_CHANGES = (*_READ, *_STARTS, *_ENDS)
+_STREAM_ONLY = ("maxChangesPerTrigger", "maxBytesPerTrigger", "readerId", "onTruncation")
+_STREAM = (*_READ, *_STARTS, *_STREAM_ONLY)
+_WRITE = (
+    *("writerId", "partitions", "takeOver", "takeOverFrom", "queryId", "runId", "checkpointId", "batchId"),
+    *("uniqueKeys", "sequenceBy", "nullDeletes"),
+)
+_SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a streaming sink.
+_CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a table in its catalog, instead of OPTIONS.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What all reads of rows share. None means all key groups, all columns, any number of tasks.
+
+    `lease_s` is how long each scan holds what it reads, 0 for not.
+    """
+
+    where: LogAddress
+    key_groups: tuple[int, ...] | None = None
+    min_partitions: int | None = None
+    columns: tuple[str, ...] | None = None
+    lease_s: int = LEASE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions(ReadOptions):
+    """A read of a state: which part of which; None for the newest. `keys` are texts, which the log's key type reads."""
+
+    keys: tuple[str, ...] | None = None
+    at: At | None = None
+    include_key_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions(ReadOptions):
+    """A read of changes: those of the commits behind `start` and up to `end`; None for all that the log holds."""
+
+    start: Bound | None = None
+    end: Bound | None = None
+
+
+class Beginning(StrEnum):
+    """Where a new stream begins, if not at a named place of the history."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    SNAPSHOT = "snapshot"
+
+
+class OnTruncation(StrEnum):
+    """What a stream does whose place was truncated: end with an error, or begin anew from a snapshot."""
+
+    FAIL = "fail"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions(ReadOptions):
+    """A stream of changes.
+
+    `max_changes` and `max_bytes` (of record values) end a micro-batch at the last commit within them, at least one;
+    None for no limit. `reader` is the id of its subscription, None for a lease, which holds `lease_s` after the last
+    micro-batch began.
+    """
+
+    start: Beginning | Bound
+    reader: str | None = None
+    max_changes: int | None = None
+    max_bytes: int | None = None
+    on_truncation: OnTruncation = OnTruncation.FAIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """A write. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
+    `checkpoint_location` is '' if Spark's configuration names it, or there is none. `share` is a worker's number, from
+    0, and the number of workers.
+    """
+
+    where: LogAddress
+    writer: str
+    partitions: tuple[int, ...] | None = None
+    share: tuple[int, int] | None = None
+    unique_keys: bool = False
+    sequence_by: str | None = None
+    null_deletes: bool = False
+    take_over: bool = False
+    take_over_from: str | None = None
+    query_id: str | None = None
+    run_id: str | None = None
+    checkpoint_id: int | None = None
+    batch_id: int | None = None
+    checkpoint_location: str = ""
+    is_stream: bool = False
+
+    @property
+    def serves_query(self) -> bool:
+        """Whether a streaming query writes, through its sink or through `upsert`."""
+        return self.is_stream or self.batch_id is not None
+
+    def taken(self, partitions: int) -> tuple[int, ...]:
+        """The partitions that this write takes of a log that has so many: all, unless the options say which.
+
+        Raises ConfigError if there are none, or the log lacks one.
+        """
+        taken = range(partitions) if self.partitions is None else self.partitions
+        if self.share is not None:
+            worker, workers = self.share
+            taken = share(partitions, worker=worker, workers=workers)
+        if not taken or max(taken) >= partitions:
+            raise ConfigError(
+                "the option partitions leaves nothing to write, or names what the log lacks",
+                hint=f"The log has the partitions 0:{partitions}, and each belongs to one job at a time",
+                partitions=None if self.partitions is None else ranges_text(self.partitions),
+                share=None if self.share is None else "{}/{}".format(*self.share),
+            )
+        return tuple(taken)
+
+
+def read_of(options: Mapping[str, str]) -> str:
+    """What is read, by the option `read`: `state` without it. Raises ConfigError for a table of Spark's catalog."""
+    given = lowered(options)
+    if any(name in given for name in _CATALOG):
+        raise ConfigError(
+            "a table of Spark's catalog cannot be a log: Spark gives the table's OPTIONS to no Python source",
+            hint="Use CREATE TEMPORARY VIEW ... USING statelog OPTIONS (...), or spark.read.format('statelog')",
+        )
+    return given.get("read", "state").lower()
+
+
+def state_options(options: Mapping[str, str]) -> StateOptions:
+    """The options of a read of a state. Raises ConfigError that names the option, InvalidName."""
+    given = lowered(options)
+    refuse_unknown(given, _STATE, "read of a state")
+    at = _bound(given, "at")
+    assert not isinstance(at, AtTime), "no option names a state by time"
+    return StateOptions(
+        **_shared(given, LEASE_S),
+        keys=key_texts(given["keys"]) if "keys" in given else None,
+        at=at,
+        include_key_group=flag(given, "includeKeyGroup"),
+    )
+
+
+def change_options(options: Mapping[str, str]) -> ChangeOptions:
+    """The options of a read of changes. Raises ConfigError that names the option, InvalidName."""
+    given = lowered(options)
+    refuse_unknown(given, _CHANGES, "read of changes")
+    return ChangeOptions(
+        **_shared(given, LEASE_S),
+        start=_bound(given, "starting", "earliest"),
+        end=_bound(given, "ending", "latest"),
+    )
+
+
+def view_options(options: Mapping[str, str]) -> LogAddress:
+    """The options of a view: where the log is, and nothing else. Raises ConfigError that names the option."""
+    given = lowered(options)
+    refuse_unknown(given, (*COMMON, "read"), f"read of {given.get('read')}")
+    return log_address(given)
+
+
+def names_stream(options: Mapping[str, str]) -> bool:
+    """Whether the options can only be those of a stream. Spark asks for columns without saying what it is for."""
+    given = lowered(options)
+    if given.get("read", "changes").lower() != "changes":
+        return False
+    own = {name.lower() for name in (*_STREAM_ONLY, *(() if "read" in given else _STARTS))}
+    begins = given.get("startingposition", "").lower()
+    return bool(own & given.keys()) or begins in (Beginning.LATEST, Beginning.SNAPSHOT)
+
+
+def stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """The options of a stream. Raises ConfigError that names the option, InvalidName."""
+    given = lowered(options)
+    refuse_unknown(given, _STREAM, "stream of changes")
+    if given.get("read", "changes").lower() != "changes":
+        raise ConfigError(
+            f"a stream cannot read {given['read']!r}", hint="Leave the option read out: a stream reads changes"
+        )
+    reader = given.get("readerid")
+    return StreamOptions(
+        **_shared(given, _STREAM_LEASE_S),
+        start=_start(given),
+        reader=None if reader is None else check_name("reader", reader),
+        max_changes=number(given, "maxChangesPerTrigger", least=1),
+        max_bytes=number(given, "maxBytesPerTrigger", least=1),
+        on_truncation=_on_truncation(given),
+    )
+
+
+def _shared(given: Mapping[str, str], default_lease_s: int) -> dict[str, Any]:
+    """The fields of `ReadOptions`."""
+    columns, lease_s = listed(given.get("columns", "")), number(given, "leaseSeconds")
+    if "columns" in given and not columns:
+        raise ConfigError("the option columns is empty", hint="Leave it out for all columns")
+    return {
+        "where": log_address(given),
+        "key_groups": numbers(given, "keyGroups"),
+        "min_partitions": number(given, "minPartitions", least=1),
+        "columns": columns or None,
+        "lease_s": default_lease_s if lease_s is None else lease_s,
+    }
+
+
+def _bound(given: Mapping[str, str], side: str, open_word: str | None = None) -> Bound | None:
+    """What the options of a side name: `at` a state; `starting` or `ending`, where a range begins or ends. None if none
+    is given, or the position is the `open_word`. Raises ConfigError for contradictions and for what cannot be read.
+    """
+    position, time = given.get(f"{side}position"), given.get(f"{side}time")
+    writer, checkpoint = given.get(f"{side}writer"), number(given, f"{side}Checkpoint")
+    options = {f"{side}Position": position, f"{side}Time": time, f"{side}Writer": writer}
+    ways = [name for name, text in options.items() if text is not None]
+    if len(ways) > 1:
+        raise ConfigError(f"the options {' and '.join(ways)} exclude each other", hint="Give one of them")
+    if (writer is None) != (checkpoint is None):
+        raise ConfigError(
+            f"{side}Writer and {side}Checkpoint go together", hint="A checkpoint is a writer's: name both, or neither"
+        )
+    if writer is not None and checkpoint is not None:
+        return AtCheckpoint(writer, checkpoint)
+    if time is not None:
+        return AtTime(_milliseconds(f"{side}Time", time))
+    if position is None or position.lower() == open_word:
+        return None
+    if not position.isdecimal():
+        other = f", or {open_word}" if open_word else ""
+        raise ConfigError(
+            f"the option {side}Position is {position!r}", hint=f"Give a ledger position, 0 or more{other}"
+        )
+    return AtPosition(int(position))
+
+
+def _milliseconds(name: str, text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None or time.timestamp() < 0:
+        raise ConfigError(
+            f"the option {name} is {text!r}",
+            hint="Give milliseconds since 1970, or ISO 8601 with an offset: 2026-01-31T12:00:00Z",
+        )
+    return int(time.timestamp() * 1000)
+
+
+def _start(given: Mapping[str, str]) -> Beginning | Bound:
+    word = given.get("startingposition", "").lower()
+    words = [one.value for one in Beginning]
+    if not any(name.lower() in given for name in _STARTS):
+        raise ConfigError(
+            "the option startingPosition is missing",
+            hint=f"Say where a new stream begins: {', '.join(words)}, or a ledger position; or startingWriter with"
+            " startingCheckpoint; or startingTime",
+        )
+    if word in (Beginning.LATEST, Beginning.SNAPSHOT):
+        _bound({**given, "startingposition": Beginning.EARLIEST}, "starting", Beginning.EARLIEST)
+        return Beginning(word)
+    return _bound(given, "starting", Beginning.EARLIEST) or Beginning.EARLIEST
+
+
+def _on_truncation(given: Mapping[str, str]) -> OnTruncation:
+    text = given.get("ontruncation", OnTruncation.FAIL).lower()
+    if text not in list(OnTruncation):
+        raise ConfigError(f"the option onTruncation is {text!r}", hint="Give fail or snapshot")
+    return OnTruncation(text)
+
+
+def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+    """The options of a write. Raises ConfigError that names the option, InvalidName."""
+    given = lowered(options)
+    refuse_unknown(given, (*COMMON, *_WRITE), "write", own=_SPARK if streaming else ())
+    writer = given.get("writerid")
+    if not writer:
+        raise ConfigError(
+            "the option writerId is missing",
+            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. SQL's INSERT cannot"
+            " name it, so write a DataFrame: spark.table(...).write.format('statelog').option('writerId', ...)",
+        )
+    checkpoint, batch = number(given, "checkpointId"), number(given, "batchId")
+    if streaming and (checkpoint is not None or batch is not None):
+        raise ConfigError("checkpointId and batchId are for batch writes", hint="A stream numbers its own batches")
+    if checkpoint is not None and batch is not None:
+        raise ConfigError("checkpointId and batchId exclude each other", hint="Give the one that names your batch")
+    unique, sequence = flag(given, "uniqueKeys"), given.get("sequenceby") or None
+    if unique and sequence:
+        raise ConfigError(
+            "uniqueKeys and sequenceBy exclude each other",
+            hint="With uniqueKeys no key comes twice in a batch, so there is nothing to put in sequence",
+        )
+    is_share = "/" in given.get("partitions", "")
+    return WriteOptions(
+        where=log_address(given),
+        writer=check_name("writer", writer),
+        partitions=None if is_share else numbers(given, "partitions"),
+        share=_share(given["partitions"]) if is_share else None,
+        unique_keys=unique,
+        sequence_by=sequence,
+        null_deletes=flag(given, "nullDeletes"),
+        take_over=flag(given, "takeOver"),
+        take_over_from=given.get("takeoverfrom") or None,
+        query_id=given.get("queryid") or None,
+        run_id=given.get("runid") or None,
+        checkpoint_id=checkpoint,
+        batch_id=batch,
+        checkpoint_location=given.get("checkpointlocation", ""),
+        is_stream=streaming,
+    )
+
+
+def _share(text: str) -> tuple[int, int]:
+    """A worker's number, from 0, and the number of workers: "0/3" is the first of three shares."""
+    worker, slash, workers = text.partition("/")
+    if not (slash and worker.isdecimal() and workers.isdecimal() and int(worker) < int(workers)):
+        raise ConfigError(
+            f"the option partitions is {text!r}, which is no share",
+            hint="Give a worker's number, from 0, and how many there are: 0/3, 1/3 and 2/3 are a whole",
+        )
+    return int(worker), int(workers)

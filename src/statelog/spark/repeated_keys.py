@@ -1,0 +1,218 @@
+"""Keys that come twice in a task: `NewestRows` keeps of each the row with the greatest sequence, `UniqueKeys` refuses.
+
+Nothing orders the rows of a key in a task, so which of them would win is an accident, and another attempt may end in
+another way. Whole columns at a time; no row is looked at in Python.
+
+Invariants:
+- The newest rows do not depend on the order in which the rows came. Two rows of a key with its greatest sequence are
+  one if they are equal in all columns, and refused otherwise. Only the newest row of every key is held once rows exceed
+  a budget: so a task holds what it will write, and as much again.
+- A key that comes twice is found; two different keys are not taken for one. What is remembered of a key is its
+  fingerprint, 16 bytes: in memory up to a budget, in a spill file above, so memory is bounded for any number of rows.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from statelog.closing import Closing
+from statelog.errors import InvalidChange
+from statelog.schemas.arrays import Fingerprints, fingerprints
+from statelog.schemas.changes.key_order import sorted_rows
+from statelog.storage.local.spill import NamelessFile
+
+__all__ = ["NewestRows", "UniqueKeys"]
+
+_BUDGET_BYTES = 64 << 20
+_MEMORY_ROWS = 4 << 20
+"""So many fingerprints are held in memory, 64 MiB, and about so many are looked at together."""
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
+
+Rows = NDArray[np.int64]
+Half = NDArray[np.uint64]
+
+
+class NewestRows:
+    """Collects rows with the columns `key` and `sequence`, and `key_group` where it is part of the key."""
+
+    def __init__(self, sequence: str, budget_bytes: int = _BUDGET_BYTES) -> None:
+        self._sequence = sequence
+        self._budget_bytes = budget_bytes
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take some rows. Raises InvalidChange for a null sequence."""
+        nulls = rows.column(self._sequence).null_count
+        if nulls:
+            raise InvalidChange(
+                "a row has no sequence", hint="Fill it, or leave such rows out", column=self._sequence, nulls=nulls
+            )
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes > self._budget_bytes:
+            held = pa.concat_batches(self._held)
+            ranking = _rank(held, self._sequence)
+            newest = held.take(pa.array(ranking.rows[ranking.is_newest]))
+            self._held, self._held_bytes = [newest], newest.nbytes
+            self._budget_bytes = max(self._budget_bytes, 2 * newest.nbytes)
+
+    def take(self) -> pa.RecordBatch | None:
+        """One row for every key, None if there was none. Raises InvalidChange for a tie of different rows."""
+        if not self._held:
+            return None
+        held, self._held, self._held_bytes = pa.concat_batches(self._held), [], 0
+        ranking = _rank(held, self._sequence)
+        tied = np.flatnonzero(ranking.is_newest & ~ranking.is_last)
+        one, other = ranking.rows[tied], ranking.rows[ranking.last[tied]]
+        if not held.take(pa.array(one)).equals(held.take(pa.array(other))):
+            raise InvalidChange(
+                "different rows of a key have the same sequence, so none is the last",
+                hint="Choose a sequenceBy that grows with every change of a key, such as an offset or a version",
+                column=self._sequence,
+                tied_rows=len(tied),
+            )
+        return held.take(pa.array(ranking.rows[ranking.is_last]))
+
+
+class _Ranking(NamedTuple):
+    """Row numbers by key, and by sequence for each key. The rest is by place in that order.
+
+    `last` is the place of the key's last row, `is_last` whether this is it, `is_newest` whether it has its sequence.
+    """
+
+    rows: Rows
+    last: Rows
+    is_last: NDArray[np.bool_]
+    is_newest: NDArray[np.bool_]
+
+
+def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
+    by_sequence = pc.sort_indices(rows.column(sequence))
+    keys, groups = rows.column("key").take(by_sequence), _groups(rows, by_sequence)
+    # Stable, so that the rows of a key stay in sequence.
+    by_key = sorted_rows(groups, keys)
+    order = by_sequence.to_numpy()[by_key].astype(np.int64)
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = ~(_equal_to_next(keys, by_key) & _equal_to_next(groups, by_key))
+    ends = np.flatnonzero(is_last)
+    last = ends[np.searchsorted(ends, np.arange(len(order)))]
+    sequences = rows.column(sequence).take(pa.array(order))
+    is_newest = pc.equal(sequences, sequences.take(pa.array(last))).to_numpy(zero_copy_only=False)
+    return _Ranking(order, last, is_last, is_newest)
+
+
+def _groups(rows: pa.RecordBatch, order: pa.Array) -> pa.Array:
+    if "key_group" not in rows.schema.names:
+        return pa.array(np.zeros(rows.num_rows, np.uint16))
+    return rows.column("key_group").take(order)
+
+
+def _equal_to_next(column: pa.Array, order: Rows) -> NDArray[np.bool_]:
+    """Whether each row of an order is equal to the next one: one less than there are rows."""
+    ordered = column.take(pa.array(order))
+    equal: NDArray[np.bool_] = pc.equal(ordered.slice(0, len(order) - 1), ordered.slice(1)).to_numpy(
+        zero_copy_only=False
+    )
+    return equal
+
+
+class UniqueKeys(Closing):
+    """Remembers the keys of a task, and finds one that comes twice: at the end, or earlier."""
+
+    def __init__(self, memory_rows: int = _MEMORY_ROWS) -> None:
+        self._memory_rows = memory_rows
+        self._held: list[Fingerprints] = []
+        self._held_rows = 0
+        self._spilled: list[int] = []
+        self._file: NamelessFile | None = None
+
+    def add(self, keys: pa.Array, key_groups: NDArray[np.uint16] | None = None) -> None:
+        """Remember the keys of some rows, or keys in the key groups that the caller chose for them.
+
+        Raises InvalidChange if one came twice in the last few million rows; StorageFull, StoreUnavailable.
+        """
+        one, two = fingerprints(keys)
+        if key_groups is not None:
+            two = two ^ (key_groups.astype(np.uint64) * _MIX)
+        self._held.append((one, two))
+        self._held_rows += len(keys)
+        if self._held_rows >= self._memory_rows:
+            self._spill()
+
+    def check(self) -> None:
+        """Raise InvalidChange if a key came twice in all, StoreUnavailable."""
+        if self._file is None:
+            _refuse_repeats(*_joined(self._held))
+            return
+        self._spill()
+        # Equal fingerprints share a remainder, so each pass over the file looks at a part of them only.
+        passes = -(-sum(self._spilled) // self._memory_rows)
+        for one in range(passes):
+            _refuse_repeats(*_joined([_of_pass(block, one, passes) for block in self._blocks(self._file)]))
+
+    def close(self) -> None:
+        """Forget everything. Idempotent."""
+        self._held, self._held_rows, self._spilled = [], 0, []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _spill(self) -> None:
+        if not self._held:
+            return
+        one, two = _joined(self._held)
+        self._held, self._held_rows = [], 0
+        _refuse_repeats(one, two)
+        if self._file is None:
+            self._file = NamelessFile(Path(tempfile.gettempdir()))
+        offset = 16 * sum(self._spilled)
+        data = memoryview(one.tobytes() + two.tobytes())
+        while data:
+            written = self._file.write_at(data, offset)
+            data, offset = data[written:], offset + written
+        self._spilled.append(len(one))
+
+    def _blocks(self, file: NamelessFile) -> Iterator[Fingerprints]:
+        """What was spilled, one block after another."""
+        offset = 0
+        for rows in self._spilled:
+            halves = np.frombuffer(file.read_at(16 * rows, offset), np.uint64)
+            yield halves[:rows], halves[rows:]
+            offset += 16 * rows
+
+
+def _of_pass(block: Fingerprints, number: int, passes: int) -> Fingerprints:
+    one, two = block
+    mine = ((one * _MIX) >> _HALF) % np.uint64(passes) == number
+    return one[mine], two[mine]
+
+
+def _joined(parts: list[Fingerprints]) -> Fingerprints:
+    if not parts:
+        return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+    return np.concatenate([one for one, _ in parts]), np.concatenate([two for _, two in parts])
+
+
+def _refuse_repeats(one: Half, two: Half) -> None:
+    """Sorts the first halves alone, which is several times faster than both, and looks at the second ones of equals."""
+    ordered = np.sort(one)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if not len(repeated):
+        return
+    mine = np.isin(one, repeated)
+    pairs = np.stack((one[mine], two[mine]), axis=1)
+    twice = len(pairs) - len(np.unique(pairs, axis=0))
+    if twice:
+        raise InvalidChange(
+            "a key comes more than once in a task, and nothing says which row is the last",
+            hint="Set sequenceBy to a column that grows with every change of a key, or aggregate by key first",
+            repeated_rows=twice,
+        )

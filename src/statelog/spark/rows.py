@@ -1,0 +1,319 @@
+"""Rows: how those of a DataFrame become changes of a log. Planned from names and types, carried out in every task.
+
+What can never fit is refused at planning with the cast to write, before any task runs. What some rows may not fit is
+known then, too, and said in the task, beside the value: only at planning it is known what Spark calls the types.
+
+Names follow Spark's rule: an exact name wins; else a name that differs in case alone counts, unless
+`spark.sql.caseSensitive` is set. Planning does not see that setting and tasks do, so a mapping says whether it rests on
+the lax rule.
+
+Invariants:
+- Of the rows of a key in a task one is written: the newest, or the only one; `uniqueKeys` declares that.
+- A null value deletes only where there is a column `op`, or `nullDeletes`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import DataType, StructField, StructType
+
+from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values.schema import STATE_NAMES, Misfit, Reason, ValueSchema, misfits
+from statelog.schemas.values.types import ValueType
+from statelog.spark.options import WriteOptions
+from statelog.spark.repeated_keys import NewestRows, UniqueKeys
+
+__all__ = ["RowMapping", "has_key", "row_mapping", "write_rows"]
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_TEXTS = ("string", "binary")
+_KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
+    KeyType.LONG: (_INTEGERS, "bigint", "cast({} as bigint)"),
+    KeyType.STRING: (_TEXTS, "string", "cast({} as string)"),
+    KeyType.BYTES: (_TEXTS, "binary", "cast(cast({} as string) as binary)"),
+}
+"""By key type: what Spark calls the types that fit, the one that it is, and how to get there."""
+_SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
+_ROOT = "value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The columns of a DataFrame in their order: as `given`, and as the log has them.
+
+    `sequence` is the one that rows of a key are put in sequence by; with `is_extra` it is no part of the change.
+    """
+
+    given: tuple[str, ...]
+    columns: tuple[str, ...]
+    sequence: str | None = None
+    is_extra: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no name differs in case."""
+        return self.given == self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMapping:
+    """How rows become changes. `advice` is what to write for values that do not fit, by the path of their field."""
+
+    names: Names
+    advice: tuple[tuple[str, str], ...]
+    key_type: KeyType
+    is_grouped: bool
+    unique_keys: bool
+    null_deletes: bool
+
+
+def row_mapping(schema: StructType, options: WriteOptions, descriptor: Descriptor, value: ValueSchema) -> RowMapping:
+    """The mapping of these columns. Raises InvalidChange, ConfigError for what can never be written."""
+    names = _match_names(schema.fieldNames(), descriptor, value, options.sequence_by)
+    if options.null_deletes and ("op" in names.columns or "value" not in names.columns):
+        raise ConfigError(
+            "nullDeletes is for a column value without a column op",
+            hint="Leave it out: with a column op, that says what is deleted",
+            columns=", ".join(names.given),
+        )
+    return RowMapping(
+        names=names,
+        advice=tuple(_check_types(names, schema, descriptor, value).items()),
+        key_type=descriptor.key_type,
+        is_grouped=descriptor.hash_rule is HashRule.CALLER,
+        unique_keys=options.unique_keys,
+        null_deletes=options.null_deletes,
+    )
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    mapping: RowMapping,
+    append: Callable[[pa.RecordBatch], object],
+    *,
+    is_case_sensitive: bool,
+) -> None:
+    """Write the rows of a task. Raises InvalidChange, KeyGroupMismatch, ValueTooLarge."""
+    if is_case_sensitive and not mapping.names.is_exact:
+        raise InvalidChange(
+            "column names differ in case from those of the log, and spark.sql.caseSensitive is set",
+            hint="Rename them",
+            columns=", ".join(mapping.names.given),
+            expected=", ".join(mapping.names.columns),
+        )
+    try:
+        for changes in _changes(batches, mapping):
+            append(changes)
+    except InvalidChange as error:
+        advice = dict(mapping.advice).get(str(error.facts.get("field", "")))
+        if advice is None:
+            raise
+        raise error.restated(hint=advice) from error
+
+
+def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator[pa.RecordBatch]:
+    """The rows as the log has them, one for each key. What is refused may be refused only after the last of them."""
+    if mapping.names.sequence is not None:
+        newest = NewestRows(mapping.names.sequence)
+        for batch in batches:
+            newest.add(_renamed(batch, mapping))
+        found = newest.take()
+        if found is not None:
+            kept = [
+                name for name in mapping.names.columns if not mapping.names.is_extra or name != mapping.names.sequence
+            ]
+            yield found.select(kept)
+        return
+    if mapping.unique_keys:
+        for batch in batches:
+            yield _renamed(batch, mapping)
+        return
+    with UniqueKeys() as keys:
+        for batch in batches:
+            rows = _renamed(batch, mapping)
+            keys.add(rows.column("key"), _key_groups(rows) if mapping.is_grouped else None)
+            yield rows
+        keys.check()
+
+
+def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
+    """Under the log's names, with keys of its type, and checked for nulls."""
+    rows = batch.rename_columns(list(mapping.names.columns))
+    place = mapping.names.columns.index("key")
+    keys = rows.column(place)
+    if keys.null_count:
+        raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
+    if keys.type != mapping.key_type.arrow_type:
+        rows = rows.set_column(place, "key", _cast(keys, mapping.key_type))
+    if not mapping.null_deletes and "op" not in mapping.names.columns and "value" in mapping.names.columns:
+        nulls = rows.column("value").null_count
+        if nulls:
+            raise InvalidChange(
+                "a value is null, and there is no column op",
+                hint="Add a column op with put or delete, set nullDeletes if a null deletes, or leave such rows out",
+                column="value",
+                nulls=nulls,
+            )
+    return rows
+
+
+def _cast(keys: pa.Array, key_type: KeyType) -> pa.Array:
+    try:
+        return keys.cast(key_type.arrow_type)
+    except pa.ArrowException as error:
+        raise InvalidChange(f"column key cannot be {key_type.value}: {error}", column="key") from error
+
+
+def _key_groups(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":
+    return rows.column("key_group").fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint16)
+
+
+def has_key(given: Sequence[str]) -> bool:
+    """Whether a DataFrame with these columns has one for the key."""
+    return "key" in map(str.lower, given)
+
+
+def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchema, sequence_by: str | None) -> Names:
+    """The columns of a write. Raises InvalidChange with what is unknown and what is missing."""
+    fields = {field.name for field in value.root.fields} if value.root is not None else set[str]()
+    known = {*STATE_NAMES, "value", *fields}
+    sequence = None if sequence_by is None else _sequence(given, sequence_by)
+    columns = tuple(_matched(name, known) for name in given)
+    is_extra = sequence is not None and columns[given.index(sequence)] not in known
+    unknown = {name for name in columns if name not in known and not (is_extra and name == sequence)}
+    missing = {"key"} - set(columns)
+    if descriptor.hash_rule is HashRule.CALLER:
+        missing |= {"key_group"} - set(columns)
+    if value.is_opaque:
+        missing |= {"value"} - set(columns)
+    if unknown or missing:
+        raise InvalidChange(
+            "the columns do not match the log",
+            unknown=", ".join(sorted(unknown)),
+            missing=", ".join(sorted(missing)),
+            expected=", ".join(["key", "op (optional)", *sorted(fields or {"value"})]),
+            hint="Select and rename: key, op if there are deletes, and the value",
+        )
+    if len(set(columns)) != len(columns):
+        raise InvalidChange("two columns of one name", columns=", ".join(given), hint="Rename one, or leave it out")
+    if sequence is not None and not is_extra:
+        sequence = columns[given.index(sequence)]
+    return Names(given=tuple(given), columns=columns, sequence=sequence, is_extra=is_extra)
+
+
+def _matched(name: str, known: Collection[str]) -> str:
+    """The known name that is meant, or the name itself if there is none, or more than one."""
+    if name in known:
+        return name
+    alike = [one for one in known if one.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else name
+
+
+def _sequence(given: Sequence[str], wanted: str) -> str:
+    found = _matched(wanted, given)
+    if found not in given:
+        raise InvalidChange(
+            f"there is no column {wanted}, which sequenceBy names",
+            columns=", ".join(given),
+            hint="Name a column that grows with every change of a key; it need not be part of the value",
+        )
+    return found
+
+
+def _check_types(names: Names, schema: StructType, descriptor: Descriptor, value: ValueSchema) -> dict[str, str]:
+    """What to write for values that may not fit, by the path of their field. Raises InvalidChange for what never fits,
+    with the column, both types and the cast.
+    """
+    given = dict(zip(names.columns, schema.fields, strict=True))
+    kinds = {name: field.dataType for name, field in given.items()}
+    _check_one(kinds, "key", *_KEYS[descriptor.key_type])
+    _check_one(kinds, "op", ("string", *_INTEGERS), "string", "cast({} as string)")
+    _check_one(kinds, "key_group", _INTEGERS, "int", "cast({} as int)")
+    if names.sequence is not None:
+        _check_one(kinds, names.sequence, _SEQUENCES, "bigint or timestamp", "cast({} as bigint)")
+    if value.root is None:
+        _check_one(kinds, "value", _TEXTS, "binary", "cast(cast({} as string) as binary)")
+        return {}
+    left_out = (*STATE_NAMES, names.sequence) if names.is_extra else STATE_NAMES
+    fields = [name for name in names.columns if name not in left_out]
+    if "value" in fields and isinstance(kinds["value"], StructType):
+        return _check_value(kinds["value"], value.root, "value")
+    columns = [StructField(name, kinds[name], given[name].nullable) for name in fields]
+    return _check_value(StructType(columns), value.root, None)
+
+
+def _check_one(kinds: Mapping[str, DataType], name: str, fitting: tuple[str, ...], wanted: str, cast_text: str) -> None:
+    kind = kinds.get(name)
+    if kind is not None and kind.simpleString().partition("(")[0] not in (*fitting, "void"):
+        raise _refused(name, kind.simpleString(), wanted, f"Write {cast_text.format(name)}")
+
+
+def _check_value(columns: StructType, root: ValueType, column: str | None) -> dict[str, str]:
+    """Advice by path; `column` is None where every field is a column of its own. Raises InvalidChange for the first
+    one that never fits.
+    """
+    advice: dict[str, list[str]] = {}
+    for misfit in misfits(_arrow_of(columns), root, _ROOT, nullable=False):
+        name = column or misfit.path.split(".")[1].rstrip("[]{}")
+        whole = root if column else {one.name: one.type for one in root.fields}.get(name)
+        text = _advice(misfit, name, whole)
+        if misfit.is_certain:
+            given = "nothing" if misfit.given is None else _spark_name(misfit.given)
+            wanted = "nothing" if misfit.wanted is None else _spark_name(misfit.wanted.arrow)
+            raise _refused(name, given, wanted, text, field=misfit.path)
+        advice.setdefault(misfit.path, []).append(text)
+    return {path: "; ".join(texts) for path, texts in advice.items()}
+
+
+def _advice(misfit: Misfit, column: str, whole: ValueType | None) -> str:
+    """What to write: the cast is that of the whole column, whichever part of it does not fit."""
+    if misfit.reason is Reason.MISSING:
+        return f"Add {misfit.path.removeprefix('value.')}: it has no default"
+    if misfit.reason is Reason.UNKNOWN or whole is None or misfit.wanted is None:
+        return f"Leave {misfit.path.removeprefix('value.')} out, or evolve the log's value schema"
+    if misfit.reason is Reason.NULL:
+        return f"Fill the nulls of {column}, as by coalesce({column}, ...), or leave such rows out"
+    if misfit.reason is Reason.TEXT:
+        symbols = ", ".join(misfit.wanted.symbols)
+        return f"Write one of {symbols} into {column}" if symbols else f"Write UUIDs into {column}"
+    if misfit.reason is Reason.NARROW and isinstance(misfit.wanted.arrow, pa.TimestampType):
+        return f"Write date_trunc('millisecond', {column})"
+    return f"Write cast({column} as {_spark_name(whole.arrow)})"
+
+
+def _arrow_of(columns: StructType) -> pa.StructType:
+    """The columns as Arrow has them. Raises InvalidChange for a type that Arrow lacks."""
+    fields: list[pa.Field] = []
+    for field in columns.fields:
+        try:
+            fields += to_arrow_schema(StructType([field]), timezone="UTC")
+        except PySparkException:
+            given = field.dataType.simpleString()
+            raise _refused(field.name, given, "a type that Arrow has", "Leave it out, or cast it") from None
+    return pa.struct(fields)
+
+
+def _spark_name(kind: pa.DataType) -> str:
+    if str(kind) == "time32[ms]":
+        return "time(3)"
+    try:
+        return from_arrow_type(kind).simpleString()
+    except PySparkException:
+        return str(kind)
+
+
+def _refused(column: str, given: str, wanted: str, hint: str, **facts: str) -> InvalidChange:
+    return InvalidChange(
+        f"column {column} can never be written to this log: it is {given}, and {wanted} is needed",
+        hint=hint,
+        column=column,
+        given=given,
+        expected=wanted,
+        **facts,
+    )

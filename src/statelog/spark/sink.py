@@ -1,0 +1,295 @@
+"""What Spark calls for a write: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, in append mode.
+
+The planning process asks for the right to write (`epochs`), executors write chunks and return handles, and the commit
+process puts one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats,
+kills or forgets can show: what no commit lists is void, and a commit that is there is not put again. A batch is exactly
+once with `checkpointId` (the caller numbers its batches) or `batchId` (what `upsert` gives for a micro-batch); with
+neither, a job that is run again appends again, as with any sink.
+
+Invariants:
+- Making a writer does no I/O, because Spark makes one for planning and one for the commit of every batch. It pickles,
+  twice, the one for planning and no other, so the right to write is asked for there.
+- A task touches neither ledger nor DFS: it needs the brokers, and the grant that travels in the pickled writer.
+- The commit process acts under the grant that comes with the tasks' messages, and opens nothing, except to settle a
+  commit whose outcome is unknown. A commit continues the base that its tasks were planned with: if the cached
+  coordinator is elsewhere, another process committed in between, and the ledger is read on before anything is decided.
+- After an error the coordinator is dropped: the next commit starts from the ledger.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from statelog.environment import current_environment
+from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
+from statelog.producer.commits.grant import Grant, TaskGrant
+from statelog.producer.coordinator import Coordinator
+from statelog.producer.task_writer import TaskWriter
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.values.schema import ValueSchema
+from statelog.spark.clients import ProcessCache, cached_log, task_producer
+from statelog.spark.epochs import give_up, plan_batch, sibling_nonces
+from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
+from statelog.spark.parsing import LogAddress
+from statelog.spark.reported import reported, unpicklable
+from statelog.spark.rows import RowMapping, has_key, row_mapping, write_rows
+
+__all__ = ["QUERY_PROPERTY", "BatchWriter", "StreamWriter", "TaskResult", "commit_batch", "commit_write", "write_task"]
+
+_LOG = logging.getLogger("statelog.spark")
+QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
+_CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
+
+_BatchRule = Callable[[LastCommit | None], BatchDecision]
+
+_coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCache()
+
+
+# ---- what Spark calls
+
+
+class _PlannedWrite:
+    """A write before and after planning. It has its plan from the first pickling on, and so in every copy."""
+
+    def __init__(self, options: WriteOptions, columns: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise Misuse(
+                "statelog takes changes: complete mode and overwrite are not supported",
+                hint="Use append mode; for aggregations, update mode with foreachBatch(statelog.spark.upsert(...))",
+            )
+        names = columns.fieldNames()
+        if not has_key(names):
+            raise InvalidChange(
+                "the DataFrame has no column key", columns=", ".join(names), hint="Rename the key column to key"
+            )
+        self.options = options
+        self.task: TaskGrant | None = None
+        self._columns = columns
+        self._rows: RowMapping | None = None
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> "TaskResult":
+        """Write a task's rows."""
+        assert self.task is not None, "tasks have what was pickled"
+        assert self._rows is not None, "tasks have what was pickled"
+        return write_task(batches, self.task, self._rows, self.options)
+
+    def _mapping(self, descriptor: Descriptor, value_schema: ValueSchema) -> RowMapping:
+        return row_mapping(self._columns, self.options, descriptor, value_schema)
+
+    def __getstate__(self) -> dict[str, object]:
+        """With the plan. Columns are checked before anything is opened, and anyone fenced."""
+        if self.task is None:
+            try:
+                task = plan_batch(self.options, check=self._mapping)
+                self._rows = self._mapping(task.grant.descriptor, task.grant.value_schema)
+                self.task = task
+            except StatelogError as error:
+                raise unpicklable(error) from None
+        return self.__dict__
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Spark's view of the streaming sink."""
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._planned = _PlannedWrite(write_options(options, streaming=True), schema, overwrite=overwrite)
+
+    @reported()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":  # type: ignore[override]  # as Spark's own Arrow class
+        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
+        return self._planned.write(iterator)
+
+    @reported()
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Commit the batch, beside the driver. Raises what `commit_batch` raises."""
+        commit_batch(self._planned.options, messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Spark's view of the batch sink. One instance is planned, copied to the tasks, and to the commit process."""
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._planned = _PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
+
+    @reported()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":  # type: ignore[override]  # as Spark's own Arrow class
+        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
+        return self._planned.write(iterator)
+
+    @reported()
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Commit the rows of all tasks, beside the driver. Raises what `commit_batch` raises."""
+        options = self._planned.options
+        if options.batch_id is not None:
+            commit_batch(options, messages, options.batch_id)
+        elif not commit_write(options, messages):
+            self._give_up()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
+        """Let others write. Nothing is to be undone: chunks that no commit lists are void."""
+        if self._planned.options.batch_id is None:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
+        if self._planned.task is not None:
+            give_up(self._planned.options, self._planned.task.grant)
+
+
+# ---- a task, on an executor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(WriterCommitMessage):
+    """What a task tells the commit process.
+
+    `handle` is `Handle.to_bytes`; `grant` and `base` are what it was written under; `query_id` is '' outside of a
+    streaming query.
+    """
+
+    grant: Grant
+    base: Checkpoint
+    handle: bytes
+    query_id: str
+
+
+def write_task(
+    batches: Iterable[pa.RecordBatch], task: TaskGrant, rows: RowMapping, options: WriteOptions
+) -> TaskResult:
+    """Send this task's rows as one change set; one that fails, is repeated or comes too late leaves chunks that no
+    commit lists. Raises InvalidChange, KeyGroupMismatch, PersistFailed, BrokerUnavailable.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
+    query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
+    slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
+    with task_producer(options.where.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
+        is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
+        write_rows(batches, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
+        handle = writer.finish()
+    return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
+
+
+def _named_query(found: str | None, given: str | None) -> str:
+    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
+    if found and given and found != given:
+        raise ConfigError(
+            "the option queryId contradicts Spark's own query id",
+            given=given,
+            found=found,
+            hint="Leave queryId out: Spark tells its tasks which query they belong to",
+        )
+    return found or given or ""
+
+
+# ---- the commit, beside the driver
+
+
+def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> bool:
+    """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
+    Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """
+    results = _results(messages)
+    rule = partial(
+        decide_batch,
+        writer=options.writer,
+        query_id=_query_id(results),
+        batch_id=batch_id,
+        take_over_from=options.take_over_from,
+        run_id=options.run_id,
+    )
+    return _commit(options, results, rule)
+
+
+def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
+    """Commit a plain batch write; False if it was a replay. Raises what `commit_batch` raises."""
+    rule = partial(
+        decide_write,
+        writer=options.writer,
+        checkpoint_id=options.checkpoint_id,
+        take_over_from=options.take_over_from,
+    )
+    return _commit(options, _results(messages), rule)
+
+
+def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: _BatchRule) -> bool:
+    if not results:
+        return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
+    key = (options.where, results[0].grant.nonce)
+    try:
+        coordinator = _coordinator(options.where, results[0])
+        decision = decide(coordinator.last_commit)
+        if decision.is_replay:
+            _LOG.info(
+                "%s: writer %s has checkpoint %d already", options.where.log, options.writer, decision.checkpoint_id
+            )
+            return False
+        handles = [_stamped(result, decision.checkpoint_id) for result in results]
+        coordinator.commit(
+            handles, decision.metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
+        )
+    except BaseException:
+        _coordinators.drop(key)
+        raise
+    return True
+
+
+def _coordinator(where: LogAddress, result: TaskResult) -> Coordinator:
+    """The coordinator for the grant and base of these tasks."""
+    grant = result.grant
+    found = _coordinators.get((where, grant.nonce))
+    # After the coordinator, so that no log is idle for longer than what was made of it.
+    log = cached_log(where, grant.descriptor.identity)
+    if found is None:
+        siblings = replace(current_environment(), nonce=sibling_nonces(grant.nonce))
+        return _coordinators.put((where, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
+    if found.base != result.base:
+        found.refresh()  # Another commit process of the session was at work.
+    return found
+
+
+def _stamped(result: TaskResult, checkpoint_id: int) -> Handle:
+    """The task's handle as part of this checkpoint: tasks do not know the id, chunks do not carry it."""
+    handle = Handle.from_bytes(result.handle)
+    return replace(handle, steps=tuple(replace(step, checkpoint_id=checkpoint_id) for step in handle.steps))
+
+
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    """The tasks' results. Raises Misuse if one is missing, no result of ours, or of another batch: the commit would not
+    be the batch.
+    """
+    results = [message for message in messages if isinstance(message, TaskResult)]
+    batches = {(one.grant.nonce, one.base, one.query_id) for one in results}
+    if len(results) != len(messages) or len(batches) > 1:
+        raise Misuse(
+            "the tasks of this batch did not all return a handle of it",
+            tasks=len(messages),
+            results=len(results),
+            batches=len(batches),
+            hint="Nothing was committed: run the batch again, and report this",
+        )
+    return results
+
+
+def _query_id(results: Sequence[TaskResult]) -> str:
+    if results and not results[0].query_id:
+        raise ConfigError(
+            "Spark does not tell the tasks which query they belong to",
+            hint="Name it yourself, for good: option queryId, or query_id of upsert",
+        )
+    return results[0].query_id if results else ""

@@ -1,3 +1,0 @@
-"""Writing: streaming and batch sinks, and `upsert`."""
-
-__all__: list[str] = []

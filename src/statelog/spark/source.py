@@ -1,0 +1,404 @@
+"""`spark.read.format("statelog")`: a state, changes, or a view of the log itself, as a DataFrame of one position.
+
+Spark asks for the columns once for each `load()`, and plans each scan of the DataFrame by itself, at any later time and
+in any worker. The data source object is what they have in common: it is made once for each `load()`, and pickled. So
+what is read is planned there and travels with it: a scan cuts the plan into parts, and a task carries out its part.
+
+Changes have the columns `key`, `op` (put, delete), `value` (null in a delete), `key_group`, and of the commit `writer`,
+`checkpoint`, `position` (the one right behind it) and `timestamp`. A row is a change as it was appended; none is folded
+away.
+
+Invariants:
+- Only a `load()` chooses a position; a scan may find it gone, but never reads another.
+- A lease is capped by its age (`lease_cap_s` of the materializer): a program that never leaves `state` does not hold a
+  log for ever.
+"""
+
+import logging
+import sys
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigError, IdentityChanged, Misuse, NotFound, OffsetGone, StatelogError
+from statelog.reading.changes import plan_changes
+from statelog.reading.hold import Hold, planned_anew
+from statelog.reading.plan import At, AtPosition, Plan
+from statelog.recovery.changes import read_changes
+from statelog.recovery.recover import recover
+from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.schemas.ledger.place import shown_id
+from statelog.schemas.values.schema import ValueSchema, state_batches
+from statelog.spark.clients import cached_log, open_log, planned
+from statelog.spark.columns import (
+    change_batches,
+    change_columns,
+    check_columns,
+    chosen,
+    newest_with,
+    spark_arrow_schema,
+    state_columns,
+)
+from statelog.spark.options import (
+    LEASE_S,
+    ChangeOptions,
+    ReadOptions,
+    StateOptions,
+    change_options,
+    read_of,
+    state_options,
+    view_options,
+)
+from statelog.spark.parsing import address_options, log_address
+from statelog.spark.parts import PlanPart, change_parts, lease_terms, read_state, state_parts
+from statelog.spark.reported import reported
+from statelog.spark.selection import narrowed, selected
+from statelog.spark.views import VIEWS, ViewReader, view_columns
+from statelog.storage import Where
+from statelog.storage.log.log import Log
+
+__all__ = ["Loaded", "load", "reader", "state"]
+
+Options = TypeVar("Options", bound=ReadOptions)
+
+_LOG = logging.getLogger("statelog.spark")
+_HOLDER = "spark-read"
+_STATE, _CHANGES = "state", "changes"
+_AT = ("atposition", "atwriter", "atcheckpoint")
+_PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_LOOKS_PER_TTL = 6
+
+
+# ---- what a `load()` plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What was planned at a `load()`, when (UTC), and for how many seconds each scan holds what it reads; 0 for not at
+    all. `plan` is None for a view, of which the position is all, and in tasks, which have their parts.
+    """
+
+    at: datetime
+    position: int
+    lease_s: int = 0
+    plan: Plan | None = None
+
+    @classmethod
+    def now(cls, plan: Plan, options: ReadOptions) -> "Loaded":
+        """A plan that was just made."""
+        return cls(at=datetime.now(UTC), position=plan.position, lease_s=options.lease_s, plan=plan)
+
+
+@reported()
+def load(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
+    """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
+    kind = read_of(options)
+    loads = {_STATE: _load_state, _CHANGES: _load_changes}
+    if kind not in loads:
+        _check_view(kind)
+    make = loads.get(kind, _load_view)
+    return planned(log_address(options), lambda: make(options))
+
+
+@reported()
+def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> DataSourceReader:
+    """The reader of one scan. `loaded` is None where the user gave the columns. Raises ConfigError, as planning."""
+    kind = read_of(options)
+    if kind == _STATE:
+        return (_PushingStateReader if _takes_filters() else _StateReader)(options, schema, loaded)
+    if kind == _CHANGES:
+        return _ChangeReader(options, schema, loaded)
+    _check_view(kind)
+    return ViewReader(view_options(options), schema, kind, (loaded or _load_view(options)[1]).position)
+
+
+def _load_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
+    read = state_options(options)
+    newest = cached_log(read.where).value_schemas.newest()
+    return chosen(_state_columns(read, newest), read.columns), Loaded.now(_reserved(read, read.at), read)
+
+
+def _load_changes(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
+    read = change_options(options)
+    loaded = Loaded.now(_planned_changes(read), read)
+    _held(read, loaded)
+    return _change_columns(read, loaded.plan), loaded
+
+
+def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
+    log = cached_log(view_options(options))
+    position = log.ledger.end(at_least=log.position)
+    return view_columns(read_of(options)), Loaded(at=datetime.now(UTC), position=position)
+
+
+def _check_view(kind: str) -> None:
+    if kind not in VIEWS:
+        raise ConfigError(f"the option read is {kind!r}", hint=f"It is one of {', '.join((_STATE, _CHANGES, *VIEWS))}")
+
+
+def _takes_filters() -> bool:
+    """Whether Spark runs us in the worker that hands over filters. In any other it refuses a reader that takes them, so
+    no setting of ours says which one to make.
+    """
+    return _PUSHING_WORKER in sys.modules
+
+
+# ---- the readers, one for each scan
+
+
+class _Scan(DataSourceReader, Generic[Options]):
+    """Spark's view of a plan: copied to every task."""
+
+    _options: Options
+    _loaded: Loaded
+    _schema: pa.Schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one part, on an executor. Raises NotFound, Damaged, Unavailable."""
+        if not isinstance(partition, PlanPart):
+            return  # Spark's stand-in for an empty list of partitions.
+        with reported(), _reading(self._loaded):
+            yield from self._rows(cached_log(self._options.where, partition.plan.identity), partition.plan)
+
+    @abstractmethod
+    def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]: ...
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the plan: tasks have their parts."""
+        return {**self.__dict__, "_loaded": replace(self._loaded, plan=None)}
+
+
+class _StateReader(_Scan[StateOptions]):
+    """A scan of a state.
+
+    `loaded` is None where the user gave the columns: Spark then makes a source for each scan, and nothing is ever
+    asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which state.
+    """
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
+        self._options = state_options(options)
+        if loaded is None and self._options.at is None:
+            raise ConfigError(
+                "with a user schema each scan of the DataFrame would read a different state",
+                hint="Leave .schema() out, or choose the state: atPosition, or atWriter and atCheckpoint",
+            )
+        self._schema = spark_arrow_schema(schema)
+        self._value_schema_id = self._value_schema(schema).id
+        descriptor = cached_log(self._options.where).descriptor
+        self._selection = selected(descriptor, self._options.key_groups, self._options.keys)
+        self._loaded = loaded or Loaded.now(_reserved(self._options, self._options.at), self._options)
+
+    @reported()
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Damaged, Unavailable."""
+        plan = replace(_held(self._options, self._loaded), value_schema_id=self._value_schema_id)
+        descriptor = cached_log(self._options.where).descriptor
+        return state_parts(plan, self._selection.key_groups, descriptor, self._options.min_partitions)
+
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Read no more than rows that pass the filters may need."""
+        self._selection = narrowed(self._selection, filters, cached_log(self._options.where).descriptor)
+
+    def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
+        for table in read_state(log, plan):
+            yield from state_batches(self._of_keys(table), self._schema)
+
+    def _of_keys(self, table: pa.Table) -> pa.Table:
+        if self._selection.keys is None:
+            return table
+        keys = pa.array(self._selection.keys, table.schema.field("key").type)
+        return table.filter(pc.is_in(table.column("key"), value_set=keys))
+
+    def _value_schema(self, schema: StructType) -> ValueSchema:
+        """The value schema whose state has these columns. Raises ConfigError."""
+        names = self._options.columns
+
+        def columns_of(one: ValueSchema) -> StructType:
+            columns = _state_columns(self._options, one)
+            known = set(columns.fieldNames())
+            return chosen(columns, None if names is None else [name for name in names if name in known])
+
+        return newest_with(schema, cached_log(self._options.where).value_schemas.all(), columns_of, "the state")
+
+
+class _PushingStateReader(_StateReader):
+    """A reader that takes filters. Spark refuses one as long as `spark.sql.python.filterPushdown.enabled` is false."""
+
+    @reported()
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        """Narrow the read; Spark is given back all filters, and applies them to the rows."""
+        self.narrow(filters)
+        return filters
+
+
+class _ChangeReader(_Scan[ChangeOptions]):
+    """A scan of changes.
+
+    `loaded` is None where the user gave the columns; see `_StateReader`. Raises ConfigError then, unless the options
+    say where the range begins and ends.
+    """
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
+        read = self._options = change_options(options)
+        if loaded is None and (read.start is None or read.end is None):
+            raise ConfigError(
+                "with a user schema each scan of the DataFrame would read a different range of changes",
+                hint="Leave .schema() out, or say where the range begins and where it ends",
+            )
+        self._loaded = loaded or Loaded.now(_planned_changes(read), read)
+        check_columns(schema, _change_columns(read, self._loaded.plan), "the changes")
+        self._schema = spark_arrow_schema(schema)
+
+    @reported()
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Unavailable."""
+        plan = _held(self._options, self._loaded)
+        return change_parts(plan, cached_log(self._options.where).descriptor.partitions, self._options.min_partitions)
+
+    def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
+        for batch in read_changes(log, plan):
+            yield from change_batches(batch, self._schema)
+
+
+def _state_columns(options: StateOptions, value_schema: ValueSchema) -> StructType:
+    """All columns of a state in this value schema."""
+    with_group = options.include_key_group or "key_group" in (options.columns or ())
+    return state_columns(cached_log(options.where).descriptor, value_schema, include_key_group=with_group)
+
+
+def _change_columns(options: ChangeOptions, plan: Plan | None) -> StructType:
+    assert plan is not None, "changes were planned"
+    assert plan.value_schema_id is not None, "changes are planned in one value schema"
+    log = cached_log(options.where)
+    return chosen(change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id)), options.columns)
+
+
+# ---- a plan and its lease
+
+
+def _reserved(options: ReadOptions, at: At | None) -> Plan:
+    """The plan of a state. A lease keeps its position for the tasks, and runs out by itself."""
+    terms = lease_terms(options.lease_s, _HOLDER)
+    settings = RecoverySettings(holder=_HOLDER, lease_ttl_s=terms.ttl_s, lease=terms.wanted)
+    recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
+    recovery.reserve()
+    return recovery.plan
+
+
+def _planned_changes(options: ChangeOptions) -> Plan:
+    return plan_changes(cached_log(options.where), options.start, options.end, key_groups=options.key_groups)
+
+
+def _held(options: ReadOptions, loaded: Loaded) -> Plan:
+    """Hold what was planned for another scan; returns what to carry out: the plan, or of a state whose snapshot was
+    cleaned up since another one of its position. Raises NotFound if it is gone, IdentityChanged, Damaged, Unavailable.
+    """
+    plan = loaded.plan
+    assert plan is not None, "parts are made where the plan is"
+    log = cached_log(options.where, plan.identity)
+    if log.descriptor.identity != plan.identity:
+        raise IdentityChanged(
+            "this DataFrame was planned on topics that the log had before",
+            log=log.name,
+            expected=shown_id(plan.identity.ledger_topic_id),
+            found=shown_id(log.descriptor.identity.ledger_topic_id),
+            hint="load() again",
+        )
+    with _reading(loaded):
+        try:  # The lease keeps the position for the tasks, and runs out by itself.
+            Hold.on(log, plan, lease_terms(loaded.lease_s, _HOLDER))
+        except OffsetGone:
+            if plan.is_of_changes:
+                raise
+            return _reserved(options, AtPosition(plan.position))
+    return plan
+
+
+@contextmanager
+def _reading(loaded: Loaded) -> Generator[None]:
+    """Turns what was planned and is gone into a NotFound that names both times and the way out."""
+    try:
+        yield
+    except (NotFound, OffsetGone) as error:
+        raise NotFound(
+            f"this DataFrame was planned at {loaded.at:%Y-%m-%d %H:%M:%S} UTC, and what it reads is gone by now, at "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+            hint=f"load() again: a DataFrame is as of its load(), held {loaded.lease_s} s from there and from each "
+            "action on; leaseSeconds, or statelog.spark.state, holds it longer",
+            planned_position=loaded.position,
+            reason=error.message,
+        ) from error
+
+
+# ---- a state that is held
+
+
+@contextmanager
+def state(
+    spark: SparkSession,
+    name: str,
+    where: Where,
+    *,
+    options: Mapping[str, str] | None = None,
+    lease_s: float = LEASE_S,
+) -> Generator[DataFrame]:
+    """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
+
+        >>> with state(spark, log.name, where) as df:
+        ...     df.count()
+        2
+
+    `options` are more options of a read, such as `atPosition`, `keyGroups` or `columns`. A thread of this process
+    renews the lease and it is removed at the end, so the process has to reach the store, and the brokers to plan; if
+    it dies the lease runs out after `lease_s`. It never outlives the cap on leases of the log's materializer. Raises
+    Misuse for a read of anything else, ConfigError, NotFound, Damaged, Unavailable.
+    """
+    given = {**address_options(name, where), **(options or {})}
+    if read_of(given) != _STATE:
+        raise Misuse("only a state is held like this", hint="Leave the option read out")
+    read = state_options(given)
+    terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
+    with closing(open_log(read.where)) as log:
+
+        def hold() -> tuple[Plan, Hold]:
+            plan = recover(log, key_groups=read.key_groups, at=read.at).plan
+            return plan, Hold.on(log, plan, terms)
+
+        plan, held = planned_anew(hold)
+        with closing(held), _renewed(held, lease_s):
+            fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
+            frame = spark.read.format("statelog").options(**fixed)
+            yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()
+
+
+@contextmanager
+def _renewed(held: Hold, lease_s: float) -> Generator[None]:
+    """Renew the lease on a thread of its own, every third of its time."""
+    stop = Event()
+
+    def renew() -> None:
+        while not stop.wait(lease_s / _LOOKS_PER_TTL):
+            try:
+                held.renew()
+            except StatelogError as error:
+                _LOG.warning("the state of a DataFrame is no longer held: %s", error)
+
+    thread = Thread(target=renew, name="statelog-spark-state", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
